@@ -1,0 +1,29 @@
+"""One step as a back end sees it: which rows compute how many tokens, and where their keys and values stand.
+
+The executor builds it from a `BatchPlan` and its own device state. Arrays that shape the work (how many, how long) are
+on the host; those that address memory are on the device. With steps in flight on a GPU the host arrays may be a step
+old where only the device knows a length: a back end there takes lengths from the device and uses these as bounds. On a
+CPU they are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bough.core.plan import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Rows of a step, back to back in the token dimension."""
+
+    rows: torch.Tensor  # [batch] int64, indices into page_table
+    query_lens: IntArray  # [batch] tokens each row computes, at least 1
+    query_starts: IntArray  # [batch + 1] where each row's tokens begin
+    context_lens: IntArray  # [batch] tokens of the row in the cache before this step
+    page_table: torch.Tensor  # [max_rows, max_pages] int32
+    slots: torch.Tensor  # [tokens] int64, where each new token's key and value go: page * page_size + offset
+    positions: torch.Tensor  # [tokens] int64
+    page_size: int

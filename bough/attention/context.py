@@ -1,0 +1,18 @@
+"""What a forward pass needs beside weights and tokens. It is passed as an argument: nothing is global."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bough.attention.base import AttentionBackend
+from bough.attention.batch import AttentionBatch
+from bough.memory.pools.kv_pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """One step. Whoever builds it has already called `attention.prepare(batch)`."""
+
+    attention: AttentionBackend
+    pool: KVPool
+    batch: AttentionBatch

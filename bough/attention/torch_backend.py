@@ -1,0 +1,136 @@
+"""The default back end: torch's scaled-dot-product attention over keys and values gathered from their pages.
+
+Rows that compute one token are attended together, in padded groups of similar length; rows that compute more run one
+by one, in blocks of queries, so that a block reads only the keys it can see. Where a lone row's slots happen to stand
+side by side in the pool, its keys and values are read in place instead of gathered.
+
+It owns the reading plan of the current step (made on demand for each window that the layers ask for), the masks, and
+the scratch memory that gathers write to. It relies on the batch's host arrays being exact.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from bough.attention.base import AttentionSpec
+from bough.attention.batch import AttentionBatch
+from bough.attention.reading import CausalMasks, DecodeRead, PrefillRead, Reads, plan_reads
+from bough.kernels.store_kv.reference import store_kv
+from bough.memory.pools.kv_pool import KVPool
+
+QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
+
+
+class TorchAttention:
+    """Attention on any torch device."""
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+        self._reads: dict[int | None, Reads] = {}
+        self._masks = CausalMasks(QUERY_BLOCK)
+        self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._reads.clear()
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor:
+        if q.dtype != pool.dtype:
+            return self._run(q.to(pool.dtype), k.to(pool.dtype), v.to(pool.dtype), layer, pool).to(q.dtype)
+        return self._run(q, k, v, layer, pool)
+
+    def _run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor:
+        """With everything in the pool's type."""
+        assert self._batch is not None, "prepare() comes before run()"
+        keys, values = pool.keys[layer.layer], pool.values[layer.layer]
+        store_kv(k, v, keys, values, self._batch.slots)
+        reads = self._reads.get(layer.window)
+        if reads is None:
+            reads = self._reads[layer.window] = plan_reads(self._batch, layer.window, pool.dtype)
+        if reads.single_group is not None:
+            return self._decode(q, reads.single_group, layer, keys, values)
+        out = torch.empty_like(q)
+        for group in reads.decodes:
+            out[group.tokens] = self._decode(q[group.tokens], group, layer, keys, values)
+        for row in reads.prefills:
+            self._prefill(q, out, row, layer, keys, values)
+        return out
+
+    def _decode(
+        self, q: torch.Tensor, group: DecodeRead, layer: AttentionSpec, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """One query for each row of the group. [rows, heads, head_dim]
+
+        The query heads that share a key head stand as that head's queries: its keys are then read once for all.
+        """
+        rows, shared = group.rows, layer.heads // layer.kv_heads
+        k, v = self._gather(group.index, keys, values)
+        paged = (rows, -1, layer.kv_heads, layer.head_dim)
+        out = attend(
+            q.view(rows, layer.kv_heads, shared, layer.head_dim),
+            k.view(paged).transpose(1, 2),
+            v.view(paged).transpose(1, 2),
+            group.mask,
+            layer,
+        )
+        return out.reshape(rows, layer.heads, layer.head_dim)
+
+    def _prefill(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        row: PrefillRead,
+        layer: AttentionSpec,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """Several queries of one row, block by block, written to their place in `out`."""
+        gathered_k, gathered_v = self._gather(row.index, keys, values)
+        k, v = gathered_k.transpose(0, 1)[None], gathered_v.transpose(0, 1)[None]  # [1, kv_heads, keys, head_dim]
+        for first in range(row.first_token, row.last_token, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, row.last_token)
+            end = k.shape[2] - (row.last_token - last)  # the block's last query sees the keys before `end`
+            begin = 0 if layer.window is None else max(0, end - (last - first) - layer.window + 1)
+            mask = self._masks.cut(last - first, end - begin, layer.window, k)
+            block = q[first:last].transpose(0, 1)[None]  # [1, heads, queries, head_dim]
+            attended = attend(block, k[:, :, begin:end], v[:, :, begin:end], mask, layer)
+            out[first:last] = attended[0].transpose(0, 1)
+
+    def _gather(
+        self, index: slice | torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the slots, in order: a view where they adjoin, else a copy until the next call."""
+        if isinstance(index, slice):
+            return keys[index], values[index]
+        size = index.shape[0]
+        if self._scratch is None or self._scratch[0].shape[0] < size or self._scratch[0].shape[1:] != keys.shape[1:]:
+            room = (
+                max(size, 1024) * 5 // 4,
+                *keys.shape[1:],
+            )  # lengths grow by one a step: leave some for the next ones
+            self._scratch = (keys.new_empty(room), values.new_empty(room))
+        k, v = self._scratch[0][:size], self._scratch[1][:size]
+        torch.index_select(keys, 0, index, out=k)
+        torch.index_select(values, 0, index, out=v)
+        return k, v
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, layer: AttentionSpec
+) -> torch.Tensor:
+    """softmax(q k) v for [batch, heads, tokens, head_dim]; k and v may have fewer heads, each for several of q's."""
+    shared = q.shape[1] // k.shape[1]
+    if layer.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=shared > 1)
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    scores = torch.matmul(q, k.transpose(-1, -2)).float() * layer.scale
+    scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)

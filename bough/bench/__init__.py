@@ -1,0 +1,1 @@
+"""Measures Bough: load generation, single-batch timing, and the speed of single parts."""

@@ -1,0 +1,98 @@
+"""`bough bench offline`: all requests at once through the offline engine, as its users would send them.
+
+Every figure is measured in one run and printed with what is needed to repeat it. With `--compare-no-cache` the same
+load runs a second time on an engine without the prefix cache, in the same run, because only ratios mean much on a
+shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from bough.bench.workloads import WORKLOADS, Job, random_jobs, sampling_of, shared_prefix_jobs, workload
+
+
+def main(argv: list[str]) -> int:
+    from bough.cli.flags import add_engine_flags, settings_from
+    from bough.launch.engine import Engine
+
+    parser = argparse.ArgumentParser(prog="bough bench offline", description=__doc__)
+    _add_load_flags(parser)
+    add_engine_flags(parser)
+    args = parser.parse_args(argv)
+    jobs = _jobs_of(args)
+    flat = settings_from(args).to_flat()
+    results = [_measure(Engine, flat, jobs, "with prefix cache")]
+    if args.compare_no_cache:
+        results.append(_measure(Engine, {**flat, "disable_radix_cache": True}, jobs, "without prefix cache"))
+        results[0]["speed_up"] = results[1]["duration_s"] / results[0]["duration_s"]
+    for result in results:
+        print(json.dumps(result) if args.json else _as_text(result))
+    return 0
+
+
+def _add_load_flags(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--workload", choices=[*WORKLOADS, "random", "shared-prefix"], default="random")
+    load.add_argument("--num-prompts", type=int, default=16, help="requests (random)")
+    load.add_argument("--input-len", type=int, default=128, help="prompt tokens (random), own tokens (shared-prefix)")
+    load.add_argument("--output-len", type=int, default=32)
+    load.add_argument("--groups", type=int, default=2, help="different prefixes (shared-prefix)")
+    load.add_argument("--per-group", type=int, default=16, help="requests on each prefix (shared-prefix)")
+    load.add_argument("--prefix-len", type=int, default=512, help="tokens of a prefix (shared-prefix)")
+    load.add_argument("--seed", type=int, default=0)
+    load.add_argument("--compare-no-cache", action="store_true", help="run the load again without the prefix cache")
+    load.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def _jobs_of(args: argparse.Namespace) -> list[Job]:
+    if args.workload == "random":
+        return random_jobs(args.num_prompts, args.input_len, args.output_len, args.seed)
+    if args.workload == "shared-prefix":
+        return shared_prefix_jobs(
+            args.groups, args.per_group, args.prefix_len, args.input_len, args.output_len, args.seed
+        )
+    return workload(args.workload, args.seed)
+
+
+def _measure(engine_class: Any, flat: dict[str, Any], jobs: list[Job], label: str) -> dict[str, Any]:
+    began = time.perf_counter()
+    with engine_class(**flat) as engine:
+        started_s = time.perf_counter() - began
+        engine.generate(input_ids=[1, 2, 3, 4], sampling_params={"max_new_tokens": 2, "ignore_eos": True})
+        first_token_s = time.perf_counter() - began
+        engine.flush_cache()
+        began = time.perf_counter()
+        outputs = engine.generate(
+            input_ids=[job.prompt for job in jobs], sampling_params=[sampling_of(job) for job in jobs]
+        )
+        duration_s = time.perf_counter() - began
+    meta = [output["meta_info"] for output in outputs]
+    prompt, cached, out = (sum(m[k] for m in meta) for k in ("prompt_tokens", "cached_tokens", "completion_tokens"))
+    return {
+        "run": label,
+        "successful_requests": sum(m["finish_reason"]["type"] != "abort" for m in meta),
+        "duration_s": duration_s,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "output_tokens": out,
+        "request_throughput": len(jobs) / duration_s,
+        "input_throughput": prompt / duration_s,
+        "output_throughput": out / duration_s,
+        "total_throughput": (prompt + out) / duration_s,
+        "retractions": sum(m["num_retractions"] for m in meta),
+        "start_s": started_s,
+        "first_token_s": first_token_s,
+    }
+
+
+def _as_text(result: dict[str, Any]) -> str:
+    lines = [f"{result['run']}:"]
+    for name, value in result.items():
+        if name != "run":
+            shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+            lines.append(f"  {name.replace('_', ' '):<22} {shown:>14}")
+    return "\n".join(lines)

@@ -1,0 +1,114 @@
+"""`bough bench one-batch`: one batch straight through the executor, without processes, queues or text.
+
+What the model and its kernels can do at best; `bough bench offline` shows how much of that reaches a user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from bough.core.plan import BatchPlan, Executor, RowSetup
+from bough.core.sampling_params import SamplingParams
+
+
+def main(argv: list[str]) -> int:
+    from bough.cli.flags import add_engine_flags, settings_from
+    from bough.executor.build import build_cpu_executor
+    from bough.loader.locate import locate
+
+    parser = argparse.ArgumentParser(prog="bough bench one-batch", description=__doc__)
+    load = parser.add_argument_group("load")
+    load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16])
+    load.add_argument("--input-len", type=int, default=128)
+    load.add_argument("--output-len", type=int, default=16)
+    load.add_argument("--json", action="store_true", help="print one JSON object per batch size")
+    add_engine_flags(parser)
+    args = parser.parse_args(argv)
+    settings = settings_from(args)
+    loaded = build_cpu_executor(locate(settings.model.model_path, settings.model.revision), settings)
+    run_batch(loaded.executor, 1, 8, 2)  # warm-up: the first step touches every weight
+    for size in args.batch_size:
+        result = run_batch(loaded.executor, size, args.input_len, args.output_len)
+        print(json.dumps(result) if args.json else _as_text(result))
+    loaded.executor.close()
+    return 0
+
+
+def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -> dict[str, Any]:
+    """Prefills `batch` prompts in one step each, then decodes them together."""
+    limits = executor.limits()
+    pages_each = -(-(input_len + output_len) // limits.page_size)
+    assert batch <= limits.rows and batch * pages_each <= limits.pages[0], "the batch does not fit the KV cache"
+    rng = np.random.default_rng(0)
+    began = time.perf_counter()
+    for row in range(batch):
+        tokens = rng.integers(0, min(limits.vocab_size, 10_000), input_len).astype(np.int32)
+        first = 1 + row * pages_each
+        pages = np.arange(first, first + pages_each, dtype=np.int32)
+        executor.launch(_prefill_plan(row, tokens, pages)).wait()
+    prefill_s = time.perf_counter() - began
+    step_s = []
+    for step in range(output_len - 1):
+        began = time.perf_counter()
+        executor.launch(_decode_plan(step, batch)).wait()
+        step_s.append(time.perf_counter() - began)
+    median_s = statistics.median(step_s) if step_s else float("nan")
+    return {
+        "batch_size": batch,
+        "input_len": input_len,
+        "output_len": output_len,
+        "prefill_latency_s": prefill_s,
+        "prefill_throughput": batch * input_len / prefill_s,
+        "median_decode_latency_ms": 1e3 * median_s,
+        "median_decode_throughput": batch / median_s,
+        "total_throughput": batch * (input_len + output_len) / (prefill_s + sum(step_s)),
+    }
+
+
+def _prefill_plan(row: int, tokens: np.ndarray[Any, np.dtype[np.int32]], pages: Any) -> BatchPlan:
+    none = np.zeros(0, dtype=np.int32)
+    setup = RowSetup(row, SamplingParams(temperature=0.0), 0, (none,), 0, 0, None, len(tokens), None, ())
+    count = np.array([len(tokens)], dtype=np.int32)
+    return BatchPlan(
+        step=0,
+        setups=(setup,),
+        edits=(),
+        rows=np.array([row], dtype=np.int32),
+        query_lens=count,
+        given=count,
+        tokens=tokens,
+        new_pages=(pages,),
+        new_page_counts=(np.array([len(pages)], dtype=np.int32),),
+        sample=np.array([True]),
+    )
+
+
+def _decode_plan(step: int, batch: int) -> BatchPlan:
+    zeros = np.zeros(batch, dtype=np.int32)
+    none = np.zeros(0, dtype=np.int32)
+    return BatchPlan(
+        step=step,
+        setups=(),
+        edits=(),
+        rows=np.arange(batch, dtype=np.int32),
+        query_lens=zeros + 1,
+        given=zeros,
+        tokens=none,
+        new_pages=(none,),
+        new_page_counts=(zeros,),
+        sample=np.ones(batch, dtype=np.bool_),
+    )
+
+
+def _as_text(result: dict[str, Any]) -> str:
+    return (
+        f"batch {result['batch_size']:>4}, {result['input_len']} in, {result['output_len']} out: "
+        f"prefill {result['prefill_latency_s']:.3f} s ({result['prefill_throughput']:.0f} tokens/s), "
+        f"decode step {result['median_decode_latency_ms']:.2f} ms ({result['median_decode_throughput']:.1f} tokens/s)"
+    )

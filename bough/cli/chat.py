@@ -1,0 +1,187 @@
+"""`bough chat`: a conversation in the terminal. Owns the messages so far; each turn sends all of them.
+
+The engine recognises the beginning of the conversation by itself, so the whole history costs no more than its last
+turn; the line after each answer shows how much was taken from the cache. With input from a pipe each line is a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bough.cli.commands import did_you_mean
+from bough.cli.engines import (
+    MakeEngine,
+    Message,
+    Output,
+    TextEngine,
+    abort_reason,
+    chat_tokenizer,
+    encode_chat,
+    running,
+    stream_pieces,
+)
+from bough.cli.flags import add_engine_flags, given_settings
+from bough.cli.parser import Parser
+from bough.cli.sampling_flags import add_sampling_flags, given_sampling
+from bough.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MAX_NEW_TOKENS = 1024  # an answer is as long as the model makes it; this ends one that never would
+COMMANDS = {
+    "/reset": "forget the conversation",
+    "/system TEXT": "set the system message; without TEXT, remove it",
+    "/help": "show this list",
+    "/quit": "leave (Ctrl-D does too)",
+}
+
+
+def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
+    """Talks until the user leaves."""
+    parser = Parser(program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.")
+    parser.add_argument("--system", metavar="TEXT", help="the system message to begin with")
+    add_sampling_flags(parser, leave_out=frozenset({"n"}))
+    add_engine_flags(parser)
+    parsed = parser.parse(argv)
+    settings = given_settings(parsed)
+    sampling = {"max_new_tokens": MAX_NEW_TOKENS} | given_sampling(parsed)
+    with running(make_engine, settings) as engine:
+        chat = Chat(engine, sampling, parsed.system)
+        chat.greet()
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C outside an answer: the user leaves
+            for line in _typed_lines():
+                if not chat.take(line.strip()):
+                    break
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When an answer began, when its first token came and when its last; seconds of one clock."""
+
+    began_s: float
+    first_s: float
+    last_s: float
+
+    def describe(self, output: Output) -> str:
+        """The line under an answer."""
+        meta = output["meta_info"]
+        tokens = int(meta["completion_tokens"])
+        spent_s = self.last_s - self.first_s
+        rate = [f"{(tokens - 1) / spent_s:.1f} tokens/s"] if tokens > 1 and spent_s > 0 else []
+        parts = [
+            f"{tokens} token{'' if tokens == 1 else 's'}",
+            *rate,
+            f"first after {self.first_s - self.began_s:.2f} s",
+            f"{meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens cached",
+        ]
+        return " · ".join(parts)
+
+
+class Chat:
+    """One conversation with one engine. Only turns that were answered, if only in part, stay in the history."""
+
+    def __init__(self, engine: TextEngine, sampling: dict[str, Any], system: str | None) -> None:
+        self._engine = engine
+        self._tokenizer = chat_tokenizer(engine)
+        self._sampling = sampling
+        self._system = system
+        self._turns: list[Message] = []
+        self._console = _console()
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the next prompt begins with."""
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return system + self._turns
+
+    def greet(self) -> None:
+        if self._console.is_terminal:
+            self._say(f"{self._engine.served_model_name}. /help lists the commands.")
+
+    def take(self, line: str) -> bool:
+        """Answers a message or obeys a command; False when the user wants to leave."""
+        if line.startswith("/"):
+            return self._obey(line)
+        if line:
+            self._answer(line)
+        return True
+
+    def _obey(self, line: str) -> bool:
+        command, _, text = line.partition(" ")
+        match command:
+            case "/quit" | "/exit":
+                return False
+            case "/reset":
+                self._turns.clear()
+                self._say("The conversation was forgotten.")
+            case "/system":
+                self._system = text.strip() or None
+                self._say("The system message was " + ("removed." if self._system is None else "set."))
+            case "/help":
+                for name, meaning in COMMANDS.items():
+                    self._say(f"{name:<14}{meaning}")
+            case _:
+                known = [name.split()[0] for name in COMMANDS]
+                self._say(f"Unknown command {command}.{did_you_mean(command, known) or ' /help lists them all.'}")
+        return True
+
+    def _answer(self, text: str) -> None:
+        """Streams one answer. Ctrl-C ends it early, a refusal shows its reason; the engine goes on either way."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        began_s = time.perf_counter()
+        first_s: float | None = None
+        output: Output | None = None
+        note: str | None = None
+        try:
+            ids = encode_chat(self._tokenizer, messages)
+            pieces = stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling)
+            with contextlib.closing(pieces):
+                for new, output in pieces:
+                    first_s = first_s or time.perf_counter()
+                    print(new, end="", flush=True)
+            note = abort_reason(output) if output is not None else None
+        except KeyboardInterrupt:
+            note = "Stopped."
+        except RequestError as error:
+            note = str(error)
+        if output is not None:
+            print()
+            self._turns += [messages[-1], {"role": "assistant", "content": output["text"]}]
+        if note is not None:
+            self._say(note)
+        if output is not None and first_s is not None:
+            self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
+
+    def _say(self, text: str) -> None:
+        """A line that is not the model's."""
+        self._console.print(text, style="dim", soft_wrap=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Styles on a terminal only, whatever the environment says: a pipe gets plain text.
+    return Console(force_terminal=sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
+
+
+def _typed_lines() -> Iterator[str]:
+    """Lines as the user enters them, with line editing on a terminal."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    with contextlib.suppress(ImportError):  # some Pythons are built without it
+        import readline  # noqa: F401  # importing it gives input() its history and editing keys
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        yield line

@@ -1,0 +1,165 @@
+"""The engine's settings as flags, `BOUGH_*` variables and configuration files: all derived from `bough.core.settings`.
+
+The command line wins over the environment, the environment over the file of `--config`, and that over the defaults.
+Whatever its origin, a value is converted from text here and judged by the setting's own check, so the errors read alike.
+Nothing is ever filled in: what the user did not give is absent, and the settings' defaults stand in one place only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bough.cli.commands import did_you_mean
+from bough.core.errors import SettingsError
+from bough.core.settings import Settings, all_fields, check_value, field_type
+
+Field = dataclasses.Field[Any]
+
+ALIASES = {"model": "model_path"}
+ENVIRONMENT_PREFIX = "BOUGH_"
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off"})
+
+
+# ---- flags
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every setting, group by group, and `--config`."""
+    for group in dataclasses.fields(Settings):
+        about = type(group.default).__doc__
+        section = parser.add_argument_group(group.name.capitalize(), about)
+        for f in dataclasses.fields(type(group.default)):
+            _add_flag(section, f)
+    section = parser.add_argument_group("Configuration", "Flags win over BOUGH_* variables, those over the file.")
+    section.add_argument("--config", metavar="FILE", help="YAML file with settings, by their names without the dashes")
+
+
+def _add_flag(section: argparse._ArgumentGroup, f: Field) -> None:
+    names = [_flag(name) for name in (f.name, *(alias for alias, target in ALIASES.items() if target == f.name))]
+    options: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
+    if field_type(f)[0] is not bool:
+        options["metavar"] = _metavar(f)
+    elif f.default:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["action"] = "store_true"
+    section.add_argument(*names, help=_help(f), **options)
+    if "_" in f.name:  # the spelling of the Python keyword works as well, without a line of its own
+        section.add_argument(f"--{f.name}", help=argparse.SUPPRESS, **options)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _metavar(f: Field) -> str:
+    if f.metadata["choices"] is not None:
+        return "{" + ",".join(map(str, f.metadata["choices"])) + "}"
+    if f.name.endswith("_s"):
+        return "SECONDS"
+    return {int: "N", float: "X", str: "TEXT"}[field_type(f)[0]]
+
+
+def _help(f: Field) -> str:
+    shown = {None: "", False: "", True: " (default: on)"}
+    default = shown[f.default] if f.default is None or isinstance(f.default, bool) else f" (default: {f.default})"
+    return (str(f.metadata["help"]) + default).replace("%", "%%")
+
+
+# ---- values
+
+
+def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
+    """All settings of an engine, defaults included."""
+    return Settings.from_flat(given_settings(parsed, environ))
+
+
+def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The settings that the user gave, checked; what is absent was not given anywhere."""
+    return {
+        **_from_file(parsed.config),
+        **_from_environment(os.environ if environ is None else environ),
+        **_from_flags(parsed),
+    }
+
+
+def _from_flags(parsed: argparse.Namespace) -> dict[str, Any]:
+    given = vars(parsed)
+    return {f.name: _checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """`BOUGH_PAGE_SIZE=16` and the like; an empty variable counts as unset."""
+    found: dict[str, Any] = {}
+    spellings = [(f.name, f) for _, f in all_fields()]
+    spellings += [(alias, f) for alias, target in ALIASES.items() for name, f in spellings if name == target]
+    for name, f in spellings:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if environ.get(variable):
+            found.setdefault(f.name, _checked(f, environ[variable], f"{variable}: "))
+    return found
+
+
+def _from_file(file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    known = {f.name: f for _, f in all_fields()}
+    found: dict[str, Any] = {}
+    for key, value in _read_yaml(file).items():
+        name = str(key).replace("-", "_")
+        name = ALIASES.get(name, name)
+        if name not in known:
+            raise SettingsError(f"{file}: there is no setting {key!r}.{did_you_mean(name, [*known, *ALIASES])}")
+        if name in found:
+            raise SettingsError(f"{file}: {name} is given twice; keep one of them.")
+        if value is not None:
+            found[name] = _checked(known[name], value, f"{file}: ")
+    return found
+
+
+def _read_yaml(file: str) -> dict[Any, Any]:
+    import yaml  # only for those who have such a file
+
+    try:
+        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"Cannot read the configuration file {file}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{file} is not a YAML file: it is not UTF-8 text.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" (line {mark.line + 1})"
+        reason = getattr(error, "problem", None) or "it cannot be parsed"
+        raise SettingsError(f"{file} is not a YAML file: {reason}{where}.") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"{file} must hold settings as `name: value` lines, such as `page-size: 16`.")
+    return content
+
+
+def _checked(f: Field, value: Any, origin: str = "") -> Any:
+    """The value in the setting's own type; an error begins with where the value came from."""
+    if isinstance(value, str):
+        value = from_text(field_type(f)[0], value)
+    try:
+        return check_value(f, value)
+    except SettingsError as error:
+        raise SettingsError(f"{origin}{error}") from None
+
+
+def from_text(plain: type, text: str) -> Any:
+    """The text as a value of that type; left as it is where it cannot be one, for the check to complain about."""
+    if plain is bool:
+        word = text.casefold()
+        return word in TRUE_WORDS if word in TRUE_WORDS | FALSE_WORDS else text
+    if plain in (int, float):
+        try:
+            return plain(text)
+        except ValueError:
+            return text
+    return text

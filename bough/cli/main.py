@@ -1,0 +1,73 @@
+"""The entry of `bough`: picks a sub-command, runs it, and turns whatever ends it into an exit code.
+
+Exit codes: 0 all went well; 1 an error with one sentence on standard error; 2 something the user typed cannot be used;
+130 Ctrl-C; 141 whoever read our output has left. A traceback means a defect in Bough.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bough.cli.commands import HELP_FLAGS, Command, Menu
+from bough.core.errors import BoughError, SettingsError
+
+if TYPE_CHECKING:
+    from bough.cli.engines import MakeEngine
+
+MENU = Menu(
+    program="bough",
+    about="Serves large language models. Without --model, commands use a small default model.",
+    commands={
+        "generate": Command("complete a prompt", "bough.cli.generate", starts_engine=True),
+        "chat": Command("talk to a model in the terminal", "bough.cli.chat", starts_engine=True),
+        "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),
+        "doctor": Command("what this machine offers, what would fit, what is missing", "bough.cli.doctor"),
+        "bench": Command("measure how fast the engine and its parts are", "bough.cli.bench"),
+    },
+    flags={"--version": "show the version"},
+)
+
+
+def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> int:
+    """Runs one command line and returns its exit code. `make_engine` replaces the real engine, for tests."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv), make_engine)
+        sys.stdout.flush()  # a reader that has left shows up here, not while the interpreter ends
+        return code
+    except SystemExit as end:  # argparse's way out, after its help or its one line of complaint
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends; that must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except BoughError as error:
+        print(f"bough: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+
+
+def _run(argv: list[str], make_engine: MakeEngine | None) -> int:
+    if not argv or argv[0] in HELP_FLAGS:
+        print(MENU.help())
+        return 0
+    if argv[0] == "--version":
+        from bough.version import __version__
+
+        print(f"bough {__version__}")
+        return 0
+    command = MENU.pick(argv)
+    module = importlib.import_module(command.module)
+    if not command.starts_engine:
+        return int(module.run(argv[1:]))
+    from bough.cli.engines import start_engine
+
+    return int(module.run(argv[1:], make_engine or start_engine))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

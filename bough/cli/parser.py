@@ -1,0 +1,36 @@
+"""Argument parsing as `bough` wants it: no abbreviations, one line for a mistake, and a suggestion for a misspelt flag."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from bough.cli.commands import did_you_mean
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose complaints fit on one line; the usage of a command with forty flags does not."""
+
+    def __init__(self, *, program: str, about: str, usage: str = "") -> None:
+        words = " ".join(filter(None, (program, usage)))
+        super().__init__(prog=program, description=about, usage=f"{words} [options]", allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The parsed flags; one that does not exist ends the command and is told its nearest neighbour."""
+        parsed, unknown = self.parse_known_args(list(argv))
+        for word in unknown:
+            if word.startswith("-"):
+                flag = word.partition("=")[0]
+                hint = did_you_mean(flag, self._flags()) or f" `{self.prog} --help` lists them all."
+                self.error(f"unknown flag {flag}.{hint}")
+        if unknown:
+            self.error(f"unexpected {unknown[0]!r}; put quotes around text that holds spaces.")
+        return parsed
+
+    def _flags(self) -> list[str]:
+        """Every flag of the help page."""
+        return [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]

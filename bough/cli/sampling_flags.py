@@ -1,0 +1,88 @@
+"""Sampling parameters as flags, derived from `SamplingParams`: types and defaults are read there, only help stands here.
+
+What is not given is left out, so that the values that a model's makers recommend can take effect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+import typing
+from typing import Any
+
+from bough.cli.flags import from_text
+from bough.core.errors import RequestError, SettingsError
+from bough.core.sampling_params import SamplingParams
+
+HELP = {
+    "max_new_tokens": "most tokens to generate",
+    "min_new_tokens": "fewest tokens to generate: nothing stops before",
+    "temperature": "0 always takes the likeliest token, higher values vary more",
+    "top_p": "sample from the likeliest tokens that together have this probability",
+    "top_k": "sample from this many likeliest tokens; -1 for all",
+    "min_p": "leave out tokens less likely than this share of the likeliest",
+    "frequency_penalty": "lowers tokens by how often they came",
+    "presence_penalty": "lowers tokens that came at all",
+    "repetition_penalty": "above 1: divides the scores of tokens that came or stand in the prompt",
+    "stop": "text that ends the output; may be given several times",
+    "stop_regex": "pattern that ends the output; may be given several times",
+    "stop_token_ids": "token id that ends the output; may be given several times",
+    "ignore_eos": "go on after the model's own end",
+    "sampling_seed": "the same seed gives the same output",
+    "n": "how many outputs",
+}
+SHORT = {"sampling_seed": "--seed"}
+METAVARS = {int: "N", float: "X", str: "TEXT"}
+TYPE_WORDS = {int: "a whole number", float: "a number"}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset()) -> None:
+    """Adds a flag for every parameter that makes sense on a command line."""
+    section = parser.add_argument_group("Sampling", "Where the model's makers recommend a value, that is the default.")
+    defaults = SamplingParams()
+    for name, text in HELP.items():
+        if name in leave_out:
+            continue
+        plain, many = _kind(name)
+        default = getattr(defaults, name)
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+        if plain is bool:
+            options["action"] = "store_true"
+        else:
+            options |= {"action": "append" if many else "store", "metavar": METAVARS[plain]}
+            text += "" if many or default is None else f" (default: {default})"
+        section.add_argument(SHORT.get(name, "--" + name.replace("_", "-")), help=text, **options)
+
+
+def given_sampling(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that the user gave, checked before an engine is started for them."""
+    values = {name: _converted(name, value) for name, value in vars(parsed).items() if name in HELP}
+    try:
+        SamplingParams.parse(values)
+    except RequestError as error:
+        raise SettingsError(str(error)) from None
+    return values
+
+
+def _kind(name: str) -> tuple[type, bool]:
+    """The plain type of a parameter, and whether it is a list."""
+    hint = typing.get_type_hints(SamplingParams)[name]
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None)), False
+    return hint, False
+
+
+def _converted(name: str, given: Any) -> Any:
+    plain, many = _kind(name)
+    if many:
+        return [_number(name, plain, text) for text in given]
+    return _number(name, plain, given)
+
+
+def _number(name: str, plain: type, given: Any) -> Any:
+    value = from_text(plain, given) if isinstance(given, str) else given
+    if not isinstance(value, plain):
+        raise SettingsError(f"{name} must be {TYPE_WORDS[plain]}, got {given!r}.")
+    return value

@@ -1,0 +1,5 @@
+"""The async handle on one engine: submit, stream, abort, control.
+
+`inputs` turns what a caller gave into requests, `answer` gathers what comes back for one of them, `handle` connects
+both to the engine's processes.
+"""

@@ -1,0 +1,201 @@
+"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, shared options or a
+list.
+
+Everything that can be wrong with the form of a request is found here; what depends on the engine's limits is the
+scheduler's to judge. Pure apart from the tokenizer, and safe to call from any thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bough.core.errors import RequestError
+from bough.core.plan import IntArray
+from bough.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from bough.core.seeds import derive_seed
+from bough.messages.requests import LogprobRequest
+from bough.tokenizer.tokenizer import Tokenizer
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt with everything its request carries."""
+
+    rid: str
+    ids: IntArray
+    sampling: SamplingParams
+    seed: int
+    namespace: str
+    priority: int
+    logprobs: LogprobRequest | None
+    logprob_texts: bool  # logprob entries carry the tokens' text
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back."""
+
+    prompts: tuple[Prompt, ...]
+    batched: bool
+
+
+class InputReader:
+    """Knows the tokenizer, the model's sampling defaults and the seed for requests without one."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, sampling_defaults: Mapping[str, Any], random_seed: int | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = sampling_defaults
+        self._random_seed = random_seed
+
+    def read(
+        self,
+        *,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | SamplingParams | None = None,
+        rid: str | Sequence[str] | None = None,
+        return_logprob: bool | Sequence[bool] | None = None,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_text_in_logprobs: bool = False,
+        priority: int | None = None,
+        extra_key: str | Sequence[str] | None = None,
+        cache_salt: str | Sequence[str] | None = None,
+    ) -> Inputs:
+        ids, many = self._token_ids(prompt, input_ids)
+        count = len(ids)
+        nested_ids = token_ids_logprob is not None and any(not _is_int(x) for x in token_ids_logprob)
+        columns = {
+            "sampling_params": _column(sampling_params, count, many, "sampling_params"),
+            "rid": _column(rid, count, many, "rid", expand_rid=True),
+            "return_logprob": _column(return_logprob, count, many, "return_logprob"),
+            "start": _column(logprob_start_len, count, many, "logprob_start_len"),
+            "top": _column(top_logprobs_num, count, many, "top_logprobs_num"),
+            "ids": _column(token_ids_logprob, count, many and nested_ids, "token_ids_logprob", shared=not nested_ids),
+            "extra_key": _column(extra_key, count, many, "extra_key"),
+            "cache_salt": _column(cache_salt, count, many, "cache_salt"),
+        }
+        if priority is not None and not _is_int(priority):
+            raise RequestError(f"priority must be a whole number, got {priority!r}.", field="priority")
+        prompts: list[Prompt] = []
+        for i in range(count):
+            sampling = SamplingParams.parse(columns["sampling_params"][i], self._defaults)
+            logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
+            namespace = _namespace(columns["extra_key"][i], columns["cache_salt"][i])
+            seed = self._seed(sampling)
+            base_rid = columns["rid"][i] or uuid.uuid4().hex
+            for sample in range(sampling.n):
+                prompts.append(
+                    Prompt(
+                        rid=base_rid if sampling.n == 1 else f"{base_rid}-{sample}",
+                        ids=ids[i],
+                        sampling=sampling,
+                        seed=derive_seed(seed, sample),
+                        namespace=namespace,
+                        priority=priority or 0,
+                        logprobs=logprobs,
+                        logprob_texts=return_text_in_logprobs,
+                    )
+                )
+        return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
+
+    def _seed(self, sampling: SamplingParams) -> int:
+        if sampling.sampling_seed is not None:
+            return sampling.sampling_seed
+        return secrets.randbits(63) if self._random_seed is None else self._random_seed
+
+    def _token_ids(self, prompt: Any, input_ids: Any) -> tuple[list[IntArray], bool]:
+        """The prompts as arrays, and whether the caller gave a list of them."""
+        if (prompt is None) == (input_ids is None):
+            raise RequestError("Give exactly one of prompt (text) and input_ids.", field="prompt")
+        if prompt is not None:
+            many = not isinstance(prompt, str)
+            texts = list(prompt) if many else [prompt]
+            if any(not isinstance(text, str) for text in texts):
+                raise RequestError("prompt must be a string or a list of strings.", field="prompt")
+            if self._tokenizer is None:
+                raise RequestError(
+                    "This engine has no tokenizer (--skip-tokenizer-init); give input_ids.", field="prompt"
+                )
+            lists: list[Any] = self._tokenizer.encode_batch(texts)
+        else:
+            if not _is_list(input_ids):
+                raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
+            many = len(input_ids) > 0 and _is_list(input_ids[0])
+            lists = list(input_ids) if many else [input_ids]
+        if not lists:
+            raise RequestError("The list of prompts is empty.", field="prompt")
+        return [_as_array(ids) for ids in lists], many
+
+
+def _as_array(ids: Any) -> IntArray:
+    if not _is_list(ids):
+        raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
+    wrong = next((x for x in ids if not _is_int(x)), None)
+    if wrong is not None:
+        raise RequestError(f"input_ids must hold whole numbers, got {wrong!r}.", field="input_ids")
+    out = next((x for x in ids if not -1 <= x <= INT32_MAX), None)
+    if out is not None:
+        raise RequestError(f"Token id {out} is outside the vocabulary.", field="input_ids")
+    return np.array(ids, dtype=np.int32)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _column(
+    value: Any, count: int, many: bool, name: str, *, expand_rid: bool = False, shared: bool = False
+) -> list[Any]:
+    """One value per prompt: a list is taken as it is, a single value holds for all."""
+    if not shared and isinstance(value, list | tuple):
+        if not many and count == 1 and len(value) == 1:
+            return list(value)
+        if len(value) != count or not many:
+            raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", field=name)
+        return list(value)
+    if expand_rid and many and value is not None:
+        return [f"{value}-{i}" for i in range(count)]
+    return [value] * count
+
+
+def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:
+    if not wanted:
+        return None
+    start, top = -1 if start is None else start, top or 0
+    if not _is_int(start) or start < -1:
+        raise RequestError(
+            f"logprob_start_len must be -1 (output only) or a prompt position, got {start!r}.",
+            field="logprob_start_len",
+        )
+    if not _is_int(top) or not 0 <= top <= MAX_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}, got {top!r}.", field="top_logprobs_num"
+        )
+    chosen = tuple(ids or ())
+    if any(not _is_int(x) for x in chosen):
+        raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
+    return LogprobRequest(start, top, tuple(int(x) for x in chosen))
+
+
+def _namespace(extra_key: Any, cache_salt: Any) -> str:
+    """Requests share prefixes only within one namespace. The separator keeps ("a", "b") and ("ab", "") apart."""
+    for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt)):
+        if value is not None and not isinstance(value, str):
+            raise RequestError(f"{name} must be a string, got {value!r}.", field=name)
+    return "" if not extra_key and not cache_salt else f"{extra_key or ''}\0{cache_salt or ''}"

@@ -1,0 +1,41 @@
+"""Every error that a user may meet, by whom it concerns.
+
+`RequestError` concerns one request: it is answered to that client and the engine serves on. The others concern the
+whole engine or command: they end it with one clear sentence. Anything that is not a `BoughError` is a defect, and is
+never caught to be logged and forgotten.
+"""
+
+from __future__ import annotations
+
+
+class BoughError(Exception):
+    """An error whose text is written for the user: it says what is wrong and what to do."""
+
+
+class SettingsError(BoughError):
+    """A flag, keyword or configuration file that cannot be used."""
+
+
+class ModelError(BoughError):
+    """A model that cannot be found, fetched, read or run."""
+
+
+class ResourceError(BoughError):
+    """Not enough memory, disk or address space; the text names the setting to change."""
+
+
+class EngineDeadError(BoughError):
+    """The engine's processes have ended; no request can be answered any more."""
+
+
+class RequestError(BoughError, ValueError):
+    """One request that cannot be served as it stands. `field` is the input that must change, where one is to blame."""
+
+    def __init__(
+        self, message: str, *, field: str | None = None, status_code: int = 400, err_type: str = "BadRequestError"
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.status_code = status_code
+        self.err_type = err_type

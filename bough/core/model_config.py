@@ -1,0 +1,64 @@
+"""The shape of a model, as far as running it needs to know: one form for Hugging Face configs and GGUF metadata alike.
+
+The loader fills it, the model classes read it; nothing else in the engine looks into a checkpoint's own configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of one kind of layer. `factors` are per-frequency divisors, when the checkpoint stores them."""
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything that decides the tensors' shapes and the forward pass."""
+
+    architecture: str  # the Hugging Face class name, the key of the model registry
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope: RopeConfig
+    local_rope: RopeConfig | None = None  # sliding-window layers, where they differ
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    sliding_window: int | None = None  # tokens a sliding layer sees, its own included
+    sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none slides
+    query_scale: float | None = None  # None: head_dim ** -0.5
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str = "bfloat16"  # what the checkpoint was saved in
+
+    def slides(self, layer: int) -> bool:
+        return bool(self.sliding_layers) and self.sliding_layers[layer]

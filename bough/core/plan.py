@@ -1,0 +1,146 @@
+"""The contract between what runs next and how it runs: `BatchPlan` in, `StepResult` out.
+
+The scheduler decides with host integers and hands each executor the same plan; executors know nothing of queues, trees
+or clients. Each running request owns a *row*, a small integer. What the device must know of a request lives on the
+device under that row: its page table, its length, its last sampled token, its sampling parameters. A plan carries only
+changes, so a steady decode step is a few small arrays whatever the batch.
+
+Order is the synchronisation: an executor applies plans strictly in the order it was given them, and inside a plan
+first `setups`, then `edits`, then the new pages, then the forward pass, in which every layer stores the keys and values
+of all rows before any row attends. Hence a row may read pages that another row of the same plan writes, and a page may
+be handed to a new owner as soon as the plans that read it have been launched.
+
+Pages come in *groups* (one table per kind of KV: full attention now; sliding-window or state pools can be added), so
+everything about pages is a tuple with one array per group. Page 0 belongs to nobody: padding is written there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bough.core.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobSpec:
+    """What a row wants to know beside each sampled token: its logprob, the `top` best, and those of chosen `ids`."""
+
+    top: int = 0
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowSetup:
+    """Sent once, when a request takes a row; overwrites whatever the row held."""
+
+    row: int
+    sampling: SamplingParams
+    seed: int  # resolved: random numbers are a function of (seed, output position)
+    pages: tuple[IntArray, ...]  # per group: the pages of the cached prefix
+    length: int  # tokens those pages hold
+    generated: int  # output tokens so far: > 0 after a retraction
+    history: IntArray | None  # prompt + output so far, only for rows with penalties
+    prompt_len: int  # how much of `history` is prompt
+    logprobs: LogprobSpec | None
+    stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PageSwap:
+    """Replaces entries of a row's page table: the same tokens stand in `pages` too; the row's own are given back."""
+
+    row: int
+    group: int
+    first: int  # index into the row's page table
+    pages: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class InputLogprobs:
+    """Asks a prefill chunk for the logprobs of the prompt tokens that follow its positions."""
+
+    index: int  # the row's place in the batch
+    first: int  # first position, counted inside the chunk
+    count: int  # positions, each with a prompt token after it
+    next_token: int  # the prompt token after the chunk, target of its last position; -1 when that is not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step, complete when made."""
+
+    step: int
+    setups: tuple[RowSetup, ...]
+    edits: tuple[PageSwap, ...]
+    rows: IntArray  # [batch], decodes first, then prefill chunks
+    query_lens: IntArray  # [batch] tokens this row computes in this step
+    # [batch] how many of them stand in `tokens`. Equal to query_len: a prefill chunk, even of one token. Fewer: first
+    # the row's last sampled token, which only the device knows yet, then the given ones.
+    given: IntArray
+    tokens: IntArray  # [sum of given], back to back
+    new_pages: tuple[IntArray, ...]  # per group: pages appended to the rows' tables, in batch order
+    new_page_counts: tuple[IntArray, ...]  # per group: [batch]
+    sample: BoolArray  # [batch] decodes and the last chunk of a prefill sample; earlier chunks do not
+    input_logprobs: tuple[InputLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Logprobs of a run of tokens of one row, from the model's own distribution (no temperature, penalty or mask)."""
+
+    tokens: IntArray  # [n]
+    logprobs: FloatArray  # [n]
+    top_logprobs: FloatArray  # [n, top]
+    top_ids: IntArray  # [n, top]
+    id_logprobs: FloatArray  # [n, ids]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced, by position in its plan; rows that did not sample are left out of `tokens`."""
+
+    step: int
+    tokens: IntArray  # [sampled rows, width]; width > 1 only with speculation
+    counts: IntArray  # [sampled rows] how many of them hold
+    bad: BoolArray  # [sampled rows] the logits were not finite: that request fails, alone
+    output_logprobs: dict[int, PositionLogprobs]  # by index in the batch
+    input_logprobs: dict[int, PositionLogprobs]  # by index in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an executor can hold; known only once it has loaded its weights and measured what is left."""
+
+    rows: int
+    page_size: int
+    pages: tuple[int, ...]  # per group, page 0 not counted: usable pages are 1..n
+    context_length: int
+    vocab_size: int
+    chunk_tokens: int  # most prefill tokens in one plan; decodes come on top, one token each
+    note: str  # one line for the start log: how many tokens fit, and why
+
+
+class InFlight(Protocol):
+    """A launched step."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Executor(Protocol):
+    """Runs plans, strictly in order."""
+
+    def limits(self) -> Limits: ...
+
+    def launch(self, plan: BatchPlan) -> InFlight:
+        """Returns at once; the step runs after all those launched before."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,177 @@
+"""How the tokens of one request are chosen: SGLang's `sampling_params`, checked once where a request enters.
+
+`SamplingParams.parse` turns a client's mapping into this frozen form or raises a `RequestError` that names the field
+and the allowed range. Lists that clients may give as a single value are tuples here, so nobody downstream asks again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bough.core.errors import RequestError
+
+GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
+MAX_LOGPROBS = 4096
+INT32_MAX = 2**31 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Field names and defaults are SGLang's."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    no_stop_trim: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] = {}
+    sampling_seed: int | None = None
+    stream_interval: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """The best token, always: no random number is drawn."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @classmethod
+    def parse(
+        cls, given: Mapping[str, Any] | SamplingParams | None, defaults: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """Builds checked parameters from a client's mapping; `None` values mean "not given" and take the default."""
+        if isinstance(given, SamplingParams):
+            return given.verified()
+        if given is not None and not isinstance(given, Mapping):
+            raise RequestError(
+                f"sampling_params must be an object, not {type(given).__name__}.", field="sampling_params"
+            )
+        values = {k: v for k, v in (defaults or {}).items() if v is not None}
+        values.update({k: v for k, v in (given or {}).items() if v is not None})
+        for name in UNBUILT_FIELDS & values.keys():
+            raise RequestError(f"sampling_params.{name} is not supported by this engine; leave it out.", field=name)
+        unknown = [name for name in values if name not in cls.__struct_fields__]
+        if unknown:
+            raise RequestError(unknown_field_text(str(unknown[0]), cls.__struct_fields__), field=str(unknown[0]))
+        for name in ("stop", "stop_token_ids", "stop_regex"):
+            if name in values:
+                values[name] = _as_tuple(values[name])
+        if "logit_bias" in values:
+            values["logit_bias"] = _parse_logit_bias(values["logit_bias"])
+        return _convert(cls, values).verified()
+
+    def verified(self) -> SamplingParams:
+        """Itself, if every value lies in its range."""
+        for name, low, high, allowed in RANGES:
+            value = getattr(self, name)
+            if not (low <= value <= high):
+                raise RequestError(f"{name} must be {allowed}, got {value}.", field=name)
+        if self.top_p <= 0.0:
+            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", field="top_p")
+        if self.repetition_penalty <= 0.0:
+            raise RequestError(
+                f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}.", field="repetition_penalty"
+            )
+        if self.top_k == 0:
+            raise RequestError("top_k must be -1 (off) or at least 1, got 0.", field="top_k")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens}).",
+                field="min_new_tokens",
+            )
+        if any(not s for s in self.stop):
+            raise RequestError("stop contains an empty string, which would match at once.", field="stop")
+        _check_regexes(self.stop_regex)
+        return self
+
+
+# name, lowest, highest, how the range reads in the error
+RANGES: tuple[tuple[str, float, float, str], ...] = (
+    ("max_new_tokens", 0, INT32_MAX, "at least 0"),
+    ("min_new_tokens", 0, INT32_MAX, "at least 0"),
+    ("n", 1, 1024, "between 1 and 1024"),
+    ("temperature", 0.0, 1e6, "a number of at least 0"),
+    ("top_p", 0.0, 1.0, "in (0, 1]"),
+    ("top_k", -1, INT32_MAX, "-1 (off) or at least 1"),
+    ("min_p", 0.0, 1.0, "in [0, 1]"),
+    ("frequency_penalty", -2.0, 2.0, "in [-2, 2]"),
+    ("presence_penalty", -2.0, 2.0, "in [-2, 2]"),
+    ("repetition_penalty", 0.0, 2.0, "in (0, 2]"),
+)
+
+# Fields of SGLang's requests whose feature this engine does not have: refused by name when given.
+UNBUILT_FIELDS = frozenset({"json_schema", "regex", "ebnf", "structural_tag", "custom_params"})
+
+
+def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
+    """The sentence for a field that nobody knows, with the nearest known spelling."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else f" Known fields: {', '.join(known)}."
+    return f"Unknown sampling field {name!r}.{hint}"
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+
+
+def _parse_logit_bias(given: Any) -> dict[int, float]:
+    """JSON objects have string keys: `{"17": -100}` means token 17."""
+    if not isinstance(given, Mapping):
+        raise RequestError("logit_bias must map token ids to numbers.", field="logit_bias")
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        try:
+            token, amount = int(key), float(value)
+        except (TypeError, ValueError):
+            raise RequestError(
+                f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias"
+            ) from None
+        if not math.isfinite(amount) or abs(amount) > 1e9:
+            raise RequestError(f"logit_bias[{token}] must be a finite number, got {value!r}.", field="logit_bias")
+        bias[token] = amount
+    return bias
+
+
+def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParams:
+    try:
+        return msgspec.convert(values, cls, strict=True)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"sampling_params: {error}", field=_field_of(str(error))) from None
+
+
+def _field_of(message: str) -> str | None:
+    """msgspec ends its sentence with "- at `$.field`"."""
+    _, _, path = message.partition("`$.")
+    name = path.split("`")[0].split("[")[0].split(".")[0]
+    return name or None
+
+
+def _check_regexes(patterns: tuple[str, ...]) -> None:
+    if not patterns:
+        return
+    import regex  # not needed by the many requests without one
+
+    for pattern in patterns:
+        try:
+            regex.compile(pattern)
+        except regex.error as error:
+            raise RequestError(f"stop_regex {pattern!r} is not valid: {error}.", field="stop_regex") from None

@@ -1,0 +1,38 @@
+"""Seeds and the one mixing function behind every random number of the engine.
+
+Random numbers are a function of (seed, output position), never a state, so a draw can be repeated anywhere: in another
+batch, after a retraction, on another engine. This module holds the integer side of that promise, free of torch, because
+the edge needs it to give each of `n` samples its own seed. `bough.sampling.draw` computes the same mix on the device.
+"""
+
+from __future__ import annotations
+
+MASK64 = 2**64 - 1
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2**64 divided by the golden ratio, made odd
+MIX_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # (right shift, multiplier) of its finaliser
+MIX_LAST_SHIFT = 31
+
+
+def mix64(value: int) -> int:
+    """splitmix64's finaliser: a bijection on 64-bit integers in which every input bit reaches every output bit."""
+    value &= MASK64
+    for shift, multiplier in MIX_STEPS:
+        value = ((value ^ (value >> shift)) * multiplier) & MASK64
+    return value ^ (value >> MIX_LAST_SHIFT)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of sample `index` among the n samples of one request.
+
+    The first sample keeps the request's own seed, so that n = 1 and the first of n agree. The others lie in [0, 2**63),
+    which every wire format and tensor holds.
+    """
+    if index == 0:
+        return seed
+    return mix64(mix64(seed) + index * GOLDEN_GAMMA) >> 1
+
+
+def as_int64(value: int) -> int:
+    """`value` modulo 2**64, as the signed integer with the same bits: the form that int64 tensors and arrays take."""
+    value &= MASK64
+    return value - 2**64 if value >= 2**63 else value

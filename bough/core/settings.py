@@ -1,0 +1,210 @@
+"""Every setting of an engine, in small frozen groups: the one place where a name, its default and its help are written.
+
+Command-line flags, `BOUGH_*` variables, configuration files and `Engine(...)` keywords are all derived from these
+fields. Names keep SGLang's spelling. `None` or "auto" means "decided at start from the model and the machine"; that
+decision is made once by whoever owns the matter and is never written back here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from bough.core.errors import SettingsError
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A field with what the command line and the checks need to know of it."""
+    return field(default=default, metadata={"help": help, "choices": choices, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Which model, and how its weights are held."""
+
+    model_path: str | None = setting(
+        None, "catalogue name, GGUF file, model folder or Hugging Face repository; the default model when left out"
+    )
+    tokenizer_path: str | None = setting(None, "folder of another tokenizer than the model's own")
+    served_model_name: str | None = setting(None, "the name that answers carry")
+    revision: str | None = setting(None, "branch, tag or commit of a Hugging Face repository")
+    load_format: str = setting("auto", "what the weights are read from; dummy makes random ones", choices=LOAD_FORMATS)
+    dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
+    quantization: str = setting(
+        "auto", "auto may keep quantised weights quantised, none dequantises everything", choices=("auto", "none")
+    )
+    context_length: int | None = setting(
+        None, "longest prompt + output, in tokens; the model's own when left out", low=1
+    )
+    json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
+    skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
+    chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
+    sampling_defaults: str = setting(
+        "model", "where defaults of sampling come from: generation_config.json, or none", choices=("model", "openai")
+    )
+    random_seed: int | None = setting(None, "seed for requests that give none; drawn at start when left out", low=0)
+    device: str = setting("auto", "what the model runs on", choices=("auto", "cpu"))
+    attention_backend: str = setting("auto", "implementation of attention", choices=("auto", "torch"))
+    cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """The KV cache."""
+
+    mem_fraction_static: float | None = setting(
+        None, "share of the free memory for weights and KV cache together", low=0.01, high=1.0
+    )
+    max_total_tokens: int | None = setting(None, "size of the KV cache in tokens, instead of measuring", low=1)
+    page_size: int = setting(
+        1, "tokens in a KV page; 1 shares prefixes to the token", choices=(1, 2, 4, 8, 16, 32, 64, 128)
+    )
+    disable_radix_cache: bool = setting(False, "share no prefixes between requests")
+    radix_eviction_policy: str = setting("lru", "which cached prefix goes first", choices=EVICTION_POLICIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """What runs next."""
+
+    max_running_requests: int | None = setting(None, "most requests in one batch", low=1)
+    max_queued_requests: int | None = setting(None, "most requests waiting; one more is refused", low=0)
+    chunked_prefill_size: int | None = setting(
+        None, "most tokens computed in one step; longer prompts go in chunks; -1 for no chunks", low=-1
+    )
+    max_prefill_tokens: int = setting(16384, "most prompt tokens in one step", low=1)
+    enable_mixed_chunk: bool = setting(True, "decodes ride along with prefill chunks, so prompts never stall streams")
+    schedule_policy: str = setting("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
+    schedule_conservativeness: float = setting(
+        1.0, "above 1: expect longer outputs and admit fewer requests", low=0.0, high=10.0
+    )
+    enable_priority_scheduling: bool = setting(False, "same as --schedule-policy priority")
+    schedule_low_priority_values_first: bool = setting(False, "smaller priority numbers are more urgent")
+    priority_scheduling_preemption_threshold: int = setting(
+        10, "a waiting request preempts a running one whose priority is lower by more than this", low=0
+    )
+    disable_overlap_schedule: bool = setting(False, "commit each step before the next is launched")
+    waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
+    running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
+    allow_auto_truncate: bool = setting(False, "cut prompts that are too long instead of refusing them")
+    stream_interval: int = setting(1, "tokens between two pieces of a stream", low=1)
+    decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """How the engine's processes behave."""
+
+    log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
+    start_timeout_s: float = setting(1800.0, "an engine that is not ready by then is ended", low=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All groups of one engine."""
+
+    model: ModelSettings = ModelSettings()
+    memory: MemorySettings = MemorySettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    process: ProcessSettings = ProcessSettings()
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> Settings:
+        """Sorts flat names into their groups; an unknown or unusable one is an error that says what would be right."""
+        values = dict(values)
+        if "model" in values:
+            alias = values.pop("model")
+            if values.get("model_path") not in (None, alias) and alias is not None:
+                raise SettingsError("model and model_path are the same setting; give one of them.")
+            values["model_path"] = alias if alias is not None else values.get("model_path")
+        known = {f.name: (group, f) for group, f in all_fields()}
+        chosen: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in known:
+                raise SettingsError(unknown_setting_text(name, list(known)))
+            group, f = known[name]
+            chosen.setdefault(group, {})[name] = check_value(f, value)
+        return cls(**{name: group(**chosen.get(name, {})) for name, group in GROUPS.items()})
+
+    def to_flat(self) -> dict[str, Any]:
+        """The inverse of `from_flat`: what a child process is given, and what `get_server_info` shows."""
+        return {f.name: getattr(getattr(self, group), f.name) for group, f in all_fields()}
+
+
+GROUPS: dict[str, type[Any]] = {
+    "model": ModelSettings,
+    "memory": MemorySettings,
+    "scheduler": SchedulerSettings,
+    "process": ProcessSettings,
+}
+
+
+def all_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """(group name, field) of every setting, in the order of the help page."""
+    for name, group in GROUPS.items():
+        for f in dataclasses.fields(group):
+            yield name, f
+
+
+def field_type(f: dataclasses.Field[Any]) -> tuple[type, bool]:
+    """The plain type of a setting, and whether None is allowed."""
+    hint = _HINTS[f.name]
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        plain = [t for t in typing.get_args(hint) if t is not type(None)]
+        return plain[0], True
+    return hint, False
+
+
+def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the setting's own type, or an error that names the setting and what it takes."""
+    plain, optional = field_type(f)
+    if value is None:
+        return f.default if not optional else None
+    meta = f.metadata
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if plain is str and f.name == "model_path":
+        value = str(value)  # a pathlib.Path is as good
+    if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
+        raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
+    if meta["choices"] is not None and value not in meta["choices"]:
+        near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SettingsError(f"{f.name} must be one of {', '.join(map(str, meta['choices']))}; got {value!r}.{hint}")
+    if meta["low"] is not None and value < meta["low"]:
+        raise SettingsError(f"{f.name} must be at least {meta['low']}, got {value}.")
+    if meta["high"] is not None and value > meta["high"]:
+        raise SettingsError(f"{f.name} must be at most {meta['high']}, got {value}.")
+    return value
+
+
+def unknown_setting_text(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else " `bough serve --help` lists them all."
+    return f"There is no setting {name!r}.{hint}"
+
+
+def _type_word(plain: type) -> str:
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[plain]
+
+
+_HINTS: dict[str, Any] = {
+    name: hint for group in GROUPS.values() for name, hint in typing.get_type_hints(group).items()
+}

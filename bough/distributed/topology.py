@@ -1,0 +1,38 @@
+"""Which share of the model this rank holds.
+
+Layers take a `Topology` at construction and ask it for their share; with one rank every share is the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bough.core.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Tensor parallelism: `tp_size` ranks, each with an equal slice of every sharded dimension."""
+
+    tp_rank: int = 0
+    tp_size: int = 1
+
+    def share(self, total: int, what: str) -> int:
+        """How many of `total` this rank holds."""
+        if total % self.tp_size:
+            raise SettingsError(f"{what} ({total}) cannot be divided among {self.tp_size} ranks; use another number.")
+        return total // self.tp_size
+
+    def slice_of(self, total: int, what: str) -> slice:
+        """Which of `total` this rank holds."""
+        size = self.share(total, what)
+        return slice(self.tp_rank * size, (self.tp_rank + 1) * size)
+
+    def kv_slice_of(self, kv_heads: int) -> slice:
+        """Which key/value heads this rank holds: fewer heads than ranks are replicated, each on several ranks."""
+        if kv_heads >= self.tp_size:
+            return self.slice_of(kv_heads, "num_kv_heads")
+        if self.tp_size % kv_heads:
+            raise SettingsError(f"{kv_heads} key/value heads cannot be shared by {self.tp_size} ranks.")
+        head = self.tp_rank * kv_heads // self.tp_size
+        return slice(head, head + 1)

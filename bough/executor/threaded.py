@@ -1,0 +1,47 @@
+"""Gives a synchronous executor the asynchronous face that the scheduler expects: one thread, plans in order.
+
+Torch lets go of the interpreter's lock while it computes, so the scheduler plans and sends messages meanwhile.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from bough.core.plan import BatchPlan, Limits, StepResult
+
+
+class SynchronousExecutor(Protocol):
+    """Runs a plan to its end on the calling thread."""
+
+    def limits(self) -> Limits: ...
+
+    def run(self, plan: BatchPlan) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """A step on the executor's thread. An error there is raised by `wait`: it is a defect and ends the process."""
+
+    future: Future[StepResult]
+
+    def wait(self) -> StepResult:
+        return self.future.result()
+
+
+class ThreadedExecutor:
+    """Owns the one thread on which all plans run."""
+
+    def __init__(self, inner: SynchronousExecutor) -> None:
+        self._inner = inner
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
+
+    def limits(self) -> Limits:
+        return self._inner.limits()
+
+    def launch(self, plan: BatchPlan) -> RunningStep:
+        return RunningStep(self._thread.submit(self._inner.run, plan))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,84 @@
+"""The executor for devices that torch drives synchronously: it runs each plan to its end before it returns.
+
+Puts the parts together and owns none of the arithmetic: rows → forward pass → logits of the rows that want them →
+sampling. `threaded` wraps it so that the scheduler need not wait.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bough.attention.base import AttentionBackend
+from bough.attention.context import ForwardContext
+from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.executor.device_rows import DeviceRows
+from bough.memory.pools.kv_pool import KVPool
+from bough.models.base import CausalLM
+from bough.sampling.logprobs import input_logprobs, output_logprobs
+from bough.sampling.sampler import sample
+from bough.sampling.state import SamplingState
+
+
+class TorchExecutor:
+    """Runs plans on the calling thread."""
+
+    def __init__(self, model: CausalLM, pool: KVPool, attention: AttentionBackend, limits: Limits) -> None:
+        self._model = model
+        self._pool = pool
+        self._attention = attention
+        self._limits = limits
+        self._rows = DeviceRows(limits)
+        self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    @torch.inference_mode()
+    def run(self, plan: BatchPlan) -> StepResult:
+        self._sampling.setup(plan.setups)
+        token_ids, batch = self._rows.apply(plan)
+        self._attention.prepare(batch)
+        context = ForwardContext(self._attention, self._pool, batch)
+        hidden = self._model.forward(token_ids, batch.positions, context)
+
+        inputs = {w.index: self._input_logprobs(plan, w, hidden, batch.query_starts) for w in plan.input_logprobs}
+        sampling_rows = plan.rows[plan.sample]
+        if not len(sampling_rows):
+            none = np.zeros(0, dtype=np.int32)
+            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
+        last = torch.from_numpy((batch.query_starts[1:][plan.sample] - 1).astype(np.int64))
+        logits = self._model.logits(hidden.index_select(0, last))
+        sampled = sample(self._sampling, logits, sampling_rows)
+        tokens = sampled.tokens.numpy()
+        self._rows.advance(sampling_rows, tokens)
+        return StepResult(
+            step=plan.step,
+            tokens=tokens.astype(np.int32).reshape(-1, 1),
+            counts=np.ones(len(tokens), dtype=np.int32),
+            bad=sampled.bad.numpy(),
+            output_logprobs=self._output_logprobs(plan, logits, sampled.tokens),
+            input_logprobs=inputs,
+        )
+
+    def _output_logprobs(
+        self, plan: BatchPlan, logits: torch.Tensor, tokens: torch.Tensor
+    ) -> dict[int, PositionLogprobs]:
+        specs = self._sampling.specs(plan.rows[plan.sample])
+        if specs is None:
+            return {}
+        found = output_logprobs(logits, tokens, specs).read()
+        places = np.flatnonzero(plan.sample).tolist()
+        return {place: run for place, run in zip(places, found, strict=True) if run is not None}
+
+    def _input_logprobs(
+        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: np.ndarray
+    ) -> PositionLogprobs:
+        """Position p of the chunk tells of the token at p + 1, which for the last one is not in the plan's tokens."""
+        first = int(starts[want.index]) + want.first
+        given_before = int(plan.given[: want.index].sum())
+        given = plan.tokens[given_before : given_before + int(plan.given[want.index])]
+        targets = np.append(given[want.first + 1 :], want.next_token)[: want.count].astype(np.int64)
+        spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
+        positions = hidden[first : first + want.count]
+        return input_logprobs(self._model.logits, positions, torch.from_numpy(targets), spec)

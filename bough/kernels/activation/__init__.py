@@ -1,0 +1,1 @@
+"""Gated activations of the feed-forward block."""

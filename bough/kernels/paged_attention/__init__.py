@@ -1,0 +1,1 @@
+"""Attention of ragged rows over a paged key/value cache."""

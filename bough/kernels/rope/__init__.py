@@ -1,0 +1,1 @@
+"""Rotary position embedding, applied to query and key heads."""

@@ -1,0 +1,1 @@
+"""Writing new keys and values into their places in the cache."""

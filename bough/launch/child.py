@@ -1,0 +1,81 @@
+"""The entry of every child process: `python -m bough.launch.child`, with its specification on standard input.
+
+A fresh interpreter, not a fork: the parent may be a notebook, may have threads and an event loop, and needs no
+`__main__` guard. Standard input stays open after the specification; when it ends, the parent is gone, however it died,
+and the child goes too. Standard output carries one line of JSON per announcement (ready, or what went wrong);
+everything that code prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import traceback
+from typing import Any, BinaryIO
+
+from bough.core.errors import BoughError
+from bough.launch.spec import ChildSpec
+
+
+def main() -> None:
+    faulthandler.enable()
+    announcements = _take_over_stdout()
+    spec = ChildSpec.decode(sys.stdin.buffer.readline())
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _show_role(f"bough::{spec.role}")
+
+    def announce(**news: Any) -> None:
+        announcements.write(json.dumps(news).encode() + b"\n")
+        announcements.flush()
+
+    try:
+        if spec.role == "scheduler":
+            from bough.launch.scheduler_process import run_scheduler
+
+            run_scheduler(spec, announce)
+        else:
+            from bough.launch.detokenizer_process import run_detokenizer
+
+            run_detokenizer(spec, announce)
+    except BoughError as error:
+        announce(fatal=str(error), kind=type(error).__name__)
+        _exit(1)
+    except BaseException as error:  # noqa: BLE001
+        # Not handled, only reported on the way out: the supervisor ends the engine with these words.
+        traceback.print_exc()
+        announce(fatal=f"{type(error).__name__}: {error}", kind="defect")
+        _exit(1)
+    _exit(0)
+
+
+def _take_over_stdout() -> BinaryIO:
+    """Keeps the pipe to the parent for announcements alone, and sends ordinary prints to standard error."""
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return pipe
+
+
+def _leave_with_parent() -> None:
+    # Read from the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def _show_role(title: str) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(title)
+
+
+def _exit(code: int) -> None:
+    """Ends at once: executor threads in the middle of a step must not hold the process up."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Parts that more than one process builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bough.core.model_config import ModelConfig
+from bough.core.settings import ModelSettings
+from bough.loader.locate import ModelFiles
+from bough.tokenizer.tokenizer import Tokenizer
+
+
+def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | None:
+    """The model's tokenizer, or the one the user named; None when there is to be none."""
+    from bough.tokenizer.load import load_tokenizer
+
+    if settings.skip_tokenizer_init:
+        return None
+    if settings.tokenizer_path is not None:
+        path = Path(settings.tokenizer_path).expanduser()
+        return _open(path, settings.chat_template)
+    if files.tokenizer is not None or files.gguf is None:
+        return load_tokenizer(files.tokenizer or files.folder, chat_template=settings.chat_template)
+    return _open(files.gguf, settings.chat_template)
+
+
+def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> tuple[int, ...]:
+    """Every id that ends a text. A folder without generation_config.json may name its chat end token only in the
+    tokenizer's files, so those are asked too."""
+    if files.gguf is not None or files.generation_config is not None or files.tokenizer is None:
+        return config.eos_token_ids
+    tokenizer = open_tokenizer(files, settings)
+    extra = () if tokenizer is None else tokenizer.eos_ids
+    return tuple(sorted({*config.eos_token_ids, *extra}))
+
+
+def _open(path: Path, chat_template: str | None) -> Tokenizer:
+    from bough.tokenizer.load import load_tokenizer
+
+    if path.suffix.lower() != ".gguf":
+        return load_tokenizer(path, chat_template=chat_template)
+    from bough.loader.gguf_file import GgufArray, GgufFile
+
+    found = {key: value for key, value in GgufFile.open(path).metadata.items() if key.startswith("tokenizer.")}
+    metadata = {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
+    return load_tokenizer(path, chat_template=chat_template, metadata=metadata)

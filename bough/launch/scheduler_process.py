@@ -1,0 +1,79 @@
+"""The scheduler process: the model, the loop that feeds it, and the channels to the others."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from bough.launch.parts import end_ids
+from bough.launch.spec import ChildSpec
+from bough.messages.channels import Receiver, Sender
+from bough.messages.outputs import Open, Reply, StepOutput
+from bough.messages.requests import ToScheduler
+from bough.observability.logs import set_up_logging
+
+log = logging.getLogger(__name__)
+
+
+class ChannelOutbox:
+    """The scheduler's answers over the engine's channels."""
+
+    def __init__(self, detokenizer: Sender, client: Sender) -> None:
+        self._detokenizer = detokenizer
+        self._client = client
+
+    def tokens(self, message: Open | StepOutput) -> None:
+        self._detokenizer.send(message)
+
+    def reply(self, message: Reply) -> None:
+        self._client.send(message)
+
+
+def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
+    began = time.monotonic()
+    settings = spec.parse_settings()
+    set_up_logging("scheduler", settings.process.log_level)
+    context: zmq.Context[Any] = zmq.Context()
+    inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler)
+    outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), Sender(context, spec.addresses.client))
+
+    from bough.executor.build import build_cpu_executor
+    from bough.scheduler.loop import Scheduler
+
+    loaded = build_cpu_executor(spec.files, settings)
+    limits = loaded.executor.limits()
+    log.info("%s", limits.note)
+    scheduler = Scheduler(
+        loaded.executor,
+        inbox,
+        outbox,
+        memory=settings.memory,
+        settings=settings.scheduler,
+        eos_ids=end_ids(spec.files, loaded.config, settings.model),
+        seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
+    )
+    # What lives now lives for good; collecting it again and again would stall steps.
+    gc.collect()
+    gc.freeze()
+    announce(
+        ready={
+            "max_total_num_tokens": limits.pages[0] * limits.page_size,
+            "context_length": limits.context_length,
+            "vocab_size": limits.vocab_size,
+            "max_running_requests": limits.rows,
+            "chunked_prefill_size": limits.chunk_tokens,
+            "page_size": limits.page_size,
+            "architecture": loaded.config.architecture,
+            "memory_note": limits.note,
+            "load_time_s": round(time.monotonic() - began, 3),
+        }
+    )
+    scheduler.run()
+    loaded.executor.close()
+    context.destroy(linger=500)

@@ -1,0 +1,35 @@
+"""What a child process is told when it starts: one line of JSON on its standard input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from bough.core.settings import Settings
+from bough.loader.locate import ModelFiles
+from bough.messages.channels import Addresses
+
+Role = Literal["scheduler", "detokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """Everything a process needs to find its place."""
+
+    role: Role
+    settings: dict[str, Any]
+    addresses: Addresses
+    files: ModelFiles
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> ChildSpec:
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: Path(value))
+
+    def parse_settings(self) -> Settings:
+        return Settings.from_flat(self.settings)

@@ -1,0 +1,131 @@
+"""Starts an engine's child processes, watches them, and ends all of them when one dies. No orphan survives.
+
+Owns the processes. Each has a thread that reads its announcements and then waits for its end; the first unexpected end
+kills the others and is reported once, with the child's own words where it had any.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bough.core import errors
+from bough.core.errors import BoughError, EngineDeadError
+from bough.launch.spec import ChildSpec
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0  # how long a child may take to leave by itself
+
+
+class Child:
+    """One process and what it has announced."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.role = spec.role
+        self.ready: dict[str, Any] | None = None
+        self.fatal: str | None = None
+        self.kind: str | None = None
+        # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bough.launch.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(spec.encode())
+        self.process.stdin.flush()
+
+    def listen(self, on_ready: Callable[[], None]) -> int:
+        """Takes announcements until the process ends; its exit code."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            news = json.loads(line)
+            if "ready" in news:
+                self.ready = news["ready"]
+                on_ready()
+            self.fatal, self.kind = news.get("fatal"), news.get("kind")
+        return self.process.wait()
+
+    def obituary(self, code: int) -> str:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        words = f": {self.fatal}" if self.fatal else "."
+        return f"The {self.role} process (pid {self.process.pid}) {how}{words}"
+
+
+class Supervisor:
+    """The children of one engine."""
+
+    def __init__(self, specs: Sequence[ChildSpec], on_death: Callable[[EngineDeadError], None]) -> None:
+        self._on_death = on_death
+        self._changed = threading.Condition()
+        self._closing = False
+        self._error: BoughError | None = None
+        self.children = [Child(spec) for spec in specs]
+        for child in self.children:
+            threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.role}").start()
+
+    def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
+        """What each role announced. Raises the error of the first that failed."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._error is None and any(child.ready is None for child in self.children):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise EngineDeadError(f"The engine was not ready within {timeout_s:g} s (--start-timeout-s).")
+                self._changed.wait(min(left, 1.0))
+            if self._error is not None:
+                raise self._error
+            return {child.role: child.ready or {} for child in self.children}
+
+    def close(self) -> None:
+        """Waits for the children, who have been told to leave, and ends those who do not."""
+        with self._changed:
+            self._closing = True
+        deadline = time.monotonic() + GRACE_S
+        for child in self.children:
+            if child.ready is None:  # it is still loading and does not hear what it is told
+                child.process.kill()
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("the %s process did not leave by itself and is killed", child.role)
+                child.process.kill()
+                child.process.wait()
+        for child in self.children:
+            for pipe in (child.process.stdin, child.process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _watch(self, child: Child) -> None:
+        code = child.listen(self._notify)
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            text = child.obituary(code)
+            self._error = _as_error(child, text)
+            self._changed.notify_all()
+        for other in self.children:
+            other.process.kill()
+        self._on_death(EngineDeadError(text))
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _as_error(child: Child, text: str) -> BoughError:
+    """A child that ended with a sentence for the user speaks for itself; any other end is reported as such."""
+    known = getattr(errors, child.kind or "", None)
+    if child.fatal and isinstance(known, type) and issubclass(known, BoughError) and child.ready is None:
+        return known(child.fatal)
+    return EngineDeadError(text)

@@ -1,0 +1,70 @@
+"""Self-attention as a layer: projections, head norms and rotation around a back end that does the rest.
+
+The layer owns weights; keys and values of requests live in the pool, and which of them are read is the back end's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from bough.attention.base import AttentionSpec
+from bough.attention.context import ForwardContext
+from bough.core.model_config import ModelConfig
+from bough.kernels.rope.reference import apply_rope
+from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.norm import RmsNorm
+from bough.layers.placement import Placement
+from bough.layers.rope import Angles
+from bough.layers.weights import WeightSlot
+
+
+class SelfAttention:
+    """Attention of one layer, with this rank's share of the heads."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        query_heads = placement.topology.slice_of(config.num_heads, "num_heads")
+        kv_heads = placement.topology.kv_slice_of(config.num_kv_heads)
+        query = Columns("q_proj", _features(query_heads, config.head_dim))
+        key = Columns("k_proj", _features(kv_heads, config.head_dim))
+        value = Columns("v_proj", _features(kv_heads, config.head_dim))
+        self._qkv = ColumnLinear(config.hidden_size, (query, key, value), config.qkv_bias, placement)
+        self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
+        self._norms: tuple[RmsNorm, RmsNorm] | None = None
+        if config.qk_norm:
+            shape = (config.head_dim, config.norm_eps, config.norm_plus_one, placement)
+            self._norms = (RmsNorm(*shape), RmsNorm(*shape))
+        self._spec = AttentionSpec(
+            layer=layer,
+            scale=config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
+            window=config.sliding_window if config.slides(layer) else None,
+            softcap=config.attention_softcap,
+            heads=query.size // config.head_dim,
+            kv_heads=key.size // config.head_dim,
+            head_dim=config.head_dim,
+        )
+
+    def __call__(self, x: torch.Tensor, angles: Angles, ctx: ForwardContext) -> torch.Tensor:
+        heads, kv_heads = self._spec.heads, self._spec.kv_heads
+        qkv = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._spec.head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if self._norms is not None:
+            query_norm, key_norm = self._norms
+            qk = torch.cat((query_norm(qk[:, :heads])[0], key_norm(qk[:, heads:])[0]), dim=1)
+        qk = apply_rope(qk, angles.cos, angles.signed_sin)
+        out = ctx.attention.run(qk[:, :heads], qk[:, heads:], v, self._spec, ctx.pool)
+        return self._output(out.flatten(1))
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._qkv.slots(prefix)
+        yield from self._output.slots(prefix)
+        if self._norms is not None:
+            yield from self._norms[0].slots(f"{prefix}q_norm")
+            yield from self._norms[1].slots(f"{prefix}k_norm")
+
+
+def _features(heads: slice, head_dim: int) -> slice:
+    """The features that these heads occupy."""
+    return slice(heads.start * head_dim, heads.stop * head_dim)

@@ -1,0 +1,44 @@
+"""The two ends of a model: token ids to vectors, and vectors to logits. Every rank holds the whole vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from bough.layers.placement import Placement
+from bough.layers.weights import WeightSlot
+
+
+class Embedding:
+    """A vector for each token, times `scale`."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, scale: float, placement: Placement) -> None:
+        self.weight = placement.empty(vocab_size, hidden_size)
+        # Models with a scale were trained with it rounded to the type of the weights.
+        self._scale = float(torch.tensor(scale, dtype=placement.dtype))
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        x = F.embedding(token_ids, self.weight)
+        return x if self._scale == 1.0 else x.mul_(self._scale)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}.weight", self.weight)
+
+
+class Head:
+    """Logits over the vocabulary, in float32. A tied head uses the embedding's tensor and needs no slot of its own."""
+
+    def __init__(self, weight: torch.Tensor, softcap: float | None) -> None:
+        self.weight = weight
+        self._softcap = softcap
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = F.linear(hidden, self.weight).float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap).mul_(self._softcap)
+        return logits
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}.weight", self.weight)

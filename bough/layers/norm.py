@@ -1,0 +1,27 @@
+"""RMS norm as a layer: the weight, and the settings that the kernel needs with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from bough.kernels.rms_norm.reference import rms_norm
+from bough.layers.placement import Placement
+from bough.layers.weights import WeightSlot
+
+
+class RmsNorm:
+    """Normalises the last dimension. Every rank holds the whole weight."""
+
+    def __init__(self, size: int, eps: float, plus_one: bool, placement: Placement) -> None:
+        self.weight = placement.empty(size)
+        self._eps = eps
+        self._plus_one = plus_one
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual, and that sum."""
+        return rms_norm(x, self.weight, self._eps, residual, self._plus_one)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}.weight", self.weight)

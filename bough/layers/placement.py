@@ -1,0 +1,31 @@
+"""Where a model's weights live: the one argument that every layer's constructor shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bough.distributed.topology import Topology
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
+
+
+def no_reduce(x: torch.Tensor) -> torch.Tensor:
+    """The sum over a single rank."""
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Type, device and share of the weights, and how partial results of the ranks become one."""
+
+    topology: Topology
+    dtype: torch.dtype
+    device: torch.device
+    all_reduce: AllReduce = no_reduce
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Memory for a weight, not yet written."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

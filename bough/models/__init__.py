@@ -1,0 +1,1 @@
+"""Model architectures, composed of layers. `registry` tells which exist, without loading torch."""

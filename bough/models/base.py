@@ -1,0 +1,33 @@
+"""What an executor may ask of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from bough.attention.context import ForwardContext
+from bough.core.model_config import ModelConfig
+from bough.layers.weights import WeightSlot
+
+__all__ = ["CausalLM", "ForwardContext"]
+
+
+class CausalLM(Protocol):
+    """A decoder that continues sequences of tokens. It holds weights only: what concerns requests is in the pool."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size] of int64 [tokens]; writes the tokens' keys and values to the pool."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab_size] of those hidden states [n, hidden_size] whose next token is wanted."""
+        ...
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Every tensor that must be filled before the first forward pass."""
+        ...

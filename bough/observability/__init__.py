@@ -1,0 +1,1 @@
+"""Logs and figures of a running engine; usable as no-ops."""

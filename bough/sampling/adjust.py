@@ -1,0 +1,66 @@
+"""What a request may do to the model's logits before a token is drawn: bias, penalties, barred stop tokens.
+
+Each function changes logits in place, for the rows that asked and no others. The order is SGLang's: logit bias, then
+penalties, then the bar on stop tokens, which nothing may lift.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bough.core.plan import IntArray
+from bough.sampling.batch import Part
+from bough.sampling.state import SamplingState
+
+
+def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
+    """The logits to sample from. [n, V]
+
+    Adjusted rows are overwritten in `logits`, unless one of them also wants logprobs: those are of the model's own
+    distribution, so the adjustment then works on a copy.
+    """
+    adjusted = state.flags.adjusted(rows)
+    if not adjusted.any():
+        return logits
+    if (adjusted & state.flags.logprobs[rows]).any():
+        logits = logits.clone()
+    for flagged, apply in (
+        (state.flags.biased, _add_bias),
+        (state.flags.repetition, _penalise_repetition),
+        (state.flags.additive, _penalise_frequency_and_presence),
+    ):
+        part = Part.where(flagged[rows], rows, state.device)
+        if part is not None:
+            part.put(logits, apply(state, part, part.take(logits)))
+    guarded = Part.where(state.flags.guarded[rows], rows, state.device)
+    if guarded is not None:
+        _bar_stop_ids(state, guarded, logits)
+    return logits
+
+
+def _add_bias(state: SamplingState, part: Part, logits: Tensor) -> Tensor:
+    return logits.add_(state.bias.lines(part.numbers))
+
+
+def _penalise_repetition(state: SamplingState, part: Part, logits: Tensor) -> Tensor:
+    """Moves every token of prompt and output towards less likely, whichever sign its logit has."""
+    seen = (state.output_counts.lines(part.numbers) > 0).logical_or_(state.prompt_tokens.lines(part.numbers))
+    penalty = state.repetition_penalty[part.rows, None]
+    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, penalised, logits)
+
+
+def _penalise_frequency_and_presence(state: SamplingState, part: Part, logits: Tensor) -> Tensor:
+    """OpenAI's penalties: for each time an output token stood, and once for having stood at all."""
+    counts = state.output_counts.lines(part.numbers)
+    logits.addcmul_(counts, state.frequency_penalty[part.rows, None], value=-1)
+    return logits.addcmul_(counts.clamp_(max=1), state.presence_penalty[part.rows, None], value=-1)
+
+
+def _bar_stop_ids(state: SamplingState, part: Part, logits: Tensor) -> None:
+    """Touches only the stop ids' own logits, so a guarded row costs next to nothing once its minimum is reached."""
+    places = torch.arange(len(logits), device=logits.device) if part.places is None else part.places
+    at = (places[:, None], state.stop_ids[part.rows])  # [part, width]
+    early = state.generated[part.rows] < state.min_new_tokens[part.rows]
+    logits[at] = logits[at].masked_fill_(early[:, None], -torch.inf)

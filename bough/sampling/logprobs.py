@@ -1,0 +1,131 @@
+"""Logprobs of the model's own distribution: raw logits, before temperature, penalties, bias or masks.
+
+Only rows that ask are computed. Results stay on the device as a `PendingLogprobs` until they are read, so that a step
+in flight need not wait for them. Prompts are worked through in blocks of positions, so that the logits of a long prompt
+never exist at once. Nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bough.core.plan import LogprobSpec, PositionLogprobs
+from bough.sampling.batch import to_device
+
+INPUT_BLOCK = 256  # positions whose logits exist at once: 150 MiB with a vocabulary of 150,000
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logprobs of some positions, on the device."""
+
+    tokens: Tensor  # [m] int64
+    logprobs: Tensor  # [m] float32
+    top_logprobs: Tensor  # [m, most asked]
+    top_ids: Tensor  # [m, most asked]
+    id_logprobs: Tensor  # [m, most asked]
+
+    def to_host(self) -> PositionLogprobs:
+        """The same as numpy arrays; waits for the device."""
+        return PositionLogprobs(
+            tokens=self.tokens.int().cpu().numpy(),
+            logprobs=self.logprobs.cpu().numpy(),
+            top_logprobs=self.top_logprobs.cpu().numpy(),
+            top_ids=self.top_ids.int().cpu().numpy(),
+            id_logprobs=self.id_logprobs.cpu().numpy(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Logprobs of one step's sampled tokens, not yet read."""
+
+    specs: Sequence[LogprobSpec | None]
+    scores: Scores | None  # one position for each spec that is not None
+
+    def read(self) -> list[PositionLogprobs | None]:
+        """For each row of the batch what it asked, as a run of one position; waits for the device."""
+        if self.scores is None:
+            return [None] * len(self.specs)
+        host = self.scores.to_host()
+        found: list[PositionLogprobs | None] = []
+        position = 0
+        for spec in self.specs:
+            if spec is None:
+                found.append(None)
+                continue
+            at = slice(position, position + 1)
+            position += 1
+            found.append(
+                PositionLogprobs(
+                    tokens=host.tokens[at],
+                    logprobs=host.logprobs[at],
+                    top_logprobs=host.top_logprobs[at, : spec.top],
+                    top_ids=host.top_ids[at, : spec.top],
+                    id_logprobs=host.id_logprobs[at, : len(spec.ids)],
+                )
+            )
+        return found
+
+
+def output_logprobs(logits: Tensor, tokens: Tensor, specs: Sequence[LogprobSpec | None]) -> PendingLogprobs:
+    """Scores the sampled `tokens` [n] under the raw `logits` [n, V], for the rows whose spec is not None."""
+    wanted = [place for place, spec in enumerate(specs) if spec is not None]
+    if not wanted:
+        return PendingLogprobs(specs, None)
+    asked = [spec for spec in specs if spec is not None]
+    if len(wanted) < len(specs):
+        places = to_device(np.array(wanted, dtype=np.int64), logits.device)
+        logits, tokens = logits.index_select(0, places), tokens.index_select(0, places)
+    ids = _padded_ids(asked, logits.device)
+    return PendingLogprobs(specs, _score(logits, tokens, max(spec.top for spec in asked), ids))
+
+
+def input_logprobs(
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, spec: LogprobSpec
+) -> PositionLogprobs:
+    """Scores prompt tokens: `targets` [T] int64 under the logits that `logits_of` makes of `hidden` [T, H]."""
+    if len(hidden) != len(targets):
+        raise ValueError(f"{len(hidden)} hidden states for {len(targets)} targets")
+    ids = _padded_ids([spec], hidden.device)
+    blocks = [
+        _score(logits_of(block), target, spec.top, ids.expand(len(block), -1))
+        for block, target in zip(torch.split(hidden, INPUT_BLOCK), torch.split(targets, INPUT_BLOCK), strict=True)
+    ]
+    return Scores(
+        tokens=torch.cat([block.tokens for block in blocks]),
+        logprobs=torch.cat([block.logprobs for block in blocks]),
+        top_logprobs=torch.cat([block.top_logprobs for block in blocks]),
+        top_ids=torch.cat([block.top_ids for block in blocks]),
+        id_logprobs=torch.cat([block.id_logprobs for block in blocks]),
+    ).to_host()
+
+
+def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> Scores:
+    """Normalises only the few logits that are wanted."""
+    logits = logits.float()
+    logits = logits - logits.amax(dim=-1, keepdim=True)  # close to zero, where a normaliser is exact enough
+    vocab_size = logits.shape[1]
+    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    top_logits, top_ids = logits.topk(min(top, vocab_size), dim=-1)
+    id_logprobs = logits.gather(1, ids.clamp(0, vocab_size - 1)) - normaliser
+    return Scores(
+        tokens=tokens,
+        logprobs=(logits.gather(1, tokens[:, None]) - normaliser).squeeze(1),
+        top_logprobs=top_logits - normaliser,
+        top_ids=top_ids,
+        # The model cannot say an id that is not in its vocabulary.
+        id_logprobs=id_logprobs.masked_fill_((ids < 0) | (ids >= vocab_size), -torch.inf),
+    )
+
+
+def _padded_ids(specs: Sequence[LogprobSpec], device: torch.device) -> Tensor:
+    """The chosen ids of each spec in one array, short lines filled with token 0. [specs, most ids] int64"""
+    width = max(len(spec.ids) for spec in specs)
+    lines = [spec.ids + (0,) * (width - len(spec.ids)) for spec in specs]
+    return to_device(np.array(lines, dtype=np.int64).reshape(len(specs), width), device)

@@ -1,0 +1,217 @@
+"""What each row asked of the sampler, kept where it is used.
+
+`SamplingState` owns, per row, the sampling parameters and counters on the device, and flags on the host which say what
+a row needs: a step chooses its path from the flags alone and never reads the device. Vocabulary-wide data (token counts
+for penalties, logit bias) lives in lent slots. A row's state begins with `setup` and ends with the next `setup` or with
+`release`. How logits become tokens is left to `sampler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
+from bough.core.seeds import as_int64
+from bough.sampling.batch import Part, to_device
+from bough.sampling.rowwise import Workspace
+from bough.sampling.slots import VocabularySlots
+
+TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
+
+
+@dataclass(frozen=True, slots=True)
+class RowFlags:
+    """What each row needs, on the host. [rows] each"""
+
+    random: BoolArray  # draws a random number; otherwise it takes the best token
+    ranked: BoolArray  # random, and limited by top-k or top-p
+    min_p: BoolArray  # random, and limited by min-p
+    repetition: BoolArray
+    additive: BoolArray  # frequency or presence penalty
+    biased: BoolArray
+    guarded: BoolArray  # stop ids are barred until min_new_tokens
+    logprobs: BoolArray
+
+    @classmethod
+    def none(cls, rows: int) -> RowFlags:
+        return cls(*(np.zeros(rows, dtype=np.bool_) for _ in fields(cls)))
+
+    def clear(self, rows: IntArray) -> None:
+        for field in fields(self):
+            getattr(self, field.name)[rows] = False
+
+    def penalised(self, rows: IntArray) -> BoolArray:
+        """Which of these rows count their tokens."""
+        return self.repetition[rows] | self.additive[rows]
+
+    def adjusted(self, rows: IntArray) -> BoolArray:
+        """Which of these rows sample from other logits than the model's."""
+        return self.penalised(rows) | self.biased[rows] | self.guarded[rows]
+
+
+class SamplingState:
+    """Parameters and counters of all rows."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.workspace = Workspace(self.device)
+        self.flags = RowFlags.none(rows)
+        self.logprob_specs: list[LogprobSpec | None] = [None] * rows
+        self.temperature = self._column(rows, torch.float32)
+        self.top_k = self._column(rows, torch.int64)  # the vocabulary's size: off
+        self.top_p = self._column(rows, torch.float64)  # the client's own number: it decides on which side a sum falls
+        self.min_p = self._column(rows, torch.float32)
+        self.seed = self._column(rows, torch.int64)
+        self.generated = self._column(rows, torch.int64)
+        self.min_new_tokens = self._column(rows, torch.int64)
+        self.frequency_penalty = self._column(rows, torch.float32)
+        self.presence_penalty = self._column(rows, torch.float32)
+        self.repetition_penalty = self._column(rows, torch.float32)
+        self.stop_ids = torch.zeros((rows, 0), dtype=torch.int64, device=self.device)
+        self.output_counts = VocabularySlots(rows, vocab_size, torch.float32, self.device)  # exact up to 2**24
+        self.prompt_tokens = VocabularySlots(rows, vocab_size, torch.bool, self.device)
+        self.bias = VocabularySlots(rows, vocab_size, torch.float32, self.device)
+
+    def setup(self, setups: Sequence[RowSetup]) -> None:
+        """Begins these rows, which are distinct; whatever they held is forgotten."""
+        if not setups:
+            return
+        rows = np.array([s.row for s in setups], dtype=np.int32)
+        self.release(rows)
+        self._set_flags(rows, setups)
+        self._set_columns(rows, setups)
+        self._set_stop_ids([s for s in setups if self.flags.guarded[s.row]])
+        self._set_histories([s for s in setups if s.sampling.penalised])
+        self._set_bias([s for s in setups if self.flags.biased[s.row]])
+
+    def release(self, rows: IntArray) -> None:
+        """Ends these rows: they need nothing any more and their slots are free."""
+        self.flags.clear(rows)
+        for slots in (self.output_counts, self.prompt_tokens, self.bias):
+            slots.give_back(rows)
+        for row in rows.tolist():
+            self.logprob_specs[row] = None
+
+    def advance(self, batch: Part, tokens: Tensor) -> None:
+        """Counts one sampled token for every row of the batch."""
+        self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
+        counting = Part.where(self.flags.penalised(batch.numbers), batch.numbers, self.device)
+        if counting is not None:
+            flat = self.output_counts.at(counting.numbers) * self.vocab_size + counting.take(tokens)
+            counts = self.output_counts.tensor
+            counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
+
+    def specs(self, rows: IntArray) -> list[LogprobSpec | None] | None:
+        """What logprobs these rows want; None when none of them wants any."""
+        if not self.flags.logprobs[rows].any():
+            return None
+        return [self.logprob_specs[row] for row in rows.tolist()]
+
+    def check(self) -> None:
+        """Audits the slots: each is free or lent, and only rows that need one hold one."""
+        for slots, needed in (
+            (self.output_counts, self.flags.repetition | self.flags.additive),
+            (self.prompt_tokens, self.flags.repetition),
+            (self.bias, self.flags.biased),
+        ):
+            slots.check()
+            if not np.array_equal(slots.slot_of >= 0, needed):
+                raise AssertionError("the rows that hold a slot are not those that need one")
+
+    def _column(self, rows: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(rows, dtype=dtype, device=self.device)
+
+    def _set_flags(self, rows: IntArray, setups: Sequence[RowSetup]) -> None:
+        flags, params = self.flags, [s.sampling for s in setups]
+        random = np.array([not p.greedy for p in params])
+        flags.random[rows] = random
+        flags.ranked[rows] = random & [0 < p.top_k < self.vocab_size or p.top_p < TOP_P_OFF for p in params]
+        flags.min_p[rows] = random & [p.min_p > 0.0 for p in params]
+        flags.repetition[rows] = [p.repetition_penalty != 1.0 for p in params]
+        flags.additive[rows] = [p.frequency_penalty != 0.0 or p.presence_penalty != 0.0 for p in params]
+        flags.biased[rows] = [bool(p.logit_bias) for p in params]
+        flags.guarded[rows] = [s.generated < s.sampling.min_new_tokens and bool(self._stops(s)) for s in setups]
+        flags.logprobs[rows] = [s.logprobs is not None for s in setups]
+        for s in setups:
+            self.logprob_specs[s.row] = s.logprobs
+
+    def _set_columns(self, rows: IntArray, setups: Sequence[RowSetup]) -> None:
+        at, params = to_device(rows.astype(np.int64), self.device), [s.sampling for s in setups]
+        k_off = self.vocab_size
+        self._write(self.temperature, at, (1.0 if p.greedy else p.temperature for p in params))
+        self._write(self.top_k, at, (min(p.top_k, k_off) if p.top_k > 0 else k_off for p in params))
+        self._write(self.top_p, at, (p.top_p if p.top_p < TOP_P_OFF else 1.0 for p in params))
+        self._write(self.min_p, at, (p.min_p for p in params))
+        self._write(self.seed, at, (as_int64(s.seed) for s in setups))
+        self._write(self.generated, at, (s.generated for s in setups))
+        self._write(self.min_new_tokens, at, (p.min_new_tokens for p in params))
+        self._write(self.frequency_penalty, at, (p.frequency_penalty for p in params))
+        self._write(self.presence_penalty, at, (p.presence_penalty for p in params))
+        self._write(self.repetition_penalty, at, (p.repetition_penalty for p in params))
+
+    def _write(self, column: Tensor, at: Tensor, values: Iterable[float]) -> None:
+        column.index_copy_(0, at, to_device(torch.tensor(list(values), dtype=column.dtype).numpy(), self.device))
+
+    def _stops(self, setup: RowSetup) -> list[int]:
+        return [token for token in setup.stop_ids if 0 <= token < self.vocab_size]
+
+    def _set_stop_ids(self, setups: Sequence[RowSetup]) -> None:
+        """Writes one line per row; shorter ones repeat their first id, which bars the same token twice."""
+        if not setups:
+            return
+        lines = [self._stops(s) for s in setups]
+        width = max(self.stop_ids.shape[1], *(len(line) for line in lines))
+        if width > self.stop_ids.shape[1]:
+            grown = self.stop_ids.new_zeros((self.stop_ids.shape[0], width))
+            held = self.stop_ids.shape[1]
+            grown[:, :held] = self.stop_ids
+            if held:
+                grown[:, held:] = self.stop_ids[:, :1]
+            self.stop_ids = grown
+        padded = np.array([line + line[:1] * (width - len(line)) for line in lines], dtype=np.int64)
+        rows = np.array([s.row for s in setups], dtype=np.int64)
+        self.stop_ids.index_copy_(0, to_device(rows, self.device), to_device(padded, self.device))
+
+    def _set_histories(self, setups: Sequence[RowSetup]) -> None:
+        """Lends count slots and fills them with the tokens so far, which may have come from a cached prefix."""
+        if not setups:
+            return
+        rows = np.array([s.row for s in setups], dtype=np.int32)
+        self.output_counts.lend(rows)
+        self.prompt_tokens.lend(rows[self.flags.repetition[rows]])
+        outputs, prompts = [], []
+        for s in setups:
+            if s.history is None:
+                raise ValueError(f"row {s.row} has penalties but its setup carries no history")
+            outputs.append((s.row, s.history[s.prompt_len :]))
+            if self.flags.repetition[s.row]:
+                prompts.append((s.row, np.unique(s.history[: s.prompt_len])))
+        self.output_counts.add_ones(*self._pairs(outputs))
+        prompt_rows, prompt_tokens = self._pairs(prompts)
+        seen = torch.ones(len(prompt_rows), dtype=torch.bool, device=self.device)
+        self.prompt_tokens.scatter(prompt_rows, prompt_tokens, seen)
+
+    def _set_bias(self, setups: Sequence[RowSetup]) -> None:
+        if not setups:
+            return
+        self.bias.lend(np.array([s.row for s in setups], dtype=np.int32))
+        pairs = [(s.row, token, amount) for s in setups for token, amount in s.sampling.logit_bias.items()]
+        pairs = [pair for pair in pairs if 0 <= pair[1] < self.vocab_size]
+        rows, tokens = (np.array([pair[i] for pair in pairs], dtype=np.int32) for i in (0, 1))
+        amounts = np.array([pair[2] for pair in pairs], dtype=np.float32)
+        self.bias.scatter(rows, tokens, to_device(amounts, self.device))
+
+    def _pairs(self, lines: list[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]:
+        """Lines of tokens as flat (row, token) pairs; ids outside the vocabulary (media placeholders) fall away."""
+        if not lines:
+            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
+        rows = np.repeat(np.array([row for row, _ in lines], dtype=np.int32), [len(tokens) for _, tokens in lines])
+        tokens = np.concatenate([tokens for _, tokens in lines])
+        known = (tokens >= 0) & (tokens < self.vocab_size)
+        return rows[known], tokens[known]

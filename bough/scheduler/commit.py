@@ -1,0 +1,151 @@
+"""Applies the result of a step: records tokens, finds who has ended, frees them, and sends the news on.
+
+All arithmetic over rows is vectorised; Python touches a request one by one only when something happens to it (it
+starts, it ends, it wants logprobs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult
+from bough.messages.outputs import Ended, LogprobRun, Started, StepOutput
+from bough.scheduler.planner import Chunk, PlannedStep
+from bough.scheduler.ports import Outbox
+from bough.scheduler.request import Request
+from bough.scheduler.residents import Residents
+
+BAD_LOGITS = FinishAbort(
+    "The model produced numbers that are not finite for this request (NaN or infinity); other requests go on.",
+    status_code=500,
+    err_type="InternalServerError",
+)
+
+
+class Committer:
+    """Turns step results into tokens, endings and messages."""
+
+    def __init__(
+        self, residents: Residents, outbox: Outbox, eos_ids: Sequence[int], forget: Callable[[Request], None]
+    ) -> None:
+        self._residents = residents
+        self._table = residents.table
+        self._outbox = outbox
+        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
+        self._forget = forget  # called for each request that has ended
+        self.generated_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def commit(self, step: PlannedStep, result: StepResult) -> None:
+        table, plan = self._table, step.plan
+        live = table.serial[plan.rows] == step.serials  # rows that ended or were aborted meanwhile have moved on
+        sampling = np.flatnonzero(plan.sample)
+        kept = live[sampling]
+        positions = sampling[kept]
+        rows = plan.rows[positions]
+        tokens = result.tokens[kept, 0]
+        table.tokens[rows, table.known[rows]] = tokens
+        table.known[rows] += 1
+        self.generated_tokens += len(rows)
+
+        started = self._starts(step, result, live)
+        logprobs = {
+            int(table.handle[plan.rows[i]]): pack_logprobs(result.output_logprobs[i])
+            for i in positions.tolist()
+            if i in result.output_logprobs
+        }
+        message = StepOutput(table.handle[rows].tobytes(), tokens.tobytes(), started, [], logprobs)
+        ended = self._ended_rows(rows, tokens, result.bad[kept])
+        ended += [
+            (c.request, FinishLength(0)) for i, c in self._live_chunks(step, live) if c.final and c.request.max_new == 0
+        ]
+        for request, reason in ended:
+            message.ended.append(Ended(request.handle, reason, request.retractions))
+            self._residents.leave(request)
+            self._forget(request)
+        if len(rows) or started or ended:
+            self._outbox.tokens(message)
+
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """Ends a request outside of a step; its row, if it has one, is freed at once."""
+        self.drop(request)
+        self._outbox.tokens(StepOutput(b"", b"", [], [Ended(request.handle, reason, request.retractions)]))
+
+    def drop(self, request: Request) -> None:
+        """Frees a request whose caller has had its last word already."""
+        if request.row >= 0:
+            self._residents.leave(request)
+        self._forget(request)
+
+    def refuse(self, handle: int, reason: FinishAbort) -> None:
+        """Answers a request that never became one."""
+        self._outbox.tokens(StepOutput(b"", b"", [], [Ended(handle, reason, 0)]))
+
+    def _ended_rows(self, rows: IntArray, tokens: IntArray, bad: BoolArray) -> list[tuple[Request, FinishReason]]:
+        """Requests that end with the token they just got, and why."""
+        table = self._table
+        stopped = np.isin(tokens, self._eos_ids) & table.heeds_eos[rows]
+        for i in np.flatnonzero(table.has_stop_ids[rows]).tolist():
+            stopped[i] |= int(tokens[i]) in table.request_in(int(rows[i])).stop_ids
+        generated = table.known[rows] - table.prompt_len[rows]
+        full = generated >= table.max_new[rows]
+        ended: list[tuple[Request, FinishReason]] = []
+        for i in np.flatnonzero(stopped | full | bad).tolist():
+            reason: FinishReason
+            if bad[i]:
+                reason = BAD_LOGITS
+            elif stopped[i]:
+                reason = FinishStop(int(tokens[i]))
+            else:
+                reason = FinishLength(int(generated[i]))
+            ended.append((table.request_in(int(rows[i])), reason))
+        return ended
+
+    def _starts(self, step: PlannedStep, result: StepResult, live: BoolArray) -> list[Started]:
+        """Prompts that are now complete, with what they cost; also gathers the prompt logprobs of every chunk."""
+        started: list[Started] = []
+        for index, chunk in self._live_chunks(step, live):
+            request = chunk.request
+            if index in result.input_logprobs:
+                request.input_logprobs.append(result.input_logprobs[index])
+            if chunk.final and not request.started:
+                request.started = True
+                self.prompt_tokens += request.prompt_len
+                self.cached_tokens += request.cached_tokens
+                queue_time_s = request.admitted_at - request.queued_at
+                started.append(
+                    Started(request.handle, request.cached_tokens, queue_time_s, _join_logprobs(request.input_logprobs))
+                )
+        return started
+
+    def _live_chunks(self, step: PlannedStep, live: BoolArray) -> list[tuple[int, Chunk]]:
+        return [(step.decodes + i, c) for i, c in enumerate(step.chunks) if live[step.decodes + i]]
+
+
+def pack_logprobs(run: PositionLogprobs) -> LogprobRun:
+    return LogprobRun(
+        run.tokens.tobytes(),
+        run.logprobs.tobytes(),
+        run.top_ids.shape[1],
+        run.top_logprobs.tobytes(),
+        run.top_ids.tobytes(),
+        run.id_logprobs.tobytes(),
+    )
+
+
+def _join_logprobs(runs: list[PositionLogprobs]) -> LogprobRun | None:
+    if not runs:
+        return None
+    return pack_logprobs(
+        PositionLogprobs(
+            np.concatenate([r.tokens for r in runs]),
+            np.concatenate([r.logprobs for r in runs]),
+            np.concatenate([r.top_logprobs for r in runs]),
+            np.concatenate([r.top_ids for r in runs]),
+            np.concatenate([r.id_logprobs for r in runs]),
+        )
+    )

@@ -1,0 +1,104 @@
+"""Takes requests in: everything that can be known to be wrong with one is found here, before it costs anything.
+
+A refused request gets its terminal message like any other; nothing that was sent in is dropped without a word.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from bough.core.errors import RequestError
+from bough.core.plan import IntArray, Limits, LogprobSpec
+from bough.core.settings import SchedulerSettings
+from bough.messages.outputs import Open
+from bough.messages.requests import Generate
+from bough.scheduler.request import Request
+
+PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spell the first one
+
+
+class Intake:
+    """Checks requests against the engine's limits and gives them their place in the order of arrival."""
+
+    def __init__(self, limits: Limits, settings: SchedulerSettings, eos_ids: Sequence[int]) -> None:
+        self._limits = limits
+        self._pool_tokens = limits.pages[0] * limits.page_size
+        self._truncate = settings.allow_auto_truncate
+        self._max_queued = settings.max_queued_requests
+        self._eos_ids = frozenset(eos_ids)
+        self._arrivals = itertools.count()
+
+    def request(self, message: Generate, queued: int, now: float) -> Request:
+        """The request, ready to wait; or a `RequestError` that says why not."""
+        if self._max_queued is not None and queued >= self._max_queued:
+            raise RequestError(
+                f"The request queue is full ({queued} waiting, --max-queued-requests {self._max_queued}); "
+                "try again later.",
+                status_code=429,
+                err_type="QueueFullError",
+            )
+        tokens = np.frombuffer(message.input_ids, dtype=np.int32)
+        self._check_ids(tokens)
+        sampling, spec = message.sampling, message.logprobs
+        longest = min(self._limits.context_length, self._pool_tokens)
+        room_for = longest - (sampling.max_new_tokens > 0)
+        if len(tokens) > room_for:
+            if not self._truncate:
+                raise RequestError(self._too_long(len(tokens)), field="input_ids")
+            tokens = tokens[:room_for]
+        stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
+        no_more = len(tokens) - 1
+        if spec is not None and spec.start >= len(tokens):
+            raise RequestError(
+                f"logprob_start_len ({spec.start}) must be smaller than the prompt's {len(tokens)} tokens.",
+                field="logprob_start_len",
+            )
+        return Request(
+            handle=message.handle,
+            rid=message.rid,
+            tokens=tokens,
+            prompt_len=len(tokens),
+            sampling=sampling,
+            seed=message.seed,
+            max_new=min(sampling.max_new_tokens, longest - len(tokens)),
+            stop_ids=stop_ids,
+            namespace=message.namespace,
+            priority=message.priority,
+            logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
+            arrival=next(self._arrivals),
+            queued_at=now,
+            logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
+        )
+
+    def _check_ids(self, tokens: IntArray) -> None:
+        if not len(tokens):
+            raise RequestError("The prompt is empty; give at least one token.", field="input_ids")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self._limits.vocab_size:
+            wrong = low if low < 0 else high
+            raise RequestError(
+                f"Token id {wrong} is outside the vocabulary (0 to {self._limits.vocab_size - 1}).", field="input_ids"
+            )
+
+    def _too_long(self, length: int) -> str:
+        limits = self._limits
+        if self._pool_tokens < limits.context_length:
+            return (
+                f"The prompt has {length} tokens; at most {self._pool_tokens - 1} fit the KV cache of "
+                f"{self._pool_tokens} tokens. Shorten it, or start the engine with a larger "
+                "--max-total-tokens or --mem-fraction-static."
+            )
+        return (
+            f"The prompt has {length} tokens, the context is {limits.context_length} tokens and one must be left for "
+            "the answer. Shorten the prompt or start the engine with a larger --context-length."
+        )
+
+
+def opening(message: Generate) -> Open:
+    """What the detokenizer must know before the request's first token."""
+    tail = message.input_ids[-4 * PROMPT_TAIL :]
+    ids = () if message.logprobs is None else message.logprobs.ids
+    return Open(message.handle, message.sampling, tail, len(message.input_ids) // 4, message.stream, ids)

@@ -1,0 +1,212 @@
+"""The scheduler's loop: it only states the order of events.
+
+With overlap, step t + 1 is planned and launched before the result of step t is looked at: the executor always has work
+queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Without overlap each
+step is committed before the next is planned. When there is nothing to do it blocks on the inbox and burns no CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort
+from bough.core.plan import Executor, InFlight
+from bough.core.settings import MemorySettings, SchedulerSettings
+from bough.memory.tree import PagePool, RadixTree, audit_pages
+from bough.messages.outputs import Reply
+from bough.messages.requests import Abort, FlushCache, Generate, GetState, Shutdown, StreamEnded, ToScheduler
+from bough.scheduler.commit import Committer
+from bough.scheduler.intake import Intake, opening
+from bough.scheduler.planner import PlannedStep, Planner
+from bough.scheduler.ports import Inbox, Outbox
+from bough.scheduler.prefix_cache import PrefixCache
+from bough.scheduler.request import Request
+from bough.scheduler.residents import Residents
+from bough.scheduler.rows import RowTable
+from bough.scheduler.stats import Stats
+from bough.scheduler.timeouts import Timeouts
+from bough.scheduler.waiting_queue import WaitingQueue
+
+log = logging.getLogger(__name__)
+
+OVERLAP_DEPTH = 1  # steps in flight while the next is planned
+
+
+class Scheduler:
+    """Owns the requests of one engine, from intake to their terminal message."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        inbox: Inbox,
+        outbox: Outbox,
+        *,
+        memory: MemorySettings,
+        settings: SchedulerSettings,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        limits = executor.limits()
+        self._executor, self._inbox, self._outbox, self._clock = executor, inbox, outbox, clock
+        tree = RadixTree(limits.page_size, memory.radix_eviction_policy)
+        pool = PagePool(limits.pages[0])
+        self._cache = PrefixCache(pool, tree, limits.page_size, share=not memory.disable_radix_cache)
+        self._table = RowTable(limits.rows, limits.context_length, limits.page_size)
+        self._residents = Residents(self._table, self._cache)
+        self._queue = WaitingQueue()
+        self._requests: dict[int, Request] = {}
+        self._intake = Intake(limits, settings, eos_ids)
+        self._planner = Planner(self._residents, self._queue, settings, limits.chunk_tokens, seed)
+        self._committer = Committer(self._residents, outbox, eos_ids, self._forget)
+        self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
+        self._stats = Stats(settings.decode_log_interval, clock)
+        self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
+        self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
+        self._closing = False
+        self._dirty = False  # something ran since the last audit
+
+    def run(self) -> None:
+        """Serves until told to shut down."""
+        while not self._closing:
+            self.turn()
+        for request in list(self._requests.values()):
+            self._abort(request, "The engine was shut down.", 503)
+        while self._in_flight:
+            self._commit_oldest()
+
+    def turn(self) -> None:
+        """One turn of the loop: messages, plan and launch, commit what is due."""
+        for message in self._inbox.receive(self._patience()):
+            self._handle(message)
+        self._expire()
+        self._launch_next()
+        while len(self._in_flight) > self._depth:
+            self._commit_oldest()
+
+    # The order of events ----------------------------------------------------------------------------------------------
+
+    def _patience(self) -> float | None:
+        """How long to wait for messages: not at all while there is work, for ever when there is none."""
+        if self._in_flight or len(self._queue) or self._table.running:
+            return 0.0
+        if self._dirty:
+            self._go_idle()
+        return None
+
+    def _launch_next(self) -> None:
+        now = self._clock()
+        planned = self._planner.plan(drained=not self._in_flight)
+        if planned is None:
+            # Nothing can be launched before what is in flight has been committed.
+            if self._in_flight:
+                self._commit_oldest()
+            return
+        for chunk in planned.chunks:
+            chunk.request.admitted_at = chunk.request.admitted_at or now
+        self._in_flight.append((planned, self._executor.launch(planned.plan)))
+        self._dirty = True
+
+    def _commit_oldest(self) -> None:
+        step, in_flight = self._in_flight.popleft()
+        self._committer.commit(step, in_flight.wait())
+        self._stats.after_step(step, self._committer, self._cache, self._table, len(self._queue))
+
+    def _go_idle(self) -> None:
+        """Nothing runs: check the books, and expect the next load to be like any first one."""
+        self._residents.take_edits()
+        audit = audit_pages(self._cache.pool, self._cache.tree, self._residents.held())
+        if audit.problems:
+            log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
+            self._cache.pool.repair(audit.leaked)
+        self._planner.ratio.reset()
+        self._stats.idle()
+        self._dirty = False
+
+    def _expire(self) -> None:
+        for request, reason in self._timeouts.due(self._clock(), self._queue, self._table):
+            self._end(request, reason)
+
+    # Messages ---------------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: ToScheduler) -> None:
+        match message:
+            case Generate():
+                self._take(message)
+            case Abort():
+                for request in self._named(message.handle):
+                    self._abort(request, message.message, 499)
+            case StreamEnded():
+                for request in self._named(message.handle):
+                    self._dequeue(request)
+                    self._committer.drop(request)
+            case FlushCache():
+                self._flush(message)
+            case GetState():
+                self._outbox.reply(Reply(message.call, True, data=self._state()))
+            case Shutdown():
+                self._closing = True
+            case _:
+                assert_never(message)
+
+    def _take(self, message: Generate) -> None:
+        self._outbox.tokens(opening(message))
+        try:
+            request = self._intake.request(message, len(self._queue), self._clock())
+        except RequestError as error:
+            self._committer.refuse(message.handle, FinishAbort(error.message, error.status_code, error.err_type))
+            return
+        self._requests[request.handle] = request
+        self._queue.add(request)
+
+    def _named(self, handle: int | None) -> list[Request]:
+        """The request with this handle, unless it has just ended by itself; without a handle, all."""
+        if handle is None:
+            return list(self._requests.values())
+        request = self._requests.get(handle)
+        return [] if request is None else [request]
+
+    def _abort(self, request: Request, text: str, status_code: int) -> None:
+        self._end(request, FinishAbort(text, status_code, "AbortError"))
+
+    def _end(self, request: Request, reason: FinishAbort) -> None:
+        self._dequeue(request)
+        self._committer.end(request, reason)
+
+    def _dequeue(self, request: Request) -> None:
+        if request.row < 0:
+            self._queue.remove(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.handle]
+
+    def _flush(self, message: FlushCache) -> None:
+        busy = len(self._requests)
+        if busy:
+            text = f"The cache can only be flushed when nothing runs or waits; {busy} requests do."
+            self._outbox.reply(Reply(message.call, False, text))
+            return
+        while self._in_flight:
+            self._commit_oldest()
+        self._cache.flush()
+        self._outbox.reply(Reply(message.call, True, "Cache flushed."))
+
+    def _state(self) -> dict[str, object]:
+        return {
+            "num_running_reqs": self._table.running,
+            "num_waiting_reqs": len(self._queue),
+            "num_used_tokens": self._cache.used_tokens,
+            "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
+            "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
+            "num_retracted_reqs": self._planner.retracted,
+            "new_token_ratio": self._planner.ratio.value,
+            "prompt_tokens": self._committer.prompt_tokens,
+            "cached_tokens": self._committer.cached_tokens,
+            "generated_tokens": self._committer.generated_tokens,
+            "last_gen_throughput": self._stats.throughput,
+        }

@@ -1,0 +1,71 @@
+"""The order of the waiting queue: pure functions from a snapshot to an order.
+
+`fcfs` by arrival; `priority` by urgency, then arrival; `lof` longest output first; `lpm` longest cached prefix first;
+`dfs-weight` walks the tree depth first, the branches with most waiting requests first, so that requests of one branch
+run together; `random` shuffles.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CACHE_AWARE = frozenset({"lpm", "dfs-weight"})
+LPM_QUEUE_LIMIT = 128  # matching every waiting prompt each step costs more than the better order brings
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an order may depend on. `path` names the tree nodes that the prompt's cached prefix runs through."""
+
+    arrival: int
+    urgency: int = 0  # larger goes first
+    max_new: int = 0
+    prefix: int = 0
+    path: tuple[int, ...] = ()
+
+
+def order(policy: str, waiting: Sequence[Waiting], rng: random.Random) -> list[int]:
+    """Indices into `waiting`, first to run first. Ties go by arrival."""
+    indices = list(range(len(waiting)))
+    if policy == "random":
+        rng.shuffle(indices)
+        return indices
+    if policy == "dfs-weight":
+        weight = Counter(node for w in waiting for node in w.path)
+        return sorted(indices, key=lambda i: (_branch_key(waiting[i].path, weight), waiting[i].arrival))
+    if policy == "lpm" and len(waiting) <= LPM_QUEUE_LIMIT:
+        return sorted(indices, key=lambda i: (-waiting[i].prefix, waiting[i].arrival))
+    if policy == "lof":
+        return sorted(indices, key=lambda i: (-waiting[i].max_new, waiting[i].arrival))
+    if policy == "priority":
+        return sorted(indices, key=lambda i: (-waiting[i].urgency, waiting[i].arrival))
+    return sorted(indices, key=lambda i: waiting[i].arrival)
+
+
+def _branch_key(path: tuple[int, ...], weight: Counter[int]) -> tuple[tuple[int, int], ...]:
+    """Sorting by this tuple is a depth-first walk: at each level the heavier branch first, equal ones kept apart."""
+    return tuple((-weight[node], node) for node in path)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the choice of a victim may depend on."""
+
+    row: int
+    generated: int
+    prompt_len: int
+    urgency: int = 0
+
+
+def retraction_order(running: Sequence[Running]) -> list[int]:
+    """Rows in the order in which they give way when memory runs out: least output first (least work is lost), and of
+    those the longest prompt first (most memory is won). Less urgent requests before more urgent ones."""
+    return [r.row for r in sorted(running, key=lambda r: (r.urgency, r.generated, -r.prompt_len))]
+
+
+def preemption_order(running: Sequence[Running], urgency: int, threshold: int) -> list[int]:
+    """Rows that must give way to a request of this urgency, if it cannot start otherwise."""
+    return retraction_order([r for r in running if urgency - r.urgency > threshold])

@@ -1,0 +1,27 @@
+"""What the scheduler needs of the world, as narrow protocols: tests implement them with fakes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from bough.core.plan import Executor, InFlight
+from bough.messages.outputs import Open, Reply, StepOutput
+from bough.messages.requests import ToScheduler
+
+__all__ = ["Executor", "InFlight", "Inbox", "Outbox"]
+
+
+class Inbox(Protocol):
+    """Where requests and commands arrive."""
+
+    def receive(self, timeout_s: float | None = 0.0) -> list[ToScheduler]:
+        """Everything that has arrived; waits up to `timeout_s` (None: for ever) for a first message."""
+        ...
+
+
+class Outbox(Protocol):
+    """Where answers go: tokens to the detokenizer, replies to the client."""
+
+    def tokens(self, message: Open | StepOutput) -> None: ...
+
+    def reply(self, message: Reply) -> None: ...

@@ -1,0 +1,49 @@
+"""One request as the scheduler sees it, from the moment it is taken until it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
+from bough.core.sampling_params import SamplingParams
+from bough.memory.tree import Node
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`tokens` is the prompt with the output so far while the request waits; while it runs, its row holds them."""
+
+    handle: int
+    rid: str
+    tokens: IntArray
+    prompt_len: int
+    sampling: SamplingParams
+    seed: int
+    max_new: int  # max_new_tokens, cut to what the context and the pool can hold
+    stop_ids: frozenset[int]
+    namespace: str
+    priority: int
+    logprobs: LogprobSpec | None
+    arrival: int  # order of arrival; kept over retractions, so a retracted request goes first again
+    queued_at: float
+    logprob_next: int  # first prompt position whose logprob is still to be computed; prompt_len - 1: none is
+    admitted_at: float = 0.0
+    row: int = -1
+    node: Node | None = None  # the tree node that this request holds a lock on
+    cached_tokens: int = -1  # found in the cache when first admitted
+    started: bool = False
+    retractions: int = 0
+    input_logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far; meant for a request that waits."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def match_cap(self) -> int:
+        """How much of `tokens` may come from the cache: the last token must be computed to have logits to sample from,
+        and so must every position whose logprob was asked."""
+        if self.logprob_next < self.prompt_len - 1:
+            return self.logprob_next
+        return len(self.tokens) - 1

@@ -1,0 +1,138 @@
+"""Who lives in which row on which pages: admission of a request into memory, its growth, and its leaving.
+
+Owns the row table and the moves between it and the prefix cache. A chunk enters the tree as soon as it is planned:
+plans run in order and every layer stores before it attends, so whoever matches it reads it after it was written, even
+in the same plan.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bough.core.plan import IntArray, PageSwap, RowSetup
+from bough.memory.tree import Match, Node
+from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
+from bough.scheduler.request import Request
+from bough.scheduler.rows import RowTable
+
+
+class Residents:
+    """The running requests and their memory."""
+
+    def __init__(self, table: RowTable, cache: PrefixCache) -> None:
+        self.table = table
+        self.cache = cache
+        self.page_size = cache.page_size
+        self._edits: list[PageSwap] = []  # page swaps that the next plan must carry to the executor
+        self._swapped_out: list[IntArray] = []  # pages that the plan in the making still writes to
+
+    def admit(self, request: Request, match: Match) -> RowSetup:
+        """Seats the request on the pages of its cached prefix, whose lock passes to it."""
+        table = self.table
+        row = table.seat(request)
+        prefix = match.pages
+        table.pages[row, : len(prefix)] = prefix
+        table.page_count[row] = table.tree_pages[row] = len(prefix)
+        table.length[row] = match.length
+        request.node = match.node
+        if request.cached_tokens < 0:
+            request.cached_tokens = int(table.length[row])
+        return RowSetup(
+            row=row,
+            sampling=request.sampling,
+            seed=request.seed,
+            pages=(prefix,),
+            length=int(table.length[row]),
+            generated=request.generated,
+            history=request.tokens if request.sampling.penalised else None,
+            prompt_len=request.prompt_len,
+            logprobs=request.logprobs,
+            stop_ids=tuple(sorted(request.stop_ids)),
+        )
+
+    def grow(self, row: int, count: int) -> IntArray:
+        """Pages for `count` more tokens of a prefill; they are appended to the row and the new prefix is shared."""
+        table = self.table
+        length = int(table.length[row]) + count
+        have = int(table.page_count[row])
+        pages = self.cache.take(pages_for(length, self.page_size) - have)
+        table.pages[row, have : have + len(pages)] = pages
+        table.page_count[row] += len(pages)
+        table.length[row] = length
+        self._share(row)
+        return pages
+
+    def grow_by_one(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """One more token for each row: the new pages in row order, and how many each row got."""
+        table = self.table
+        fresh = (table.length[rows] % self.page_size) == 0
+        pages = self.cache.take(int(fresh.sum()))
+        if len(pages):
+            receivers = rows[fresh]
+            table.pages[receivers, table.page_count[receivers]] = pages
+            table.page_count[receivers] += 1
+        table.length[rows] += 1
+        return pages, fresh.astype(np.int32)
+
+    def pages_for_one(self, rows: IntArray) -> int:
+        """How many pages `grow_by_one` would take."""
+        return int(((self.table.length[rows] % self.page_size) == 0).sum())
+
+    def leave(self, request: Request) -> None:
+        """Frees the row. What was computed stays in the tree for others (and for the request itself, if it was
+        retracted); what is not whole or not known goes back to the pool.
+
+        Steps in flight may still write to those pages. That is harmless: their next owner's step runs later.
+        """
+        table, row = self.table, request.row
+        self._share(row)
+        self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
+        self._edits = [edit for edit in self._edits if edit.row != row]
+        self._move_lock(request, None)
+        table.unseat(request)
+
+    def take_edits(self) -> tuple[PageSwap, ...]:
+        """What a new plan must tell the executor first. Pages that the last plan's rows swapped away are free from now
+        on: had they been given out at once, two rows of that plan would have written to them."""
+        for pages in self._swapped_out:
+            self.cache.pool.give(pages)
+        self._swapped_out.clear()
+        edits, self._edits = tuple(self._edits), []
+        return edits
+
+    def held(self) -> dict[str, IntArray]:
+        """Pages that belong to rows and not to the tree, for the audit."""
+        table = self.table
+        held = {r.rid: table.pages[r.row, table.tree_pages[r.row] : table.page_count[r.row]] for r in table.seated()}
+        held["swapped out"] = np.concatenate([NO_PAGES, *self._swapped_out])
+        return held
+
+    def _share(self, row: int) -> None:
+        """Gives the row's whole pages to the tree. Where the tree already has those tokens, the row moves to the tree's
+        pages, and its own will go back to the pool."""
+        tree = self.cache.tree
+        table = self.table
+        whole = table.valid_tokens(row) // self.page_size
+        if not self.cache.share or whole <= table.tree_pages[row]:
+            return
+        request = table.request_in(row)
+        own = table.pages[row, :whole]
+        inserted = tree.insert(
+            table.tokens[row, : whole * self.page_size], own.copy(), request.namespace, priority=request.priority
+        )
+        moved = np.flatnonzero(own != inserted.pages)
+        if len(moved):
+            first, last = int(moved[0]), int(moved[-1]) + 1
+            self._swapped_out.append(own[moved])
+            self._edits.append(PageSwap(row, 0, first, inserted.pages[first:last].copy()))
+            own[:] = inserted.pages
+        self._move_lock(request, inserted.node)
+        table.tree_pages[row] = whole
+
+    def _move_lock(self, request: Request, node: Node | None) -> None:
+        """Locks the new node before the old one is let go: in between, nothing of the path may become evictable."""
+        if node is not None:
+            self.cache.tree.lock(node)
+        if request.node is not None:
+            self.cache.tree.unlock(request.node)
+        request.node = node

@@ -1,0 +1,108 @@
+"""The host's twin of the executor's rows: structure of arrays, so that a step over hundreds of rows is a few numpy
+calls.
+
+Owns which rows are in use and what each has launched so far. Lengths run ahead of knowledge: `length` counts tokens
+whose keys and values a launched step computes, `known` counts tokens whose value the host has seen.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from bough.core.plan import IntArray
+from bough.scheduler.request import Request
+
+
+class Phase(IntEnum):
+    """Where a row stands."""
+
+    FREE = 0
+    PREFILL = 1  # more of the prompt is to be computed
+    DECODE = 2  # every further step samples a token
+    DRAINING = 3  # its last step is in flight
+
+
+class RowTable:
+    """Arrays indexed by row. The large ones are committed by the operating system only as they are touched."""
+
+    def __init__(self, rows: int, context_length: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.tokens = np.zeros((rows, context_length), dtype=np.int32)
+        self.pages = np.zeros((rows, -(-context_length // page_size)), dtype=np.int32)
+        self.page_count = np.zeros(rows, dtype=np.int32)
+        self.tree_pages = np.zeros(rows, dtype=np.int32)  # how many of its first pages the tree owns
+        self.length = np.zeros(rows, dtype=np.int32)
+        self.known = np.zeros(rows, dtype=np.int32)
+        self.prompt_len = np.zeros(rows, dtype=np.int32)
+        self.sampled = np.zeros(rows, dtype=np.int32)  # output tokens launched, those in flight included
+        self.max_new = np.zeros(rows, dtype=np.int32)
+        self.phase = np.zeros(rows, dtype=np.int8)
+        self.serial = np.zeros(rows, dtype=np.int64)  # changes with the owner: tells a late result from a fresh one
+        self.handle = np.zeros(rows, dtype=np.int64)
+        self.heeds_eos = np.zeros(rows, dtype=np.bool_)
+        self.has_stop_ids = np.zeros(rows, dtype=np.bool_)
+        self.wants_logprobs = np.zeros(rows, dtype=np.bool_)
+        self.requests: list[Request | None] = [None] * rows
+        self._free = list(range(rows - 1, -1, -1))
+        self._serials = 0
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def running(self) -> int:
+        return len(self.requests) - len(self._free)
+
+    def seat(self, request: Request) -> int:
+        """Gives the request a row and lays its tokens there; pages are the caller's matter."""
+        row = self._free.pop()
+        total = len(request.tokens)
+        self._serials += 1
+        self.serial[row] = self._serials
+        self.handle[row] = request.handle
+        self.tokens[row, :total] = request.tokens
+        self.known[row] = total
+        self.prompt_len[row] = request.prompt_len
+        self.sampled[row] = request.generated
+        self.max_new[row] = request.max_new
+        self.page_count[row] = self.tree_pages[row] = self.length[row] = 0
+        self.phase[row] = Phase.PREFILL
+        self.heeds_eos[row] = not request.sampling.ignore_eos
+        self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
+        self.wants_logprobs[row] = request.logprobs is not None
+        self.requests[row] = request
+        request.row = row
+        return row
+
+    def unseat(self, request: Request) -> None:
+        """Takes the row back; the request keeps its tokens, prompt and output."""
+        row = request.row
+        request.tokens = self.tokens[row, : self.known[row]].copy()
+        request.row = -1
+        self.requests[row] = None
+        self.phase[row] = Phase.FREE
+        self.serial[row] = 0
+        self._free.append(row)
+
+    def request_in(self, row: int) -> Request:
+        request = self.requests[row]
+        assert request is not None, f"row {row} is free"
+        return request
+
+    def decoding(self) -> IntArray:
+        return np.flatnonzero(self.phase == Phase.DECODE).astype(np.int32)
+
+    def prefilling(self) -> list[int]:
+        """Rows with more prompt to compute, oldest request first."""
+        rows = np.flatnonzero(self.phase == Phase.PREFILL).tolist()
+        return sorted(rows, key=lambda row: self.request_in(row).arrival)
+
+    def seated(self) -> list[Request]:
+        return [r for r in self.requests if r is not None]
+
+    def valid_tokens(self, row: int) -> int:
+        """Tokens whose value is known and whose keys and values are computed by a launched step."""
+        return int(min(self.length[row], self.known[row]))

@@ -1,0 +1,35 @@
+"""Requests that have waited or run for too long; off unless set."""
+
+from __future__ import annotations
+
+from bough.core.finish import FinishAbort
+from bough.scheduler.request import Request
+from bough.scheduler.rows import RowTable
+from bough.scheduler.waiting_queue import WaitingQueue
+
+CHECK_INTERVAL_S = 0.2  # looking at every request each step would cost more than the precision is worth
+
+
+class Timeouts:
+    """Owns when the requests were last looked at."""
+
+    def __init__(self, waiting_s: float | None, running_s: float | None) -> None:
+        self._waiting_s = waiting_s
+        self._running_s = running_s
+        self._checked_at = float("-inf")
+
+    def due(self, now: float, queue: WaitingQueue, table: RowTable) -> list[tuple[Request, FinishAbort]]:
+        """The requests whose time is up, with what to tell their callers."""
+        if (self._waiting_s is None and self._running_s is None) or now - self._checked_at < CHECK_INTERVAL_S:
+            return []
+        self._checked_at = now
+        due: list[tuple[Request, FinishAbort]] = []
+        if self._waiting_s is not None:
+            text = f"The request waited longer than {self._waiting_s:g} s (--waiting-timeout-s)."
+            late = [r for r in queue if now - r.queued_at > self._waiting_s]
+            due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
+        if self._running_s is not None:
+            text = f"The request ran longer than {self._running_s:g} s (--running-timeout-s)."
+            late = [r for r in table.seated() if now - r.admitted_at > self._running_s]
+            due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
+        return due

@@ -1,0 +1,158 @@
+"""Chat templates: a model's own Jinja program that turns a conversation into its prompt.
+
+Templates come with model files, so they run in Jinja's immutable sandbox, with the conveniences that template authors
+rely on in `transformers`: `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `break` and
+`continue`, the `generation` block, and the special tokens by name. A template that refuses a conversation, or cannot
+cope with it, answers that request with a 400; it never harms the server.
+
+Owned here: the compiled templates. Which template a model has is left to `load`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bough.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+# Marks the end of the message to continue. Its trailing space tells whether the template trimmed the message.
+CONTINUE_MARK = "<<<bough-continues-here>>> "
+
+
+class ChatTemplate:
+    """A model's templates by name (nearly always one, "default") and the special tokens they may name."""
+
+    def __init__(self, sources: str | Mapping[str, str], variables: Mapping[str, str] | None = None) -> None:
+        self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
+        self._variables = dict(variables or {})
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. `extra` are the client's own template variables; they cannot replace the conversation."""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message continues the last message, add_generation_prompt starts a new one; "
+                    "set only one of them.",
+                    field="continue_final_message",
+                )
+            messages = _with_continue_mark(messages)
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        text = _run(self._choose(bool(tools)), {"documents": None, **self._variables, **(extra or {}), **given})
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _choose(self, with_tools: bool) -> str:
+        if with_tools and "tool_use" in self.sources:
+            return self.sources["tool_use"]
+        if "default" in self.sources:
+            return self.sources["default"]
+        raise RequestError(
+            f"This model has no default chat template, only {', '.join(sorted(self.sources))}; "
+            "start the server with --chat-template.",
+            field="messages",
+        )
+
+
+def _run(source: str, variables: Mapping[str, Any]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return compile_template(source).render(variables)
+    except TemplateError as error:
+        raise RequestError(f"The chat template refused the messages: {error.message}", field="messages") from None
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        # Python's own errors out of a template's expressions: it met a shape of message that it does not expect.
+        raise RequestError(
+            f"The chat template cannot render these messages: {type(error).__name__}: {error}", field="messages"
+        ) from None
+
+
+@cache
+def compile_template(source: str) -> Template:
+    """The compiled template; compiling costs milliseconds, a template is rendered for every chat request."""
+    return _environment().from_string(source)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import ext, nodes, parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationBlock(ext.Extension):
+        """`{% generation %}` marks what an assistant wrote, for training; here its content is just rendered."""
+
+        tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+        def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _with_continue_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation with the mark behind its last text."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if isinstance(content, str):
+        return [*messages[:-1], {**last, "content": content + CONTINUE_MARK}]
+    if isinstance(content, list):
+        for i in reversed(range(len(content))):
+            part = content[i]
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                marked = {**part, "text": part["text"] + CONTINUE_MARK}
+                return [*messages[:-1], {**last, "content": [*content[:i], marked, *content[i + 1 :]]}]
+    raise RequestError(
+        "continue_final_message needs a last message with text to continue.", field="continue_final_message"
+    )
+
+
+def _cut_at_mark(text: str) -> str:
+    where = text.rfind(CONTINUE_MARK.rstrip())
+    if where < 0:
+        raise RequestError(
+            "The chat template drops the last message's text, so it cannot be continued; "
+            "leave continue_final_message out.",
+            field="continue_final_message",
+        )
+    trimmed = not text.startswith(CONTINUE_MARK, where)
+    return text[:where].rstrip() if trimmed else text[:where]

@@ -1,0 +1,155 @@
+"""Tokens in, text out: the process that alone sends a request's last word.
+
+Stop strings exist only in text, so they are found here: the text, ids and logprobs are cut at the match, the client
+gets its terminal delta, and the scheduler is told to stop; tokens that come later find no stream and are dropped. One
+message in (the tokens of a step) makes at most one message out (the deltas of that step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import numpy as np
+
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort, FinishReason, FinishStop
+from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Started, StepOutput, ToDetokenizer
+from bough.messages.requests import Shutdown, StreamEnded
+from bough.tokenizer.incremental import IncrementalDecoder
+from bough.tokenizer.stops import StopMatcher
+from bough.tokenizer.tokenizer import Tokenizer
+
+
+class Outlet(Protocol):
+    """Where deltas and stop notices go."""
+
+    def deltas(self, message: Deltas) -> None: ...
+
+    def stream_ended(self, message: StreamEnded) -> None: ...
+
+
+@dataclass(slots=True)
+class Stream:
+    """One open request: how its text is made, and what has not been sent yet."""
+
+    decoder: IncrementalDecoder | None  # None: token ids only
+    stops: StopMatcher | None
+    keep_stop_token: bool
+    interval: int  # tokens between two deltas; 0: one delta at the end
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobRun] = field(default_factory=list)
+    started: Started | None = None
+    sent: bool = False
+
+    def due(self) -> bool:
+        """The first token goes out at once, whatever the interval: it is what people wait for."""
+        return self.interval > 0 and bool(self.ids) and (not self.sent or len(self.ids) >= self.interval)
+
+    def take(self, handle: int, finish: FinishReason | None = None, retractions: int = 0) -> Delta:
+        delta = Delta(
+            handle,
+            "".join(self.text),
+            np.array(self.ids, dtype=np.int32).tobytes(),
+            self.started,
+            self.logprobs,
+            finish,
+            retractions,
+        )
+        self.text, self.ids, self.logprobs, self.started, self.sent = [], [], [], None, True
+        return delta
+
+
+class Detokenizer:
+    """Owns the open streams."""
+
+    def __init__(self, tokenizer: Tokenizer | None, outlet: Outlet, stream_interval: int = 1) -> None:
+        self._tokenizer = tokenizer
+        self._outlet = outlet
+        self._interval = stream_interval
+        self._streams: dict[int, Stream] = {}
+
+    def handle(self, message: ToDetokenizer) -> bool:
+        """Deals with one message; False when it was the last."""
+        match message:
+            case Open():
+                self._streams[message.handle] = self._open(message)
+            case StepOutput():
+                self._step(message)
+            case Shutdown():
+                return False
+            case _:
+                assert_never(message)
+        return True
+
+    def _open(self, message: Open) -> Stream:
+        sampling = message.sampling
+        decoder = None
+        if self._tokenizer is not None:
+            tail = np.frombuffer(message.prompt_tail, dtype=np.int32).tolist()
+            decoder = IncrementalDecoder(self._tokenizer, tail, sampling.skip_special_tokens)
+        stops = None
+        if sampling.stop or sampling.stop_regex:
+            stops = StopMatcher(sampling.stop, sampling.stop_regex, sampling.no_stop_trim)
+        interval = (sampling.stream_interval or self._interval) if message.stream else 0
+        return Stream(decoder, stops, sampling.no_stop_trim, interval)
+
+    def _step(self, message: StepOutput) -> None:
+        deltas: list[Delta] = []
+        for started in message.started:
+            if (stream := self._streams.get(started.handle)) is not None:
+                stream.started = started
+        ended = {end.handle: end for end in message.ended}
+        handles = np.frombuffer(message.handles, dtype=np.int64).tolist()
+        tokens = np.frombuffer(message.tokens, dtype=np.int32).tolist()
+        for handle, token in zip(handles, tokens, strict=True):
+            stream = self._streams.get(handle)
+            if stream is None:  # it ended at a stop string, and the scheduler had not heard of it yet
+                continue
+            if message.logprobs and handle in message.logprobs:
+                stream.logprobs.append(message.logprobs[handle])
+            stopped = self._push(stream, token, ended.get(handle))
+            if stopped is not None:
+                end = ended.pop(handle, None)
+                if end is None:
+                    self._outlet.stream_ended(StreamEnded(handle))
+                deltas.append(self._close(handle, stream, stopped, end))
+            elif stream.due() and handle not in ended:
+                deltas.append(stream.take(handle))
+        for end in ended.values():
+            if (stream := self._streams.get(end.handle)) is not None:
+                _flush(stream)
+                deltas.append(self._close(end.handle, stream, end.reason, end))
+        if deltas:
+            self._outlet.deltas(Deltas(deltas))
+
+    def _push(self, stream: Stream, token: int, end: Ended | None) -> FinishReason | None:
+        """Adds a token; a reason when its text completes a stop string or cannot be searched."""
+        stream.ids.append(token)
+        is_stop_token = end is not None and isinstance(end.reason, FinishStop)
+        if stream.decoder is None or (is_stop_token and not stream.keep_stop_token):
+            return None
+        text = stream.decoder.push((token,))
+        if stream.stops is None:
+            stream.text.append(text)
+            return None
+        try:
+            outcome = stream.stops.push(text)
+        except RequestError as error:
+            return FinishAbort(error.message, error.status_code, error.err_type)
+        stream.text.append(outcome.emit)
+        return None if outcome.matched is None else FinishStop(outcome.matched)
+
+    def _close(self, handle: int, stream: Stream, reason: FinishReason, end: Ended | None) -> Delta:
+        del self._streams[handle]
+        return stream.take(handle, reason, 0 if end is None else end.retractions)
+
+
+def _flush(stream: Stream) -> None:
+    """The request has ended: what was held back as half a character or a possible stop goes out."""
+    rest = stream.decoder.flush() if stream.decoder is not None else ""
+    if stream.stops is not None:
+        outcome = stream.stops.push(rest)
+        rest = outcome.emit + stream.stops.flush()
+    stream.text.append(rest)

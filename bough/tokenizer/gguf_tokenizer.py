@@ -1,0 +1,149 @@
+"""A tokenizer built from the metadata of a GGUF file, which holds the vocabulary but no tokenizer program.
+
+Two kinds of vocabulary are served: `gpt2` (byte-level BPE with its list of merges) and `llama` (SentencePiece BPE,
+which stores a score for each token instead: the best-scored neighbours merge first). Reading the file is left to the
+caller, who passes the metadata as a mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+
+from bough.core.errors import ModelError
+from bough.tokenizer.pieces import SPACE_MARK
+from bough.tokenizer.pre_tokenizers import find_split_rule
+
+Metadata = Mapping[str, Any]
+
+
+class TokenType(IntEnum):
+    """The numbers of `tokenizer.ggml.token_type` that matter here."""
+
+    NORMAL = 1
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
+    """The complete tokenizer: model, splitting, added tokens, and the BOS or EOS that it puts around a text."""
+    kind = _required(metadata, "tokenizer.ggml.model")
+    tokens: Sequence[str] = _required(metadata, "tokenizer.ggml.tokens")
+    match kind:
+        case "gpt2":
+            backend, adds_bos = _byte_level_bpe(metadata, tokens)
+        case "llama":
+            backend, adds_bos = _sentencepiece_bpe(metadata, tokens), True
+        case _:
+            raise ModelError(
+                f"The GGUF file has a {kind!r} vocabulary; gpt2 and llama are served. "
+                "Use a Hugging Face folder with a tokenizer.json instead."
+            )
+    _add_tokens(backend, metadata, tokens)
+    before = _marker(metadata, tokens, "bos", adds_bos)
+    after = _marker(metadata, tokens, "eos", False)
+    if before or after:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[token for token, _ in before] + ["$A"] + [token for token, _ in after],
+            special_tokens=before + after,
+        )
+    return backend
+
+
+def special_token_ids(metadata: Metadata) -> dict[str, int]:
+    """By Hugging Face's names: the special tokens that the file declares."""
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
+    given = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    return {f"{name}_token": int(token) for name, token in given.items() if token is not None}
+
+
+def end_ids(metadata: Metadata) -> tuple[int, ...]:
+    """The tokens that end a text, a turn or a message."""
+    given = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return tuple(dict.fromkeys(int(token) for token in given if token is not None))
+
+
+def chat_templates(metadata: Metadata) -> dict[str, str]:
+    """The file's chat templates by name; the unnamed one is "default"."""
+    templates = {"default": metadata.get("tokenizer.chat_template")}
+    for name in metadata.get("tokenizer.chat_templates", ()):
+        templates[name] = metadata.get(f"tokenizer.chat_template.{name}")
+    return {name: source for name, source in templates.items() if source}
+
+
+def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    rule = find_split_rule(metadata.get("tokenizer.ggml.pre", "default"))
+    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges")]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
+    normalizer = rule.normalizer()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = rule.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return backend, rule.adds_bos
+
+
+def _sentencepiece_bpe(metadata: Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            {token: i for i, token in enumerate(tokens)},
+            _merges_from_scores(metadata, tokens),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces = normalizers.Replace(" ", SPACE_MARK)
+    text_steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), spaces])
+        backend.decoder = decoders.Sequence([*text_steps, decoders.Strip(content=" ", left=1, right=0)])
+    else:
+        backend.normalizer = spaces
+        backend.decoder = decoders.Sequence(text_steps)
+    return backend
+
+
+def _merges_from_scores(metadata: Metadata, tokens: Sequence[str]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best-scored tokens first: the order in which SentencePiece merges."""
+    scores = _required(metadata, "tokenizer.ggml.scores")
+    types = _required(metadata, "tokenizer.ggml.token_type")
+    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
+    best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
+    return [
+        (left, right)
+        for token in (tokens[i] for i in best_first)
+        if token in mergeable
+        for cut in range(len(token) - 1, 0, -1)
+        if (left := token[:cut]) in mergeable and (right := token[cut:]) in mergeable
+    ]
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
+    """Control tokens become special, user-defined ones are recognised in text and shown in it."""
+    added = [
+        AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
+        for token, kind in zip(tokens, metadata.get("tokenizer.ggml.token_type", ()), strict=False)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+    backend.add_tokens([token for token in added if not token.special])
+    backend.add_special_tokens([token for token in added if token.special])
+
+
+def _marker(metadata: Metadata, tokens: Sequence[str], name: str, default: bool) -> list[tuple[str, int]]:
+    token = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    wanted = metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+    return [(tokens[token], int(token))] if wanted and token is not None else []
+
+
+def _required(metadata: Metadata, key: str) -> Any:
+    value = metadata.get(key)
+    if value is None:
+        raise ModelError(f"The GGUF file has no {key}, so text cannot be tokenized; use a complete file.")
+    return value

@@ -1,0 +1,165 @@
+"""Stop strings and stop regexes over a stream of text.
+
+Text is passed on as early as possible: only what may still become a stop is held back. For strings that is the
+longest suffix which begins one of them, tracked by an automaton (Knuth, Morris, Pratt) that sees each character once,
+so the cost is linear and the outcome does not depend on how the text was cut. The match that is complete first counts;
+of those that end together, the longest.
+
+A regex is searched in the text so far: as soon as it matches, the text stops at the earliest match, at the extent it
+then has. What could still become a match is held back, up to `MAX_HELD` characters: a pattern such as `.*x` would
+otherwise hold a whole answer; the text before that is let go and can no longer be part of a match. Empty matches do not
+count.
+
+Owned here: the held text of one request. A caller without stops makes no matcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from bough.core.errors import RequestError
+
+if TYPE_CHECKING:
+    import regex
+
+MAX_HELD = 4096  # characters that regexes may hold back
+REGEX_CONTEXT = 256  # characters of emitted text that a regex still sees: for \b, ^ and look-behind
+REGEX_TIMEOUT_S = 0.1  # a search takes microseconds; one this long backtracks, and every other stream waits for it
+
+
+class StopOutcome(NamedTuple):
+    """Text to pass on, and what stopped it, if anything did."""
+
+    emit: str
+    matched: str | None
+
+
+class _Match(NamedTuple):
+    """Where in the text a stop was found; the smallest is the one that counts."""
+
+    end: int
+    start: int
+    text: str
+
+
+class StopMatcher:
+    """Looks for the first stop in a text that comes in parts. After a match, everything further is dropped."""
+
+    __slots__ = ("_automata", "_emitted", "_first_chars", "_keep_match", "_regexes", "_stopped", "_text")
+
+    def __init__(self, strings: Sequence[str], regexes: Sequence[str], keep_match: bool) -> None:
+        self._automata = [_StringAutomaton(string) for string in strings]
+        self._first_chars = frozenset(string[0] for string in strings)
+        self._regexes = _compile(regexes) if regexes else []
+        self._keep_match = keep_match
+        self._text = ""  # some emitted text (for regexes only), then the held text
+        self._emitted = 0  # where in it the held text begins
+        self._stopped = False
+
+    def push(self, text: str) -> StopOutcome:
+        """More text in; out comes what no stop can claim any more."""
+        if self._stopped:
+            return StopOutcome("", None)
+        if not self._text and not self._regexes and self._first_chars.isdisjoint(text):
+            return StopOutcome(text, None)  # nothing is held and nothing begins here: nearly every token
+        offset = len(self._text)
+        self._text += text
+        found = [
+            _Match(offset + end, offset + end - len(automaton.string), automaton.string)
+            for automaton in self._automata
+            if (end := automaton.advance(text)) is not None
+        ]
+        held = max((automaton.matched for automaton in self._automata), default=0)
+        for pattern in self._regexes:
+            match, may_match = self._search(pattern)
+            held = max(held, may_match)
+            if match is not None:
+                found.append(match)
+        if found:
+            return self._stop(min(found))
+        return StopOutcome(self._emit_up_to(len(self._text) - held), None)
+
+    def flush(self) -> str:
+        """What was held back, when the text has ended without a stop."""
+        return self._emit_up_to(len(self._text))
+
+    def _stop(self, match: _Match) -> StopOutcome:
+        emit = self._text[self._emitted : match.end if self._keep_match else match.start]
+        self._stopped, self._text, self._emitted = True, "", 0
+        return StopOutcome(emit, match.text)
+
+    def _search(self, pattern: regex.Pattern[str]) -> tuple[_Match | None, int]:
+        """The pattern's match in the held text; else how many characters at the end may still become one."""
+        try:
+            match = pattern.search(self._text, self._emitted, partial=True, timeout=REGEX_TIMEOUT_S)
+            if match is None:
+                return None, 0
+            if match.partial:
+                return None, min(len(self._text) - match.start(), MAX_HELD)
+            if match.end() == match.start():  # a pattern that can be empty matches so everywhere: look for more
+                matches = pattern.finditer(self._text, self._emitted, timeout=REGEX_TIMEOUT_S)
+                match = next((other for other in matches if other.end() > other.start()), None)
+        except TimeoutError:
+            raise RequestError(
+                f"stop_regex {pattern.pattern!r} takes too long to search; write it without nested repetition.",
+                field="stop_regex",
+            ) from None
+        return (None if match is None else _Match(match.end(), match.start(), match.group())), 0
+
+    def _emit_up_to(self, end: int) -> str:
+        emit = self._text[self._emitted : end]
+        first_kept = max(0, end - REGEX_CONTEXT) if self._regexes else end
+        self._text = self._text[first_kept:]
+        self._emitted = end - first_kept
+        return emit
+
+
+def _compile(patterns: Sequence[str]) -> list[regex.Pattern[str]]:
+    import regex  # not needed by the many requests without one
+
+    return [regex.compile(pattern) for pattern in patterns]
+
+
+class _StringAutomaton:
+    """Knows how much of one stop string the text so far ends with."""
+
+    __slots__ = ("_fallback", "matched", "string")
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self.matched = 0  # characters of `string` that end the text so far
+        self._fallback = _fallbacks(string)
+
+    def advance(self, text: str) -> int | None:
+        """Reads on; returns where in `text` the string is first complete, if it is."""
+        string, fallback, matched = self.string, self._fallback, self.matched
+        i = 0
+        while i < len(text):
+            if matched == 0:
+                i = text.find(string[0], i)  # skips at C speed what cannot begin the string
+                if i < 0:
+                    break
+            char = text[i]
+            while matched and string[matched] != char:
+                matched = fallback[matched]
+            if string[matched] == char:
+                matched += 1
+            i += 1
+            if matched == len(string):
+                return i
+        self.matched = matched
+        return None
+
+
+def _fallbacks(string: str) -> list[int]:
+    """For each length n: the longest proper prefix of `string[:n]` that also ends it."""
+    table = [0] * (len(string) + 1)
+    length = 0
+    for n in range(2, len(string) + 1):
+        while length and string[length] != string[n - 1]:
+            length = table[length]
+        if string[length] == string[n - 1]:
+            length += 1
+        table[n] = length
+    return table

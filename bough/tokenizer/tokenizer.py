@@ -1,0 +1,126 @@
+"""The tokenizer of one model: text to ids, ids to text, conversations to prompts.
+
+It joins a `tokenizers.Tokenizer` (which does the encoding) with what that object does not know: which ids end a text,
+the model's chat template, and the table that makes decoding cheap. Where its parts come from is left to `load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from bough.core.errors import RequestError
+from bough.tokenizer.chat_template import ChatTemplate
+from bough.tokenizer.incremental import IncrementalDecoder
+from bough.tokenizer.pieces import TokenPieces, find_piece_rule
+
+
+class Tokenizer:
+    """One model's tokenizer; shared by all requests and safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        eos_ids: tuple[int, ...] = (),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.backend = backend
+        self.bos_id = bos_id
+        self.eos_ids = eos_ids
+        self._chat_template = chat_template
+        added: Mapping[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
+        self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        rule = find_piece_rule(backend)
+        self.drops_first_space = rule is not None and rule.drops_first_space
+        self._shown: TokenPieces | None = None
+        self._skipped: TokenPieces | None = None
+        if rule is not None:
+            self._shown = TokenPieces(backend, rule.token_bytes, hidden=frozenset())
+            self._skipped = TokenPieces(backend, rule.token_bytes, hidden=self.special_ids)
+
+    # ---- text to ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text. Special tokens written in it are recognised; `add_special_tokens` adds those around it."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Many texts at once, on as many threads as the machine has."""
+        try:
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError:
+            for text in texts:
+                _check_encodable(text)
+            raise
+        return [encoding.ids for encoding in encodings]
+
+    # ---- ids to text
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids that stand alone; unknown ids show nothing."""
+        decoder = IncrementalDecoder(self, (), skip_special_tokens)
+        return decoder.push(ids) + decoder.flush()
+
+    def token_text(self, token: int) -> str:
+        """One token as text, special or not, its leading space kept; U+FFFD where it is only part of a character."""
+        if self._shown is None:
+            return self.backend_decode(self.visible([token], skip_special_tokens=False))
+        piece = self._shown[token]
+        return piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
+        return self._skipped if skip_special_tokens else self._shown
+
+    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        return [token for token in ids if 0 <= token < self.vocab_size and token not in hidden]
+
+    def backend_decode(self, ids: list[int]) -> str:
+        text: str = self.backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    # ---- conversations to prompts
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation; encode it with `add_special_tokens=False`: the template writes them itself."""
+        if self._chat_template is None:
+            raise RequestError(
+                "This model has no chat template; start the server with --chat-template (a Jinja file or text), "
+                "or use a completion endpoint.",
+                field="messages",
+            )
+        return self._chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            continue_final_message=continue_final_message,
+            extra=kwargs,
+        )
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text holds a lone surrogate ({text[error.start]!r} at character {error.start}), which cannot be "
+            "encoded as UTF-8; send valid Unicode."
+        ) from None

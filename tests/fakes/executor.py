@@ -1,0 +1,142 @@
+"""An executor without a model that notices every mistake in the page accounts.
+
+Its "keys and values" are the tokens themselves, written to and read back through page tables. The next token is a hash
+of the whole sequence that a row reads, so a page that was lent twice, freed too early or swapped wrongly changes the
+output. `oracle` gives the output that an undisturbed run must have.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from bough.core.plan import BatchPlan, Limits, PositionLogprobs, StepResult
+
+VOCAB = 97
+
+
+def next_token(sequence: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % VOCAB
+
+
+def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset()) -> list[int]:
+    """What the fake model generates after `prompt`, with the stop token, if one ends it."""
+    sequence = list(prompt)
+    for _ in range(max_new):
+        sequence.append(next_token(np.array(sequence, dtype=np.int32)))
+        if sequence[-1] in stops:
+            break
+    return sequence[len(prompt) :]
+
+
+@dataclass
+class Done:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class FakeExecutor:
+    def __init__(
+        self, *, rows: int = 8, pages: int = 64, page_size: int = 1, context_length: int = 64, chunk_tokens: int = 16
+    ) -> None:
+        self._limits = Limits(rows, page_size, (pages,), context_length, VOCAB, chunk_tokens, "fake")
+        self.page_size = page_size
+        self.slots = np.full((pages + 1) * page_size, -1, dtype=np.int32)
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self.last_token: dict[int, int] = {}
+        self.poisoned_rows: set[int] = set()
+        self.plans: list[BatchPlan] = []
+        self.computed_tokens = 0
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    def close(self) -> None:
+        pass
+
+    def launch(self, plan: BatchPlan) -> Done:
+        self.plans.append(plan)
+        for setup in plan.setups:
+            self.tables[setup.row] = setup.pages[0].tolist()
+            self.lengths[setup.row] = setup.length
+        for edit in plan.edits:
+            table = self.tables[edit.row]
+            assert edit.first + len(edit.pages) <= len(table), "an edit reaches past the row's table"
+            for i, page in enumerate(edit.pages.tolist()):
+                old = self._page(table[edit.first + i])
+                assert (old == self._page(page)).all() or edit.first + i >= self.lengths[edit.row] // self.page_size
+                table[edit.first + i] = page
+        self._append_pages(plan)
+        self._store(plan)
+        return Done(self._read(plan))
+
+    def _page(self, page: int) -> np.ndarray:
+        return self.slots[page * self.page_size : (page + 1) * self.page_size]
+
+    def _append_pages(self, plan: BatchPlan) -> None:
+        offset = 0
+        for row, count in zip(plan.rows.tolist(), plan.new_page_counts[0].tolist(), strict=True):
+            self.tables[row] += plan.new_pages[0][offset : offset + count].tolist()
+            offset += count
+        assert offset == len(plan.new_pages[0])
+
+    def _store(self, plan: BatchPlan) -> None:
+        """Every row writes before any row reads, as in each layer of a real model."""
+        offset = 0
+        written: set[int] = set()
+        for row, query, given in zip(plan.rows.tolist(), plan.query_lens.tolist(), plan.given.tolist(), strict=True):
+            tokens = plan.tokens[offset : offset + given].tolist()
+            offset += given
+            if given < query:
+                tokens = [self.last_token[row], *tokens]
+            assert len(tokens) == query
+            for token in tokens:
+                position = self.lengths[row]
+                slot = self.tables[row][position // self.page_size] * self.page_size + position % self.page_size
+                assert slot >= self.page_size, "page 0 belongs to nobody"
+                assert slot not in written, "two rows of one plan write to one place"
+                written.add(slot)
+                self.slots[slot] = token
+                self.lengths[row] += 1
+            self.computed_tokens += query
+        assert offset == len(plan.tokens)
+
+    def _sequence(self, row: int) -> np.ndarray:
+        positions = np.arange(self.lengths[row])
+        table = np.array(self.tables[row])
+        return self.slots[table[positions // self.page_size] * self.page_size + positions % self.page_size]
+
+    def _read(self, plan: BatchPlan) -> StepResult:
+        tokens, bad = [], []
+        output: dict[int, PositionLogprobs] = {}
+        for index, row in enumerate(plan.rows.tolist()):
+            sequence = self._sequence(row)
+            assert (sequence >= 0).all(), "a row reads a place that nobody wrote"
+            if plan.sample[index]:
+                self.last_token[row] = next_token(sequence)
+                tokens.append([self.last_token[row]])
+                bad.append(row in self.poisoned_rows)
+        inputs = {w.index: self._input_logprobs(plan, w) for w in plan.input_logprobs}
+        return StepResult(
+            plan.step,
+            np.array(tokens, dtype=np.int32).reshape(-1, 1),
+            np.ones(len(tokens), dtype=np.int32),
+            np.array(bad, dtype=np.bool_),
+            output,
+            inputs,
+        )
+
+    def _input_logprobs(self, plan: BatchPlan, want) -> PositionLogprobs:  # type: ignore[no-untyped-def]
+        """The "logprob" of a prompt token is minus its value."""
+        row = int(plan.rows[want.index])
+        start = self.lengths[row] - int(plan.query_lens[want.index]) + want.first
+        known = [*self._sequence(row).tolist(), want.next_token]
+        targets = np.array(known[start + 1 : start + 1 + want.count], dtype=np.int32)
+        assert len(targets) == want.count and (targets >= 0).all()
+        empty = np.zeros((want.count, 0), dtype=np.float32)
+        return PositionLogprobs(targets, -targets.astype(np.float32), empty, empty.astype(np.int32), empty)

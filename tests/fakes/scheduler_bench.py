@@ -1,0 +1,63 @@
+"""A scheduler wired to fakes, with the audit run after every turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bough.core.settings import MemorySettings, SchedulerSettings
+from bough.memory.tree import audit_pages
+from bough.messages.requests import ToScheduler
+from bough.scheduler.loop import Scheduler
+from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
+from tests.fakes.executor import FakeExecutor
+
+
+class Bench:
+    """`submit` messages, `turn` the loop, look at `out`."""
+
+    def __init__(
+        self,
+        executor: FakeExecutor | None = None,
+        *,
+        eos_ids: tuple[int, ...] = (),
+        memory: MemorySettings | None = None,
+        **settings: Any,
+    ) -> None:
+        self.executor = executor or FakeExecutor()
+        self.inbox, self.out = FakeInbox(), FakeOutbox()
+        self.now = 0.0
+        self.scheduler = Scheduler(
+            self.executor,
+            self.inbox,
+            self.out,
+            memory=memory or MemorySettings(),
+            settings=SchedulerSettings(**settings),
+            eos_ids=eos_ids,
+            clock=lambda: self.now,
+        )
+
+    def submit(self, *messages: ToScheduler) -> None:
+        self.inbox.pending += messages
+
+    def ask(self, handle: int, prompt: list[int], **options: Any) -> None:
+        self.submit(generate(handle, prompt, **options))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.scheduler.turn()
+            self.check()
+
+    def run(self, limit: int = 5000) -> None:
+        """Until nothing is left to do."""
+        before = self.inbox.idle_waits
+        for _ in range(limit):
+            self.turn()
+            if self.inbox.idle_waits > before:
+                return
+        raise AssertionError("the scheduler does not come to rest")
+
+    def check(self) -> None:
+        s = self.scheduler
+        problems = s._cache.tree.check() + s._cache.pool.check()
+        audit = audit_pages(s._cache.pool, s._cache.tree, s._residents.held())
+        assert not problems and not audit.problems, (problems, audit.problems)

@@ -1,0 +1,74 @@
+"""Rotary frequencies against transformers' own functions, for every kind of scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from bough.core.model_config import RopeConfig
+from bough.layers.rope import RotaryEmbedding, frequencies
+
+LLAMA3 = RopeConfig(500000.0, "llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
+YARN = RopeConfig(1000000.0, "yarn", factor=4.0, original_context=4096)
+CASES: dict[str, tuple[RopeConfig, dict[str, Any]]] = {
+    "default": (RopeConfig(10000.0), {"rope_type": "default", "rope_theta": 10000.0}),
+    "linear": (
+        RopeConfig(10000.0, "linear", factor=8.0),
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
+    ),
+    "llama3": (
+        LLAMA3,
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "yarn": (
+        YARN,
+        {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 4096},
+    ),
+    "yarn with its own magnitude": (
+        RopeConfig(
+            10000.0, "yarn", factor=16.0, original_context=2048, beta_fast=16.0, beta_slow=2.0, attention_factor=0.9
+        ),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "attention_factor": 0.9,
+            "original_max_position_embeddings": 2048,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_angles_are_those_of_transformers(name: str, head_dim: int) -> None:
+    ours, parameters = CASES[name]
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=131072)
+    config.rope_parameters = parameters
+    theirs = LlamaRotaryEmbedding(config)
+    positions = torch.tensor([0, 1, 17, 4095, 100_000])
+    cos, sin = theirs(torch.zeros(1), positions[None])
+    angles = RotaryEmbedding(ours, head_dim, torch.device("cpu"))(positions)
+    torch.testing.assert_close(angles.cos[:, 0], cos[0], atol=1e-5, rtol=1e-5)
+    sign = torch.cat((-torch.ones(head_dim // 2), torch.ones(head_dim // 2)))
+    torch.testing.assert_close(angles.signed_sin[:, 0], sin[0] * sign, atol=1e-5, rtol=1e-5)
+
+
+def test_stored_factors_divide_the_frequencies() -> None:
+    """GGUF files store Llama 3's scaling as divisors: both forms must give the same rotation."""
+    divisors = frequencies(RopeConfig(LLAMA3.theta), 64) / frequencies(LLAMA3, 64)
+    stored = RopeConfig(LLAMA3.theta, factors=tuple(divisors.tolist()))
+    torch.testing.assert_close(frequencies(stored, 64), frequencies(LLAMA3, 64), atol=0.0, rtol=1e-6)

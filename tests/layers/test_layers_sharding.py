@@ -1,0 +1,121 @@
+"""The ranks' partial results add up to the whole: heads, key/value heads (replicated where scarce) and inner width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import pytest
+import torch
+
+from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
+from bough.attention.registry import build_backend
+from bough.core.errors import SettingsError
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.distributed.topology import Topology
+from bough.layers.attention import SelfAttention
+from bough.layers.mlp import GatedMLP
+from bough.layers.placement import Placement
+from bough.layers.rope import RotaryEmbedding
+from bough.layers.weights import WeightSlot
+from bough.memory.pools.kv_pool import KVPool
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=24,
+    intermediate_size=40,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=6,
+    vocab_size=10,
+    context_length=64,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+    qkv_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+    qk_norm=True,
+)
+TOKENS = 7
+
+
+class Layer(Protocol):
+    def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
+
+
+def placement(topology: Topology) -> Placement:
+    """Ranks are simulated one after the other: the test does the summing."""
+    return Placement(topology, torch.float32, CPU)
+
+
+def fill(layer: Layer, checkpoint: dict[str, torch.Tensor]) -> None:
+    for slot in layer.slots(""):
+        slot.target.copy_(checkpoint[slot.name][slot.index])
+
+
+def checkpoint_of(config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Whole tensors, drawn in the shapes of a single rank's slots."""
+    torch.manual_seed(0)
+    one = placement(Topology())
+    layers: tuple[Layer, ...] = (SelfAttention(config, 0, one), GatedMLP(config, one))
+    return {slot.name: torch.randn(slot.target.shape) for layer in layers for slot in layer.slots("")}
+
+
+def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -> torch.Tensor:
+    layer = SelfAttention(config, 0, placement(topology))
+    fill(layer, checkpoint_of(config))
+    batch = AttentionBatch(
+        rows=torch.tensor([0]),
+        query_lens=np.array([TOKENS], dtype=np.int32),
+        query_starts=np.array([0, TOKENS], dtype=np.int32),
+        context_lens=np.array([0], dtype=np.int32),
+        page_table=torch.arange(1, TOKENS + 1, dtype=torch.int32)[None],
+        slots=torch.arange(1, TOKENS + 1),
+        positions=torch.arange(TOKENS),
+        page_size=1,
+    )
+    backend = build_backend("torch")
+    backend.prepare(batch)
+    ctx = ForwardContext(backend, KVPool(config, TOKENS, 1, torch.float32, CPU, topology), batch)
+    return layer(x, RotaryEmbedding(config.rope, config.head_dim, CPU)(batch.positions), ctx)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_attention_of_the_ranks_sums_to_the_whole(kv_heads: int, ranks: int) -> None:
+    config = replace(CONFIG, num_kv_heads=kv_heads)
+    x = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    whole = attention_output(config, Topology(), x)
+    parts = [attention_output(config, Topology(rank, ranks), x) for rank in range(ranks)]
+    torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_mlp_of_the_ranks_sums_to_the_whole() -> None:
+    x = torch.randn(TOKENS, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1))
+
+    def output(topology: Topology) -> torch.Tensor:
+        layer = GatedMLP(CONFIG, placement(topology))
+        fill(layer, checkpoint_of(CONFIG))
+        return layer(x)
+
+    parts = [output(Topology(rank, 2)) for rank in range(2)]
+    torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
+
+
+def test_partial_results_pass_through_the_given_reduction() -> None:
+    doubled = Placement(Topology(), torch.float32, CPU, all_reduce=lambda x: x * 2)
+    plain, reduced = GatedMLP(CONFIG, placement(Topology())), GatedMLP(CONFIG, doubled)
+    for layer in (plain, reduced):
+        fill(layer, checkpoint_of(CONFIG))
+    x = torch.randn(2, CONFIG.hidden_size)
+    torch.testing.assert_close(reduced(x), plain(x) * 2)
+
+
+def test_uneven_shares_are_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match="num_heads"):
+        SelfAttention(CONFIG, 0, placement(Topology(0, 3)))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from bough.core.model_config import ModelConfig
+from bough.loader.gguf_file import GgufFile
+from bough.loader.gguf_source import GgufSource
+
+MakeGguf = Callable[..., Path]
+QUERY, KEY, VALUE = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
+
+
+def interleaved(checkpoint: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to query and key rows: coordinates i and i + half become neighbours."""
+    half = len(checkpoint) // heads // 2
+    halves = checkpoint.reshape(heads, 2, half, *checkpoint.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(checkpoint.shape))
+
+
+@pytest.fixture
+def checkpoint() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = {"attn_q.weight": (64, 64), "attn_k.weight": (32, 64), "attn_v.weight": (32, 64), "attn_q.bias": (64,)}
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def open_gguf(make: MakeGguf, tensors: dict[str, np.ndarray], config: ModelConfig, **options: object) -> GgufSource:
+    named = {f"blk.0.{name}": values for name, values in tensors.items()}
+    return GgufSource(GgufFile.open(make(tensors=named, **options)), config)
+
+
+def test_llama_heads_get_their_order_back(
+    make_gguf: MakeGguf, checkpoint: dict[str, np.ndarray], tiny_config: ModelConfig
+) -> None:
+    stored = dict(checkpoint)
+    for name, heads in {"attn_q.weight": 4, "attn_k.weight": 2, "attn_q.bias": 4}.items():
+        stored[name] = interleaved(checkpoint[name], heads)
+    source = open_gguf(make_gguf, stored, tiny_config)
+    expected = torch.from_numpy(checkpoint["attn_q.weight"])
+    assert torch.equal(source.read(QUERY), expected)
+    assert torch.equal(source.read(QUERY, (slice(16, 48),)), expected[16:48])
+    assert torch.equal(source.read(QUERY, (slice(3, 9), slice(5, 60))), expected[3:9, 5:60])
+    assert torch.equal(source.read(KEY), torch.from_numpy(checkpoint["attn_k.weight"]))
+    assert torch.equal(source.read(VALUE), torch.from_numpy(checkpoint["attn_v.weight"]))
+    bias = torch.from_numpy(checkpoint["attn_q.bias"])
+    assert torch.equal(source.read(QUERY.replace("weight", "bias")), bias)
+    assert torch.equal(source.read(QUERY.replace("weight", "bias"), (slice(8, 24),)), bias[8:24])
+
+
+def test_other_architectures_are_stored_in_order(
+    make_gguf: MakeGguf, checkpoint: dict[str, np.ndarray], tiny_config: ModelConfig
+) -> None:
+    source = open_gguf(make_gguf, checkpoint, tiny_config, architecture="qwen2")
+    assert torch.equal(source.read(QUERY), torch.from_numpy(checkpoint["attn_q.weight"]))
+
+
+def test_parts_of_quantised_tensors(
+    make_gguf: MakeGguf, checkpoint: dict[str, np.ndarray], tiny_config: ModelConfig
+) -> None:
+    kinds = {"blk.0.attn_v.weight": gguf.GGMLQuantizationType.Q8_0}
+    source = open_gguf(make_gguf, checkpoint, tiny_config, kinds=kinds)
+    whole = source.read(VALUE)
+    assert torch.allclose(whole, torch.from_numpy(checkpoint["attn_v.weight"]), atol=0.02)
+    # Columns are cut after dequantising, so a part may begin inside a block.
+    assert torch.equal(source.read(VALUE, (slice(7, 20), slice(10, 50))), whole[7:20, 10:50])
+    assert source.shape(VALUE) == (32, 64)
+
+
+def test_only_weights_are_listed(make_gguf: MakeGguf, tiny_config: ModelConfig) -> None:
+    tensors = {"token_embd.weight": np.ones((10, 64), np.float32), "rope_freqs.weight": np.ones(8, np.float32)}
+    source = GgufSource(GgufFile.open(make_gguf(tensors=tensors)), tiny_config)
+    assert source.names() == ["model.embed_tokens.weight"]
+    assert source.nbytes() == 10 * 64 * 4

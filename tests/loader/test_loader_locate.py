@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from bough.core.errors import ModelError
+from bough.loader import catalogue
+from bough.loader.locate import ModelFiles, locate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a configuration, a tokenizer and one weights file."""
+    model = tmp_path / "My-Model"
+    model.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    (model / "model.safetensors").touch()
+    return model
+
+
+@pytest.mark.parametrize("name", [None, "smollm2"])
+def test_default_and_catalogue_names_are_pulled(
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "pull", lambda entry, progress: tmp_path / entry.source.file_name)
+    files = locate(name)
+    assert files == ModelFiles("SmolLM2-135M-Instruct", tmp_path, tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def test_folder_of_safetensors(folder: Path) -> None:
+    assert locate(str(folder)) == ModelFiles(
+        name="My-Model",
+        folder=folder,
+        safetensors=(folder / "model.safetensors",),
+        config=folder / "config.json",
+        tokenizer=folder,
+        generation_config=folder / "generation_config.json",
+    )
+
+
+def test_index_names_the_shards(folder: Path, write_json: Callable[[Path, Any], Path]) -> None:
+    (folder / "consolidated.safetensors").touch()
+    shards = [folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    write_json(
+        folder / "model.safetensors.index.json",
+        {"weight_map": {"b": shards[1].name, "a": shards[0].name, "c": shards[1].name}},
+    )
+    shards[0].touch()
+    with pytest.raises(ModelError, match=r"lacks 1 of 2 weight files .*model-00002-of-00002"):
+        locate(str(folder))
+    shards[1].touch()
+    assert locate(str(folder)).safetensors == tuple(shards)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": {}}', "\xff"])
+def test_damaged_index_is_named(folder: Path, content: str) -> None:
+    (folder / "model.safetensors.index.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"index\.json .*fetch it again"):
+        locate(str(folder))
+
+
+def test_bare_configuration_is_enough_for_dummy_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    files = locate(str(tmp_path))
+    assert files.safetensors == () and files.gguf is None and files.tokenizer is None
+
+
+def test_gguf_by_file_and_by_folder(tmp_path: Path) -> None:
+    path = tmp_path / "Model.Q8_0.gguf"
+    path.touch()
+    assert locate(str(path)) == ModelFiles("Model.Q8_0", tmp_path, gguf=path)
+    (tmp_path / "mmproj-model.gguf").touch()
+    assert locate(str(tmp_path)).gguf == path
+    (tmp_path / "Other.gguf").touch()
+    with pytest.raises(ModelError, match=r"holds 2 GGUF files \(Model\.Q8_0\.gguf, Other\.gguf\)"):
+        locate(str(tmp_path))
+
+
+def test_things_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a config\.json nor a \.gguf"):
+        locate(str(tmp_path))
+    (tmp_path / "weights.bin").touch()
+    with pytest.raises(ModelError, match=r"weights\.bin is not a \.gguf file"):
+        locate(str(tmp_path / "weights.bin"))
+
+
+@pytest.mark.parametrize("name", ["smolm2", "./missing/model", "/missing/model.gguf", "missing/model.gguf", "a/b/c"])
+def test_unknown_model_says_what_was_tried(name: str) -> None:
+    with pytest.raises(ModelError, match=r"Unknown model .*no such file or folder.*\(SmolLM2-135M-Instruct\)"):
+        locate(name)
+
+
+def test_nearest_catalogue_name_is_proposed() -> None:
+    with pytest.raises(ModelError, match=r"Did you mean 'SmolLM2-135M-Instruct'\?"):
+        locate("SmolLM-135M-instruct")
+
+
+def test_repository_is_fetched_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot(repository: str, **options: Any) -> str:
+        asked.update(options, repository=repository)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    files = locate("org/Some-Model", revision="v2")
+    assert (files.name, files.folder) == ("Some-Model", folder)
+    assert (asked["repository"], asked["revision"]) == ("org/Some-Model", "v2")
+    assert "*.safetensors" in asked["allow_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (errors.LocalEntryNotFoundError("Cannot reach the hub.\nMore."), "Cannot reach the hub"),
+        (ConnectionError("no route"), "no route"),
+        (getattr(errors, "HTTPError", OSError)("read timed out"), "read timed out"),
+        (errors.HFValidationError("bad name"), "bad name"),
+    ],
+)
+def test_hub_errors_become_one_sentence(error: Exception, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=rf"Could not fetch 'org/name' .*: {text}\. .*SmolLM2-135M-Instruct"):
+        locate("org/name")

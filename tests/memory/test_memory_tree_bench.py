@@ -1,0 +1,26 @@
+"""The tree's benchmark: its load is what it says, and its table prints. How fast it is, is not a test's business."""
+
+from __future__ import annotations
+
+import pytest
+
+from bough.bench.tree import SHARED_PREFIXES, main, make_prompts, run
+
+
+def test_prompts_share_the_asked_fraction() -> None:
+    prompts = make_prompts(prompts=500, length=20, shared=0.25, seed=1)
+    assert prompts.shape == (500, 20)
+    assert len({row[:5].tobytes() for row in prompts}) <= SHARED_PREFIXES
+    assert len({row[:6].tobytes() for row in prompts}) > SHARED_PREFIXES
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_all_that_is_cached_is_evicted(page_size: int) -> None:
+    figures = run(prompts=300, length=40, shared=0.5, page_size=page_size)
+    assert 0 < figures["cached_fraction"] <= 0.6
+    assert figures["pages_evicted"] == round((1 - figures["cached_fraction"]) * 300 * 40 / page_size)
+
+
+def test_the_table_names_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--prompts", "10", "--length", "8", "--page-size", "2"])
+    assert "match_us" in capsys.readouterr().out

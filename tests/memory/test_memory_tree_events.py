@@ -1,0 +1,91 @@
+"""What the tree announces: hashes that name whole prefixes, and nothing at all when nobody listens."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+import pytest
+
+from bough.core.plan import IntArray
+from bough.memory.tree import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, RadixTree
+from bough.memory.tree.events import hash_blocks
+
+
+def ids(*numbers: int) -> IntArray:
+    return np.array(numbers, dtype=np.int32)
+
+
+def chain(*tokens: int, page_size: int = 1, namespace: str = "") -> tuple[int, ...]:
+    return hash_blocks(ids(*tokens).tobytes(), 4 * page_size, None, namespace)
+
+
+def test_a_hash_names_the_whole_prefix_and_the_namespace() -> None:
+    assert chain(1, 2)[0] == chain(1, 3)[0]
+    assert chain(1, 2)[1] != chain(3, 2)[1]
+    assert chain(1, 2) != chain(1, 2, namespace="salt")
+    assert len(chain(1, 2, 3, 4, page_size=2)) == 2
+    first, second = chain(1, 2)
+    assert hash_blocks(ids(2).tobytes(), 4, first, "") == (second,)
+    assert 0 <= second < 2**64
+
+
+def test_hashes_follow_from_the_tokens_alone() -> None:
+    """Spelled out once more, so that engines of different versions cannot drift apart unnoticed."""
+    start = blake2b(b"n", digest_size=8).digest()
+    first = blake2b(start + b"\x01\0\0\0", digest_size=8).digest()
+    second = blake2b(first + b"\x02\0\0\0", digest_size=8).digest()
+    assert chain(1, 2, namespace="n") == (int.from_bytes(first, "big"), int.from_bytes(second, "big"))
+
+
+def test_a_leaf_is_announced_below_its_parent() -> None:
+    seen: list[KVEvent] = []
+    tree = RadixTree(page_size=2, on_event=seen.append)
+    hashes = chain(1, 2, 3, 4, 5, 6, page_size=2, namespace="n")
+    tree.insert(ids(1, 2, 3, 4, 0), ids(1, 2), "n")
+    tree.insert(ids(1, 2, 3, 4), ids(1, 2), "n")
+    tree.insert(ids(1, 2, 3, 4, 5, 6), ids(1, 2, 3), "n")
+    assert seen == [
+        BlockStored(hashes[:2], None, (1, 2, 3, 4), 2, "n"),
+        BlockStored(hashes[2:], hashes[1], (5, 6), 2, "n"),
+    ]
+
+
+def test_hashes_survive_a_split_and_a_cut() -> None:
+    seen: list[KVEvent] = []
+    tree = RadixTree(on_event=seen.append)
+    tree.insert(ids(1, 2, 3, 4), ids(1, 2, 3, 4))
+    tree.insert(ids(1, 2, 9), ids(1, 2, 5))
+    assert seen[-1] == BlockStored(chain(1, 2, 9)[2:], chain(1, 2)[1], (9,), 1)
+    tree.evict(1)
+    assert seen[-1] == BlockRemoved(chain(1, 2, 3, 4)[3:])
+    tree.evict(2)
+    assert seen[-1] == BlockRemoved((chain(1, 2, 3)[2], chain(1, 2, 9)[2]))
+    assert tree.check() == []
+
+
+def test_reset_says_cleared_only_if_the_tree_is_empty() -> None:
+    seen: list[KVEvent] = []
+    tree = RadixTree(on_event=seen.append)
+    node = tree.insert(ids(1), ids(1)).node
+    tree.insert(ids(2), ids(2))
+    tree.lock(node)
+    tree.reset()
+    assert seen[-1] == BlockRemoved(chain(2))
+    tree.unlock(node)
+    tree.reset()
+    assert seen[-1] == AllBlocksCleared()
+
+
+def test_no_listener_no_hashes() -> None:
+    tree = RadixTree()
+    tree.insert(ids(1, 2), ids(1, 2))
+    assert [node.hashes for node in tree.nodes()] == [()]
+
+
+@pytest.mark.parametrize(
+    "event", [BlockStored((1, 2**64 - 1), None, (7, 8), 1, "n"), BlockRemoved((3,)), AllBlocksCleared()]
+)
+def test_events_cross_a_wire(event: KVEvent) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=KVEvent) == event

@@ -1,0 +1,120 @@
+"""Each eviction policy as a table, and the queue that serves them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from bough.core.errors import SettingsError
+from bough.core.plan import IntArray
+from bough.memory.tree import POLICIES, RadixTree
+from bough.memory.tree.eviction import MAX_NEWS, find_policy
+
+
+@dataclass(frozen=True)
+class Leaf:
+    created: int = 0
+    last_used: int = 0
+    hits: int = 0
+    priority: int = 0
+
+
+def tokens(*numbers: int) -> IntArray:
+    return np.array(numbers, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("policy", "first", "second"),
+    [
+        ("lru", Leaf(last_used=1, hits=9), Leaf(last_used=2)),
+        ("lfu", Leaf(hits=1, last_used=9), Leaf(hits=2, last_used=1)),
+        ("lfu", Leaf(hits=1, last_used=1), Leaf(hits=1, last_used=2)),
+        ("slru", Leaf(hits=1, last_used=9), Leaf(hits=2, last_used=1)),
+        ("slru", Leaf(hits=1, last_used=1), Leaf(hits=0, last_used=2)),
+        ("slru", Leaf(hits=7, last_used=1), Leaf(hits=2, last_used=2)),
+        ("fifo", Leaf(created=1, last_used=9), Leaf(created=2, last_used=3)),
+        ("mru", Leaf(last_used=2), Leaf(last_used=1)),
+        ("priority", Leaf(priority=-1, last_used=9), Leaf(priority=0, last_used=1)),
+        ("priority", Leaf(priority=3, last_used=1), Leaf(priority=3, last_used=2)),
+    ],
+)
+def test_policy_ranks_the_first_leaf_before_the_second(policy: str, first: Leaf, second: Leaf) -> None:
+    rank = find_policy(policy)
+    assert rank(first) < rank(second)
+
+
+def test_unknown_policy_lists_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match="'lifo'; choose one of lru, lfu, slru, fifo, mru, priority"):
+        RadixTree(policy="lifo")
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", [2, 3, 1]),  # 1 is used last
+        ("mru", [1, 3, 2]),
+        ("fifo", [1, 2, 3]),
+        ("lfu", [3, 2, 1]),  # 3 was never hit, 2 once, 1 three times
+        ("slru", [2, 3, 1]),  # only 1 has reached the protected segment
+        ("priority", [2, 1, 3]),
+    ],
+)
+def test_victims_leave_the_tree_in_the_policys_order(policy: str, order: list[int]) -> None:
+    tree = RadixTree(policy=policy)
+    for token, priority in ((1, 5), (2, 0), (3, 9)):
+        tree.insert(tokens(token), tokens(token), priority=priority)
+    tree.match(tokens(1))
+    tree.match(tokens(2))
+    tree.insert(tokens(3), tokens(3))  # recent, but no hit
+    tree.match(tokens(1))
+    tree.match(tokens(1))
+    assert [tree.evict(1).tolist()[0] for _ in order] == order
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_rank_that_changes_after_ranking_counts(policy: str) -> None:
+    """The first eviction ranks all leaves; uses after it must still move them."""
+    tree = RadixTree(policy=policy)
+    for token in (9, 1, 2):
+        tree.insert(tokens(token), tokens(token))
+    tree.evict(1)
+    if policy == "mru":  # 2 went; of 9 and 1, the one used now goes next
+        tree.match(tokens(9))
+        assert tree.evict(1).tolist() == [9]
+        return
+    tree.match(tokens(1))
+    tree.match(tokens(1))
+    tree.insert(tokens(1), tokens(1), priority=1)
+    expected = [1] if policy == "fifo" else [2]
+    assert tree.evict(1).tolist() == expected
+
+
+def test_raised_priority_protects_a_shared_prefix() -> None:
+    tree = RadixTree(policy="priority")
+    tree.insert(tokens(1), tokens(1), priority=1)
+    tree.insert(tokens(2), tokens(2), priority=2)
+    tree.insert(tokens(1), tokens(1), priority=3)
+    tree.insert(tokens(1), tokens(1), priority=0)  # a lower one takes nothing away
+    assert tree.evict(1).tolist() == [2]
+
+
+def test_news_are_ranked_before_they_are_many() -> None:
+    tree = RadixTree()
+    for token in range(1, 1_001):
+        tree.insert(tokens(token), tokens(token))
+        assert len(tree._victims._news) < MAX_NEWS
+    assert tree.check() == []
+    assert tree.evict(1_000).tolist() == list(range(1, 1_001))
+
+
+def test_overtaken_entries_do_not_pile_up() -> None:
+    tree = RadixTree(policy="mru")
+    for token in range(4):
+        tree.insert(tokens(token, 7), tokens(2 * token + 1, 2 * token + 2))
+    for use in range(2_000):
+        tree.match(tokens(use % 3, 7))
+        tree._victims._rank_news()
+    assert len(tree._victims._heap) <= 2 * 4 + 64 + 1
+    assert tree.evict(8).tolist() == [3, 4, 1, 2, 5, 6, 7, 8]

@@ -1,0 +1,86 @@
+"""The registry: light to read, clear when a model is unknown, and every entry builds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.distributed.topology import Topology
+from bough.models.base import CausalLM
+from bough.models.registry import build_model, supported_architectures
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=8,
+    intermediate_size=12,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=2,
+    vocab_size=10,
+    context_length=64,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+)
+
+
+def build(config: ModelConfig, topology: Topology | None = None) -> CausalLM:
+    return build_model(config, topology or Topology(), torch.float32, torch.device("cpu"))
+
+
+def test_listing_architectures_needs_no_torch() -> None:
+    code = (
+        "import sys, bough.models.registry as r; assert r.supported_architectures(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_architecture_lists_the_supported_ones() -> None:
+    with pytest.raises(ModelError) as raised:
+        build(replace(CONFIG, architecture="MambaForCausalLM"))
+    assert "'MambaForCausalLM'" in str(raised.value)
+    for name in supported_architectures():
+        assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("name", supported_architectures())
+def test_every_architecture_builds(name: str) -> None:
+    model = build(replace(CONFIG, architecture=name))
+    assert model.config.architecture == name
+    assert len({slot.name for slot in model.slots()}) > 2 * 9
+
+
+def test_multimodal_gemma_reads_the_language_model_of_its_checkpoint() -> None:
+    model = build(replace(CONFIG, architecture="Gemma3ForConditionalGeneration", tied_embeddings=True))
+    names = {slot.name for slot in model.slots()}
+    assert all(name.startswith("language_model.model.") for name in names)
+    assert "language_model.model.layers.1.pre_feedforward_layernorm.weight" in names
+
+
+def test_tied_head_shares_the_embedding() -> None:
+    tied, untied = build(replace(CONFIG, tied_embeddings=True)), build(CONFIG)
+    assert "lm_head.weight" not in {slot.name for slot in tied.slots()}
+    assert "lm_head.weight" in {slot.name for slot in untied.slots()}
+    embedding = next(slot.target for slot in tied.slots() if slot.name == "model.embed_tokens.weight")
+    embedding.copy_(torch.randn(embedding.shape))
+    hidden = torch.randn(3, CONFIG.hidden_size)
+    torch.testing.assert_close(tied.logits(hidden), hidden @ embedding.T)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_slots_of_all_ranks_cover_each_tensor(ranks: int) -> None:
+    """Targets have the shape of the part they index, and matrices are covered without gaps by the ranks together."""
+    whole = {slot.name: slot.target.shape for slot in build(CONFIG).slots()}
+    seen = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in whole.items()}
+    for rank in range(ranks):
+        for slot in build(CONFIG, Topology(rank, ranks)).slots():
+            part = seen[slot.name][slot.index]
+            assert part.shape == slot.target.shape
+            part += 1
+    assert all(bool(count.all()) for count in seen.values())

@@ -1,0 +1,80 @@
+"""Slots are lent, returned, cleaned and never leaked, whatever the order of setups and releases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling_reference import make_setup
+
+from bough.sampling.sampler import sample
+from bough.sampling.state import SamplingState
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.1},
+    {"frequency_penalty": 0.3},
+    {"logit_bias": {1: 2.0}},
+    {"logit_bias": {1: 2.0}, "repetition_penalty": 1.1, "presence_penalty": 0.5},
+]
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([None, *range(len(KINDS))])), max_size=40))
+def test_slots_follow_the_rows_that_need_them(actions: list[tuple[int, int | None]]) -> None:
+    state, held = SamplingState(12, 30, "cpu"), dict[int, dict[str, Any]]()
+    for row, kind in actions:
+        if kind is None:
+            state.release(np.array([row], dtype=np.int32))
+            held.pop(row, None)
+        else:
+            state.setup([make_setup(row, prompt=[1, 2], **KINDS[kind])])
+            held[row] = KINDS[kind]
+        state.check()
+    assert state.bias.lent == sum("logit_bias" in params for params in held.values())
+    assert state.output_counts.lent == sum(len(params.keys() - {"logit_bias"}) > 0 for params in held.values())
+    state.release(np.arange(12, dtype=np.int32))
+    assert state.bias.lent == state.output_counts.lent == state.prompt_tokens.lent == 0
+
+
+def test_a_reused_slot_forgets_its_last_row() -> None:
+    state = SamplingState(4, 30, "cpu")
+    rows = np.arange(4, dtype=np.int32)
+    state.setup([make_setup(row, prompt=[5, 6], output=[7, 7], **KINDS[4]) for row in range(4)])
+    sample(state, torch.zeros(4, 30), rows)
+    capacity = len(state.output_counts.tensor)
+    state.setup([make_setup(row, prompt=[9], output=[2, 2, 40], **KINDS[4]) for row in range(4)])
+    assert len(state.output_counts.tensor) == capacity
+    counts = state.output_counts.lines(rows)
+    assert counts[:, 2].tolist() == [2.0] * 4
+    assert float(counts.sum()) == 8.0  # the id outside the vocabulary is not counted
+    assert state.prompt_tokens.lines(rows).nonzero()[:, 1].tolist() == [9] * 4
+
+
+def test_growing_keeps_what_is_held() -> None:
+    state = SamplingState(40, 30, "cpu")
+    for row in range(40):
+        state.setup([make_setup(row, logit_bias={row % 30: float(row + 1)})])
+    lines = state.bias.lines(np.arange(40, dtype=np.int32))
+    assert [float(lines[row, row % 30]) for row in range(40)] == [float(row + 1) for row in range(40)]
+    assert lines.count_nonzero() == 40
+
+
+def test_sampling_counts_tokens_and_positions() -> None:
+    state = SamplingState(3, 30, "cpu")
+    state.setup([make_setup(0, prompt=[1], frequency_penalty=-0.1, temperature=0.0), make_setup(2, temperature=0.0)])
+    logits = torch.zeros(2, 30)
+    logits[:, 11] = 5.0
+    for _ in range(3):
+        sample(state, logits.clone(), np.array([2, 0], dtype=np.int32))
+    assert state.generated.tolist() == [3, 0, 3]
+    assert float(state.output_counts.lines(np.array([0], dtype=np.int32))[0, 11]) == 3.0
+
+
+def test_a_penalised_row_needs_its_history() -> None:
+    with pytest.raises(ValueError, match="no history"):
+        SamplingState(1, 30, "cpu").setup([make_setup(0, repetition_penalty=1.1)])

@@ -1,0 +1,67 @@
+"""Random loads: whatever happens, every request ends once with what it would have got alone, and no page is lost."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.core.settings import SCHEDULE_POLICIES, MemorySettings
+from bough.messages.requests import Abort, StreamEnded
+from tests.fakes.executor import FakeExecutor, oracle
+from tests.fakes.scheduler_bench import Bench
+
+# Few different tokens and short prompts: shared prefixes, splits and duplicates are the rule.
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+ASK = st.tuples(st.just("ask"), PROMPTS, st.integers(0, 14), st.integers(0, 40), st.sampled_from(["", "x"]))
+END = st.tuples(st.sampled_from(["abort", "end"]), st.integers(0, 30))
+TURN = st.tuples(st.just("turn"), st.integers(1, 6))
+CONFIG = st.fixed_dictionaries(
+    {
+        "schedule_policy": st.sampled_from(SCHEDULE_POLICIES),
+        "enable_mixed_chunk": st.booleans(),
+        "disable_overlap_schedule": st.booleans(),
+        "schedule_conservativeness": st.sampled_from([0.0, 0.3, 1.0]),
+        "priority_scheduling_preemption_threshold": st.just(5),
+    }
+)
+MACHINE = st.tuples(st.sampled_from([1, 2, 4]), st.integers(24, 60), st.integers(1, 5), st.integers(4, 20))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.one_of(ASK, ASK, END, TURN), max_size=40), CONFIG, MACHINE, st.booleans())
+def test_any_load_ends_well(actions: list, config: dict, machine: tuple, share: bool) -> None:  # type: ignore[type-arg]
+    page_size, tokens, rows, chunk = machine
+    executor = FakeExecutor(
+        rows=rows, pages=tokens // page_size, page_size=page_size, context_length=48, chunk_tokens=max(chunk, page_size)
+    )
+    stops = frozenset({7, 8, 9})
+    bench = Bench(executor, eos_ids=tuple(stops), memory=MemorySettings(disable_radix_cache=not share), **config)
+    asked: dict[int, tuple[list[int], int]] = {}
+    ended_early: set[int] = set()
+    for action in actions:
+        match action:
+            case ("ask", prompt, max_new, priority, namespace):
+                asked[len(asked)] = (prompt, max_new)
+                bench.ask(len(asked) - 1, prompt, max_new_tokens=max_new, priority=priority, namespace=namespace)
+            case ("abort", handle):
+                bench.submit(Abort(handle))
+            case ("end", handle):
+                bench.submit(StreamEnded(handle))
+                ended_early.add(handle)
+            case ("turn", times):
+                bench.turn(times)
+    bench.run()
+    for handle, (prompt, max_new) in asked.items():
+        expected = oracle(prompt, max_new, stops)
+        output, reason = bench.out.outputs[handle], bench.out.ended.get(handle)
+        assert output == expected[: len(output)]
+        if reason is None:
+            assert handle in ended_early
+        elif isinstance(reason, FinishStop):
+            assert output == expected and reason.matched == expected[-1]
+        elif isinstance(reason, FinishLength):
+            fits = min(max_new, min(48, tokens // page_size * page_size) - len(prompt))
+            assert reason.length == len(output) == fits
+        else:
+            assert isinstance(reason, FinishAbort)

@@ -1,0 +1,179 @@
+"""The engine's processes: how they show, how they end, and that none survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bough import Engine, EngineDeadError, ModelError, ResourceError, SettingsError
+
+PATIENCE_S = 60.0
+
+
+def tiny_engine(model: Path, **settings: object) -> Engine:
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "max_total_tokens": 4096, "cpu_threads": 1}
+    return Engine(model, **{**options, **settings})
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children() if "bough::" in " ".join(p.cmdline())]
+
+
+def wait_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert not alive, f"still there: {alive}"
+
+
+def test_each_process_shows_its_role_and_shutdown_ends_them(tiny_model: Path) -> None:
+    engine = tiny_engine(tiny_model)
+    children = children_of(os.getpid())
+    titles = {" ".join(p.cmdline()).strip() for p in children}
+    assert {"bough::scheduler", "bough::detokenizer"} <= titles
+    assert len(engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 4})["output_ids"]) <= 4
+    engine.shutdown()
+    engine.shutdown()
+    wait_gone(children)
+    with pytest.raises(EngineDeadError):
+        engine.generate(input_ids=[1, 2, 3])
+
+
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_killing_one_ends_all_and_tells_every_caller(tiny_model: Path, role: str) -> None:
+    engine = tiny_engine(tiny_model, context_length=4096)
+    children = children_of(os.getpid())
+    errors: list[BaseException] = []
+
+    def wait_long() -> None:
+        try:
+            engine.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 4000, "ignore_eos": True})
+        except EngineDeadError as error:
+            errors.append(error)
+
+    callers = [threading.Thread(target=wait_long) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    time.sleep(0.2)
+    next(p for p in children if role in " ".join(p.cmdline())).kill()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert len(errors) == 3 and all(role in str(e) and "SIGKILL" in str(e) for e in errors)
+    wait_gone(children)
+    with pytest.raises(EngineDeadError, match=role):
+        engine.generate(input_ids=[1])
+    engine.shutdown()
+
+
+def run_script(body: str, model: Path, *, wait: bool = True) -> subprocess.Popen[str]:
+    """A script as a user would write it: no `__main__` guard."""
+    code = f"""
+import bough, os, sys, time
+def start(**more):
+    return bough.Engine({str(model)!r}, load_format="dummy", skip_tokenizer_init=True, max_total_tokens=4096, **more)
+""" + textwrap.dedent(body)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if wait:
+        process.wait(PATIENCE_S)
+    return process
+
+
+def test_a_script_without_a_guard_and_two_engines_in_one_process(tiny_model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import bough
+        options = dict(load_format="dummy", skip_tokenizer_init=True, max_total_tokens=4096)
+        one = bough.Engine({str(tiny_model)!r}, **options)
+        two = bough.Engine({str(tiny_model)!r}, **options)
+        sampling = {{"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}}
+        a = one.generate(input_ids=[1, 2, 3], sampling_params=sampling)
+        b = two.generate(input_ids=[1, 2, 3], sampling_params=sampling)
+        print(a["output_ids"] == b["output_ids"], len(a["output_ids"]))
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    assert done.returncode == 0 and done.stdout.strip() == "True 6", done.stderr
+
+
+def test_a_killed_parent_leaves_no_orphan(tiny_model: Path) -> None:
+    process = run_script('e = start(); print("up", flush=True); time.sleep(600)', tiny_model, wait=False)
+    assert process.stdout is not None and process.stdout.readline().strip() == "up"
+    children = children_of(process.pid)
+    assert len(children) == 2
+    process.kill()
+    process.wait(PATIENCE_S)
+    wait_gone(children)
+
+
+def test_control_c_in_generate_aborts_and_ends_cleanly(tiny_model: Path) -> None:
+    body = """
+    e = start(context_length=4096)
+    print("up", flush=True)
+    try:
+        e.generate(input_ids=[1, 2], sampling_params={"max_new_tokens": 4000, "ignore_eos": True})
+    except KeyboardInterrupt:
+        for _ in range(500):
+            if e.get_server_info()["internal_states"][0]["num_running_reqs"] == 0:
+                break
+            time.sleep(0.01)
+        print("aborted", e.get_server_info()["internal_states"][0]["num_running_reqs"], flush=True)
+        print(len(e.generate(input_ids=[3], sampling_params={"max_new_tokens": 2, "ignore_eos": True})["output_ids"]))
+    """
+    process = run_script(body, tiny_model, wait=False)
+    assert process.stdout is not None and process.stdout.readline().strip() == "up"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert out.split() == ["aborted", "0", "2"] and process.returncode == 0, err
+
+
+def test_an_idle_engine_burns_no_cpu(tiny_model: Path) -> None:
+    with tiny_engine(tiny_model) as engine:
+        engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 4})
+        children = children_of(os.getpid())
+        time.sleep(0.5)
+        before = [sum(p.cpu_times()[:2]) for p in children]
+        time.sleep(2.0)
+        used = [sum(p.cpu_times()[:2]) - b for p, b in zip(children, before, strict=True)]
+        # A busy loop would use two seconds. This compares CPU time, which does not depend on the machine's load.
+        assert sum(used) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"model": "no-such-model"}, ModelError, "no-such-model"),
+        ({"max_total_tokens": 10**12}, ResourceError, "max-total-tokens"),
+        ({"page_siz": 3}, SettingsError, "Did you mean 'page_size'"),
+        ({"schedule_policy": "best"}, SettingsError, "fcfs"),
+        ({"context_length": 0}, SettingsError, "context_length"),
+    ],
+)
+def test_a_start_that_cannot_work_says_why(
+    tiny_model: Path, change: dict[str, object], kind: type[Exception], words: str
+) -> None:
+    settings = {"model": str(tiny_model), "load_format": "dummy", "skip_tokenizer_init": True, **change}
+    with pytest.raises(kind, match=words):
+        Engine(**settings)
+    assert not children_of(os.getpid())
+
+
+def test_an_unsupported_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}')
+    with pytest.raises(ModelError, match="LlamaForCausalLM"):
+        Engine(tmp_path, load_format="dummy", skip_tokenizer_init=True)
+
+
+def test_corrupt_weights_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\x03\x00\x00\x00" + b"\xff" * 64)
+    with pytest.raises(ModelError, match=r"broken\.gguf"):
+        Engine(broken)

@@ -1,0 +1,104 @@
+"""The rooms of the house and who may enter which: read from docs/architecture.md, checked against the imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "bough"
+BASE = {"core", "messages", "observability", "version"}
+HEAVY = {"torch", "jax"}
+
+
+def read_rooms() -> dict[str, tuple[set[str], bool]]:
+    """Room → (rooms it may import, whether it may import torch), from the table in the architecture page."""
+    rooms = {}
+    for line in (ROOT / "docs/architecture.md").read_text().splitlines():
+        match = re.match(r"\| `([\w.]+)`( \*\*T\*\*)? \|.*\| ([^|]*) \|$", line)
+        if match:
+            name, heavy, allowed = match.groups()
+            rooms[name] = (set(re.findall(r"`([\w.]+)`", allowed)), heavy is not None)
+    return rooms
+
+
+ROOMS = read_rooms()
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")[1:]
+    if len(parts) > 1 and ".".join(parts[:2]) in ROOMS:
+        return ".".join(parts[:2])
+    return parts[0] if parts else ""
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules that a file imports, inside functions too; what only the type checker sees does not count."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "bough"}
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_every_folder_is_a_room_of_the_picture() -> None:
+    folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}
+    assert folders == {name.split(".")[0] for name in ROOMS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    room = room_of(module_name(path))
+    if room in ("", "version"):
+        return
+    allowed, heavy = ROOMS.get(room, (set(), False))  # `memory` only holds two rooms
+    for imported in imports_of(path):
+        if imported.split(".")[0] == "bough":
+            other = room_of(imported)
+            fine = other in ("", room) or other in BASE or other in allowed or other.split(".")[0] in allowed
+            assert fine, f"{module_name(path)} may not import {imported}"
+        elif imported.split(".")[0] in HEAVY:
+            assert heavy, f"{module_name(path)} is in a room without torch"
+
+
+def test_rooms_have_no_cycles() -> None:
+    graph = {name: {a for a in allowed if a in ROOMS} for name, (allowed, _) in ROOMS.items()}
+    while graph:
+        leaves = {name for name, others in graph.items() if not others & graph.keys() - {name}}
+        assert leaves, f"these rooms import each other in a circle: {sorted(graph)}"
+        for name in leaves:
+            del graph[name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_every_module_says_why_it_exists(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), "a module without a docstring"
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["bough", "bough.cli.main", "bough.client.handle", "bough.scheduler.loop", "bough.tokenizer.detokenizer"],
+)
+def test_what_must_start_in_a_blink_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'jax'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

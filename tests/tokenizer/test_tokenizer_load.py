@@ -1,0 +1,184 @@
+"""Finding and assembling a tokenizer from a model's files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from bough.core.errors import ModelError, RequestError, SettingsError
+from bough.tokenizer.load import load_tokenizer
+from bough.tokenizer.pieces import BYTE_OF_CHAR
+from bough.tokenizer.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a byte tokenizer: ids are places in GPT-2's alphabet, then <s>, </s> and <tool>."""
+    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(BYTE_OF_CHAR)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.add_tokens(["<tool>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+    return tmp_path
+
+
+def write(folder: Path, name: str, value: Any) -> None:
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def configure(folder: Path, **more: Any) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write(folder, "tokenizer_config.json", {**config, **more})
+
+
+def test_a_folder_gives_ids_specials_and_text(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (256, (257,), 259)
+    assert tokenizer.special_ids == {256, 257}
+    ids = tokenizer.encode("é<tool></s>")
+    assert ids[2:] == [258, 257]
+    assert tokenizer.decode(ids) == "é<tool>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "é<tool></s>"
+    assert tokenizer.encode_batch(["a", "ab"]) == [tokenizer.encode("a"), tokenizer.encode("ab")]
+
+
+def test_a_token_as_text(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    first_byte, _ = tokenizer.encode("é")
+    assert tokenizer.token_text(first_byte) == "\ufffd"
+    assert tokenizer.token_text(257) == "</s>"
+    assert tokenizer.token_text(10_000) == tokenizer.token_text(-1) == tokenizer.token_text(2**40) == ""
+
+
+def test_a_sentencepiece_token_keeps_its_space(spm: Tokenizer) -> None:
+    assert [spm.token_text(token) for token in spm.encode("the")] == ["<s>", " the"]
+
+
+def test_bos_is_added_where_only_the_configuration_asks(folder: Path) -> None:
+    configure(folder, add_bos_token=True)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("a")[0] == 256
+    assert len(tokenizer.encode("a")) == 2
+    assert len(tokenizer.encode("a", add_special_tokens=False)) == 1
+
+
+def test_tokens_named_special_are_special(folder: Path) -> None:
+    write(folder, "special_tokens_map.json", {"pad_token": "<tool>", "unk_token": "<not in the vocabulary>"})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.special_ids == {256, 257, 258}
+    assert tokenizer.vocab_size == 259
+
+
+def test_tokens_that_only_the_configuration_knows_are_added(folder: Path) -> None:
+    write(folder, "added_tokens.json", {"<a>": 259})
+    configure(folder, added_tokens_decoder={"260": {"content": "<b>", "special": True}, "256": {"content": "<s>"}})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("<a><b>") == [259, 260]
+    assert tokenizer.special_ids == {256, 257, 260}
+
+
+def test_added_tokens_that_do_not_fit_are_refused(folder: Path) -> None:
+    write(folder, "added_tokens.json", {"<a>": 300})
+    with pytest.raises(ModelError, match="'<a>' should have id 300"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "fine \udfff"])
+def test_a_lone_surrogate_is_the_requests_error(folder: Path, text: str) -> None:
+    tokenizer = load_tokenizer(folder)
+    with pytest.raises(RequestError, match="lone surrogate"):
+        tokenizer.encode(text)
+    with pytest.raises(RequestError, match="lone surrogate"):
+        tokenizer.encode_batch(["good", text])
+
+
+def prompt(tokenizer: Tokenizer) -> str:
+    return tokenizer.apply_chat_template([{"role": "user", "content": "x"}])
+
+
+def test_templates_come_from_the_most_specific_place(folder: Path, tmp_path: Path) -> None:
+    assert not load_tokenizer(folder).has_chat_template
+    configure(folder, chat_template=[{"name": "default", "template": "list {{ bos_token }}"}])
+    assert prompt(load_tokenizer(folder)) == "list <s>"
+    configure(folder, chat_template="string {{ eos_token }}")
+    assert prompt(load_tokenizer(folder)) == "string </s>"
+    write(folder, "chat_template.json", {"chat_template": "json"})
+    assert prompt(load_tokenizer(folder)) == "json"
+    write(folder, "chat_template.jinja", "file")
+    assert prompt(load_tokenizer(folder)) == "file"
+    assert prompt(load_tokenizer(folder, chat_template="{{ 'inline' }}")) == "inline"
+    write(tmp_path, "mine.jinja", "mine")
+    assert prompt(load_tokenizer(folder, chat_template=str(tmp_path / "mine.jinja"))) == "mine"
+
+
+def test_without_a_template_the_error_says_how_to_give_one(folder: Path) -> None:
+    with pytest.raises(RequestError, match="--chat-template"):
+        prompt(load_tokenizer(folder))
+
+
+@pytest.mark.parametrize(("given", "reason"), [("no/such/file", "neither a file"), ("a\n{% if %}", "line 2")])
+def test_a_bad_chat_template_flag_is_found_at_the_start(folder: Path, given: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        load_tokenizer(folder, chat_template=given)
+
+
+def test_files_that_cannot_be_used_are_named(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        load_tokenizer(tmp_path_factory.mktemp("empty"))
+    write(folder, "tokenizer_config.json", "{")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        load_tokenizer(folder)
+
+
+def test_an_old_folder_is_converted_by_transformers(folder: Path) -> None:
+    alphabet = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    write(folder, "config.json", {"model_type": "gpt2"})
+    write(folder, "vocab.json", {**alphabet, "Ġa": 256, "<|end|>": 257})
+    write(folder, "merges.txt", "#version: 0.2\nĠ a\n")
+    end = "<|end|>"
+    config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": end, "eos_token": end, "unk_token": end}
+    write(folder, "tokenizer_config.json", {**config, "chat_template": "chat {{ eos_token }}"})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode(" aé<|end|>") == [256, alphabet["Ã"], alphabet["©"], 257]
+    assert tokenizer.eos_ids == (257,)
+    assert prompt(tokenizer) == "chat <|end|>"
+
+
+def test_a_sentencepiece_model_gives_its_own_ids(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf", reason="transformers reads tokenizer.model through it")
+    sentencepiece = pytest.importorskip("sentencepiece")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the quick brown fox jumps over the lazy dog\nhello there world\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(tmp_path / "tokenizer"), vocab_size=320, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"})
+    tokenizer = load_tokenizer(tmp_path)
+    truth = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    text = "hello brown world 😀"
+    assert tokenizer.encode(text, add_special_tokens=False) == truth.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eos_ids == (2,)
+
+
+def test_nothing_heavy_is_imported_to_load_a_folder(folder: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from bough.tokenizer.load import load_tokenizer\n"
+        f"load_tokenizer(Path({str(folder)!r})).encode('x')\n"
+        "print([name for name in ('torch', 'transformers', 'jinja2') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

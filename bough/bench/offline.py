@@ -15,26 +15,7 @@ from typing import Any
 from bough.bench.workloads import WORKLOADS, Job, random_jobs, sampling_of, shared_prefix_jobs, workload
 
 
-def main(argv: list[str]) -> int:
-    from bough.cli.flags import add_engine_flags, settings_from
-    from bough.launch.engine import Engine
-
-    parser = argparse.ArgumentParser(prog="bough bench offline", description=__doc__)
-    _add_load_flags(parser)
-    add_engine_flags(parser)
-    args = parser.parse_args(argv)
-    jobs = _jobs_of(args)
-    flat = settings_from(args).to_flat()
-    results = [_measure(Engine, flat, jobs, "with prefix cache")]
-    if args.compare_no_cache:
-        results.append(_measure(Engine, {**flat, "disable_radix_cache": True}, jobs, "without prefix cache"))
-        results[0]["speed_up"] = results[1]["duration_s"] / results[0]["duration_s"]
-    for result in results:
-        print(json.dumps(result) if args.json else _as_text(result))
-    return 0
-
-
-def _add_load_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--workload", choices=[*WORKLOADS, "random", "shared-prefix"], default="random")
     load.add_argument("--num-prompts", type=int, default=16, help="requests (random)")
@@ -44,23 +25,37 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--per-group", type=int, default=16, help="requests on each prefix (shared-prefix)")
     load.add_argument("--prefix-len", type=int, default=512, help="tokens of a prefix (shared-prefix)")
     load.add_argument("--seed", type=int, default=0)
+    load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
     load.add_argument("--compare-no-cache", action="store_true", help="run the load again without the prefix cache")
     load.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 
+def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    jobs = _jobs_of(args)
+    results = [_measure(settings, jobs, "with prefix cache")]
+    if args.compare_no_cache:
+        results.append(_measure({**settings, "disable_radix_cache": True}, jobs, "without prefix cache"))
+        results[0]["speed_up"] = results[1]["duration_s"] / results[0]["duration_s"]
+    for result in results:
+        print(json.dumps(result) if args.json else _as_text(result))
+    return 0
+
+
 def _jobs_of(args: argparse.Namespace) -> list[Job]:
     if args.workload == "random":
-        return random_jobs(args.num_prompts, args.input_len, args.output_len, args.seed)
+        return random_jobs(args.num_prompts, args.input_len, args.output_len, args.seed, args.vocab)
     if args.workload == "shared-prefix":
         return shared_prefix_jobs(
-            args.groups, args.per_group, args.prefix_len, args.input_len, args.output_len, args.seed
+            args.groups, args.per_group, args.prefix_len, args.input_len, args.output_len, args.seed, args.vocab
         )
-    return workload(args.workload, args.seed)
+    return workload(args.workload, args.seed, args.vocab)
 
 
-def _measure(engine_class: Any, flat: dict[str, Any], jobs: list[Job], label: str) -> dict[str, Any]:
+def _measure(settings: dict[str, Any], jobs: list[Job], label: str) -> dict[str, Any]:
+    from bough.launch.engine import Engine
+
     began = time.perf_counter()
-    with engine_class(**flat) as engine:
+    with Engine(**settings) as engine:
         started_s = time.perf_counter() - began
         engine.generate(input_ids=[1, 2, 3, 4], sampling_params={"max_new_tokens": 2, "ignore_eos": True})
         first_token_s = time.perf_counter() - began

@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from bough.core.plan import BatchPlan, Executor, RowSetup
+from bough.core.plan import BatchPlan, Executor, IntArray, RowSetup
 from bough.core.sampling_params import SamplingParams
+from bough.core.settings import Settings
 
 
-def main(argv: list[str]) -> int:
-    from bough.cli.flags import add_engine_flags, settings_from
-    from bough.executor.build import build_cpu_executor
-    from bough.loader.locate import locate
-
-    parser = argparse.ArgumentParser(prog="bough bench one-batch", description=__doc__)
+def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16])
     load.add_argument("--input-len", type=int, default=128)
     load.add_argument("--output-len", type=int, default=16)
     load.add_argument("--json", action="store_true", help="print one JSON object per batch size")
-    add_engine_flags(parser)
-    args = parser.parse_args(argv)
-    settings = settings_from(args)
+
+
+def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
+    from bough.executor.build import build_cpu_executor
+    from bough.loader.locate import locate
+
+    settings = Settings.from_flat(flat)
     loaded = build_cpu_executor(locate(settings.model.model_path, settings.model.revision), settings)
     run_batch(loaded.executor, 1, 8, 2)  # warm-up: the first step touches every weight
     for size in args.batch_size:
@@ -71,7 +71,7 @@ def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -
     }
 
 
-def _prefill_plan(row: int, tokens: np.ndarray[Any, np.dtype[np.int32]], pages: Any) -> BatchPlan:
+def _prefill_plan(row: int, tokens: IntArray, pages: IntArray) -> BatchPlan:
     none = np.zeros(0, dtype=np.int32)
     setup = RowSetup(row, SamplingParams(temperature=0.0), 0, (none,), 0, 0, None, len(tokens), None, ())
     count = np.array([len(tokens)], dtype=np.int32)

@@ -6,7 +6,7 @@ It measures the host-side accounting alone: no model runs, and a page is only a 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import ParamSpec, TypeVar
 
@@ -91,17 +91,16 @@ def run(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the figures as a table."""
-    parser = argparse.ArgumentParser(description="Measure matching, inserting and evicting in the radix tree.")
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--length", type=int, default=2_000, help="tokens in each prompt")
     parser.add_argument("--shared", type=float, default=0.5, help="fraction of each prompt that is a common prefix")
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    for name, value in run(**vars(parser.parse_args(argv))).items():
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the figures as a table."""
+    for name, value in run(args.prompts, args.length, args.shared, args.page_size, args.seed).items():
         print(f"{name:<20}{value:>18,.2f}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,4 +1,7 @@
-"""`bough bench`: hands over to one of the benchmarks, each of which reads its own flags."""
+"""`bough bench`: one of the benchmarks, with its own flags and, where it starts an engine, the engine's.
+
+A benchmark is a module with `add_flags(parser)` and `main(args)`, or `main(args, settings)` if it runs an engine.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import importlib
 from collections.abc import Sequence
 
 from bough.cli.commands import HELP_FLAGS, Command, Menu
+from bough.cli.flags import add_engine_flags, given_settings
+from bough.cli.parser import Parser
 
 MENU = Menu(
     program="bough bench",
     about="Measures how fast the engine and its parts are.",
     commands={
-        "offline": Command("many requests at once through the offline engine", "bough.bench.offline"),
-        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch"),
+        "offline": Command(
+            "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
+        ),
+        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
         "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
     },
     flags={},
@@ -24,5 +31,12 @@ def run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in HELP_FLAGS:
         print(MENU.help())
         return 0
-    benchmark = importlib.import_module(MENU.pick(argv).module)
-    return int(benchmark.main(list(argv[1:])) or 0)
+    command = MENU.pick(argv)
+    benchmark = importlib.import_module(command.module)
+    parser = Parser(program=f"{MENU.program} {argv[0]}", about=benchmark.__doc__ or "")
+    benchmark.add_flags(parser)
+    if not command.starts_engine:
+        return int(benchmark.main(parser.parse(argv[1:])))
+    add_engine_flags(parser)
+    args = parser.parse(argv[1:])
+    return int(benchmark.main(args, given_settings(args)))

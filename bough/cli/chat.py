@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.cli.commands import did_you_mean
 from bough.cli.engines import (
+    DEFAULTS,
     MakeEngine,
     Message,
     Output,
@@ -28,12 +29,12 @@ from bough.cli.engines import (
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.parser import Parser
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MAX_NEW_TOKENS = 1024  # an answer is as long as the model makes it; this ends one that never would
+SAMPLING = {"max_new_tokens": 1024}  # an answer is as long as the model makes it; this ends one that never would
 COMMANDS = {
     "/reset": "forget the conversation",
     "/system TEXT": "set the system message; without TEXT, remove it",
@@ -46,18 +47,17 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     """Talks until the user leaves."""
     parser = Parser(program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.")
     parser.add_argument("--system", metavar="TEXT", help="the system message to begin with")
-    add_sampling_flags(parser, leave_out=frozenset({"n"}))
-    add_engine_flags(parser)
+    add_sampling_flags(parser, SAMPLING, leave_out=frozenset({"n"}))
+    add_engine_flags(parser, DEFAULTS)
     parsed = parser.parse(argv)
     settings = given_settings(parsed)
-    sampling = {"max_new_tokens": MAX_NEW_TOKENS} | given_sampling(parsed)
+    sampling = given_sampling(parsed, SAMPLING)
     with running(make_engine, settings) as engine:
         chat = Chat(engine, sampling, parsed.system)
         chat.greet()
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C outside an answer: the user leaves
-            for line in _typed_lines():
-                if not chat.take(line.strip()):
-                    break
+        for line in _typed_lines():
+            if not chat.take(line.strip()):
+                break
     return 0
 
 
@@ -132,9 +132,9 @@ class Chat:
                 self._say(f"Unknown command {command}.{did_you_mean(command, known) or ' /help lists them all.'}")
         return True
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, question: str) -> None:
         """Streams one answer. Ctrl-C ends it early, a refusal shows its reason; the engine goes on either way."""
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": question}]
         began_s = time.perf_counter()
         first_s: float | None = None
         output: Output | None = None
@@ -143,9 +143,9 @@ class Chat:
             ids = encode_chat(self._tokenizer, messages)
             pieces = stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling)
             with contextlib.closing(pieces):
-                for new, output in pieces:
-                    first_s = first_s or time.perf_counter()
-                    print(new, end="", flush=True)
+                for text, latest in pieces:
+                    output, first_s = latest, first_s or time.perf_counter()
+                    print(text, end="", flush=True)
             note = abort_reason(output) if output is not None else None
         except KeyboardInterrupt:
             note = "Stopped."
@@ -174,14 +174,17 @@ def _console() -> Console:
 def _typed_lines() -> Iterator[str]:
     """Lines as the user enters them, with line editing on a terminal."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        try:
+            yield from sys.stdin
+        except UnicodeDecodeError:
+            raise SettingsError("Standard input is not UTF-8 text.") from None
         return
     with contextlib.suppress(ImportError):  # some Pythons are built without it
         import readline  # noqa: F401  # importing it gives input() its history and editing keys
     while True:
         try:
             line = input("> ")
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             print()
             return
         yield line

@@ -1,7 +1,7 @@
 """Looks at this machine for `bough doctor`: what it is, what an engine would use, what would fit, what is missing.
 
-Each question is one function that returns plain data; how it is shown is left to `doctor`. Torch is loaded by name inside
-the functions that need it, because a missing torch is one of the findings.
+Each question is one function that returns plain data; how it is shown is left to `doctor`. Torch is loaded by name
+inside the functions that need it, because a missing torch is one of the findings.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
         fix = f"bough models pull {name}" if entry is not None else f"hf download {name}"
         missing = Finding(False, f"{name} is not fetched; the first start would do it.", fix)
         return Fit(name, "unknown until the model is fetched"), [missing]
-    if load_torch() is None:
+    torch = load_torch()
+    if torch is None:
         return Fit(name, "unknown without torch"), []
-    return _measure(name, files, settings)
+    return _measure(name, files, settings, torch)
 
 
 def look_for_missing() -> list[Finding]:
@@ -122,6 +123,9 @@ def look_for_missing() -> list[Finding]:
     packages = [
         Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in _absent_packages()
     ]
+    if _installed("torch") and load_torch() is None:
+        what = "The package torch is installed but cannot be loaded; `python -c 'import torch'` shows why."
+        packages.append(Finding(True, what, "pip install --force-reinstall torch"))
     optional = [
         Finding(False, f"The extra {extra!r} is not complete: {', '.join(absent)}.", f"pip install 'bough[{extra}]'")
         for extra, absent in _absent_extras().items()
@@ -138,8 +142,11 @@ def look_for_missing() -> list[Finding]:
 
 
 def load_torch() -> Any | None:
-    """The torch module, or None where it is not installed."""
-    return None if importlib.util.find_spec("torch") is None else importlib.import_module("torch")
+    """The torch module, or None where it is not installed or broken."""
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError):  # OSError: one of its shared libraries
+        return None
 
 
 # ---- the details
@@ -179,19 +186,16 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
         return None
 
 
-def _measure(name: str, files: ModelFiles, settings: Settings) -> tuple[Fit, list[Finding]]:
-    """Builds the model without memory, so that the weights are counted as the engine would hold them."""
-    import torch
-
+def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
+    """Counts weights and cache in the number format in which the engine would hold them."""
     from bough.distributed.topology import Topology
     from bough.executor.build import resolve_config
+    from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool
-    from bough.models.registry import build_model
 
-    config, topology, dtype = resolve_config(files, settings), Topology(), getattr(torch, _dtype_name(settings))
-    model = build_model(config, topology, dtype, torch.device("meta"))
-    weight_bytes = sum(slot.target.nbytes for slot in model.slots())
-    per_token = KVPool.bytes_per_token(config, dtype, topology)
+    config, dtype = resolve_config(files, settings), getattr(torch, _dtype_name(settings))
+    weight_bytes = DummySource(config, dtype).nbytes()  # whatever format the checkpoint has on disk
+    per_token = KVPool.bytes_per_token(config, dtype, Topology())
     free = free_memory_bytes()
     try:
         if weight_bytes > free:

@@ -14,6 +14,9 @@ from bough.core.errors import ModelError, SettingsError
 Output = dict[str, Any]
 Message = dict[str, str]
 
+# Standard error is the same terminal on which the text appears: only what the user must know goes there.
+DEFAULTS = {"log_level": "warning"}
+
 
 class ChatTokenizer(Protocol):
     """Turns conversations into token ids."""
@@ -62,7 +65,7 @@ def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[TextE
     """An engine for as long as the block lasts. One that could not show text is refused before it is started."""
     if settings.get("skip_tokenizer_init"):
         raise SettingsError("This command shows text, so --skip-tokenizer-init cannot be used with it.")
-    engine = make_engine(settings)
+    engine = make_engine(DEFAULTS | settings)
     try:
         yield engine
     finally:

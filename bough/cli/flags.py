@@ -1,16 +1,17 @@
 """The engine's settings as flags, `BOUGH_*` variables and configuration files: all derived from `bough.core.settings`.
 
 The command line wins over the environment, the environment over the file of `--config`, and that over the defaults.
-Whatever its origin, a value is converted from text here and judged by the setting's own check, so the errors read alike.
-Nothing is ever filled in: what the user did not give is absent, and the settings' defaults stand in one place only.
+Whatever its origin, a value is converted from text here and judged by the setting's own check, so all errors read
+alike. Nothing is ever filled in: what the user did not give is absent, and defaults stand in the settings alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,47 +30,55 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 # ---- flags
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for every setting, group by group, and `--config`."""
-    for group in dataclasses.fields(Settings):
-        about = type(group.default).__doc__
-        section = parser.add_argument_group(group.name.capitalize(), about)
-        for f in dataclasses.fields(type(group.default)):
-            _add_flag(section, f)
+def add_engine_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None) -> None:
+    """Adds a flag for every setting, group by group, and `--config`. `defaults` are shown in place of the settings' own
+    by commands that have others; they do not become values."""
+    defaults = defaults or {}
+    for group, fields in itertools.groupby(all_fields(), key=lambda pair: pair[0]):
+        section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
+        for _, f in fields:
+            _add_setting(section, f, defaults.get(f.name, f.default))
     section = parser.add_argument_group("Configuration", "Flags win over BOUGH_* variables, those over the file.")
     section.add_argument("--config", metavar="FILE", help="YAML file with settings, by their names without the dashes")
 
 
-def _add_flag(section: argparse._ArgumentGroup, f: Field) -> None:
-    names = [_flag(name) for name in (f.name, *(alias for alias, target in ALIASES.items() if target == f.name))]
-    options: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
+def _add_setting(section: argparse._ArgumentGroup, f: Field, default: Any) -> None:
+    aliases = [alias for alias, target in ALIASES.items() if target == f.name]
+    options: dict[str, Any] = {}
     if field_type(f)[0] is not bool:
         options["metavar"] = _metavar(f)
     elif f.default:
         options["action"] = argparse.BooleanOptionalAction
     else:
         options["action"] = "store_true"
-    section.add_argument(*names, help=_help(f), **options)
-    if "_" in f.name:  # the spelling of the Python keyword works as well, without a line of its own
-        section.add_argument(f"--{f.name}", help=argparse.SUPPRESS, **options)
+    add_flag(section, f.name, aliases, help=f.metadata["help"] + _shown(default), **options)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def add_flag(section: argparse._ArgumentGroup, name: str, aliases: Sequence[str], *, help: str, **options: Any) -> None:
+    """A flag that leaves no trace when it is not given."""
+    names = ["--" + spelling.replace("_", "-") for spelling in (name, *aliases)]
+    options |= {"dest": name, "default": argparse.SUPPRESS}
+    section.add_argument(*names, help=help.replace("%", "%%"), **options)
+    if "_" in name:  # the spelling of the Python keyword works as well, without a line of its own
+        section.add_argument(f"--{name}", help=argparse.SUPPRESS, **options)
 
 
 def _metavar(f: Field) -> str:
     if f.metadata["choices"] is not None:
         return "{" + ",".join(map(str, f.metadata["choices"])) + "}"
+    if f.name in ALIASES.values():
+        return "MODEL"
+    if f.name.endswith("_path"):
+        return "PATH"
     if f.name.endswith("_s"):
         return "SECONDS"
     return {int: "N", float: "X", str: "TEXT"}[field_type(f)[0]]
 
 
-def _help(f: Field) -> str:
-    shown = {None: "", False: "", True: " (default: on)"}
-    default = shown[f.default] if f.default is None or isinstance(f.default, bool) else f" (default: {f.default})"
-    return (str(f.metadata["help"]) + default).replace("%", "%%")
+def _shown(default: Any) -> str:
+    if default is None or default is False:
+        return ""
+    return f" (default: {'on' if default is True else default})"
 
 
 # ---- values

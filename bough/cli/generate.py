@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bough.cli.engines import (
+    DEFAULTS,
     MakeEngine,
     Output,
     TextEngine,
@@ -58,7 +59,7 @@ def _parser() -> Parser:
         help="print exactly what was generated: special tokens and the stop text too, and no newline at the end",
     )
     add_sampling_flags(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, DEFAULTS)
     return parser
 
 
@@ -87,7 +88,8 @@ def _inputs(engine: TextEngine, prompt: str, chat: bool) -> dict[str, Any]:
 def _print_stream(engine: TextEngine, inputs: dict[str, Any], *, raw: bool) -> int:
     output: Output | None = None
     with contextlib.closing(stream_pieces(engine, **inputs)) as pieces:
-        for text, output in pieces:
+        for text, latest in pieces:
+            output = latest
             print(text, end="", flush=True)
     assert output is not None  # a stream that gives nothing has raised
     _end_line(output["text"], raw)

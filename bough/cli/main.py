@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
         code = _run(list(sys.argv[1:] if argv is None else argv), make_engine)
         sys.stdout.flush()  # a reader that has left shows up here, not while the interpreter ends
         return code
-    except SystemExit as end:  # argparse's way out, after its help or its one line of complaint
-        return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -60,13 +58,19 @@ def _run(argv: list[str], make_engine: MakeEngine | None) -> int:
 
         print(f"bough {__version__}")
         return 0
-    command = MENU.pick(argv)
+    try:
+        return _call(MENU.pick(argv), argv[1:], make_engine)
+    except SystemExit as end:  # argparse's way out, after its help or its one line of complaint
+        return end.code if isinstance(end.code, int) else 0
+
+
+def _call(command: Command, argv: list[str], make_engine: MakeEngine | None) -> int:
     module = importlib.import_module(command.module)
     if not command.starts_engine:
-        return int(module.run(argv[1:]))
+        return int(module.run(argv))
     from bough.cli.engines import start_engine
 
-    return int(module.run(argv[1:], make_engine or start_engine))
+    return int(module.run(argv, make_engine or start_engine))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Argument parsing as `bough` wants it: no abbreviations, one line for a mistake, and a suggestion for a misspelt flag."""
+"""Argument parsing as `bough` wants it: no abbreviations, one line for a mistake, a suggestion for a misspelt flag."""
 
 from __future__ import annotations
 

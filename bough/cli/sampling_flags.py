@@ -1,4 +1,4 @@
-"""Sampling parameters as flags, derived from `SamplingParams`: types and defaults are read there, only help stands here.
+"""Sampling parameters as flags, derived from `SamplingParams`: types and defaults are read there, the help is here.
 
 What is not given is left out, so that the values that a model's makers recommend can take effect.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
-from bough.cli.flags import from_text
+from bough.cli.flags import add_flag, from_text
 from bough.core.errors import RequestError, SettingsError
 from bough.core.sampling_params import SamplingParams
 
@@ -31,32 +32,37 @@ HELP = {
     "sampling_seed": "the same seed gives the same output",
     "n": "how many outputs",
 }
-SHORT = {"sampling_seed": "--seed"}
+ALIASES = {"sampling_seed": ["seed"]}
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 TYPE_WORDS = {int: "a whole number", float: "a number"}
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset()) -> None:
-    """Adds a flag for every parameter that makes sense on a command line."""
+def add_sampling_flags(
+    parser: argparse.ArgumentParser,
+    defaults: Mapping[str, Any] | None = None,
+    leave_out: frozenset[str] = frozenset(),
+) -> None:
+    """Adds a flag for every parameter that makes sense on a command line. `defaults` are the command's own."""
     section = parser.add_argument_group("Sampling", "Where the model's makers recommend a value, that is the default.")
-    defaults = SamplingParams()
+    usual = SamplingParams.parse(defaults)
     for name, text in HELP.items():
         if name in leave_out:
             continue
         plain, many = _kind(name)
-        default = getattr(defaults, name)
-        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+        default = getattr(usual, name)
+        options: dict[str, Any]
         if plain is bool:
-            options["action"] = "store_true"
+            options = {"action": "store_true"}
         else:
-            options |= {"action": "append" if many else "store", "metavar": METAVARS[plain]}
+            options = {"action": "append" if many else "store", "metavar": METAVARS[plain]}
             text += "" if many or default is None else f" (default: {default})"
-        section.add_argument(SHORT.get(name, "--" + name.replace("_", "-")), help=text, **options)
+        add_flag(section, name, ALIASES.get(name, []), help=text, **options)
 
 
-def given_sampling(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The parameters that the user gave, checked before an engine is started for them."""
-    values = {name: _converted(name, value) for name, value in vars(parsed).items() if name in HELP}
+def given_sampling(parsed: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The parameters that the user gave, over the command's own, checked before an engine is started for them."""
+    given = {name: _converted(name, value) for name, value in vars(parsed).items() if name in HELP}
+    values = {**(defaults or {}), **given}
     try:
         SamplingParams.parse(values)
     except RequestError as error:

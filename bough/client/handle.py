@@ -134,10 +134,11 @@ class EngineClient:
     async def _stream_one(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
         while True:
             await answer.progress()
-            if answer.finish is not None and not answer.ids:
+            finished = answer.finish is not None  # before the yield: more may arrive while the reader has its turn
+            if finished and not answer.ids:
                 _raise_if_refused(answer)
             yield answer.to_dict()
-            if answer.finish is not None:
+            if finished:
                 return
 
     def _release(self, answers: Sequence[Answer]) -> None:

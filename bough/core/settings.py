@@ -77,6 +77,9 @@ class MemorySettings:
         1, "tokens in a KV page; 1 shares prefixes to the token", choices=(1, 2, 4, 8, 16, 32, 64, 128)
     )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
+    kv_events_config: str | None = setting(
+        None, 'JSON object that turns on the publishing of cache events, such as {"endpoint": "tcp://*:5557"}'
+    )
     radix_eviction_policy: str = setting("lru", "which cached prefix goes first", choices=EVICTION_POLICIES)
 
 
@@ -188,7 +191,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise SettingsError(f"{f.name} must be one of {', '.join(map(str, meta['choices']))}; got {value!r}.{hint}")
-    if meta["low"] is not None and value < meta["low"]:
+    if meta["low"] is not None and not value >= meta["low"]:  # written so that NaN is refused as well
         raise SettingsError(f"{f.name} must be at least {meta['low']}, got {value}.")
     if meta["high"] is not None and value > meta["high"]:
         raise SettingsError(f"{f.name} must be at most {meta['high']}, got {value}.")
@@ -197,7 +200,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
 
 def unknown_setting_text(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else " `bough serve --help` lists them all."
+    hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
 
 

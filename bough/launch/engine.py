@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import logging
 import queue
 import shutil
 import tempfile
@@ -41,10 +40,8 @@ from bough.observability.logs import set_up_logging
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-Output = dict[str, Any]
+Output = dict[str, Any]  # text, output_ids, meta_info
 
 # Arguments of SGLang's Engine whose feature this engine does not have: accepted when left at None.
 UNBUILT_ARGUMENTS = frozenset(
@@ -99,7 +96,7 @@ class Engine:
         *,
         stream: bool = False,
         **options: Any,
-    ) -> Output | list[Output] | Iterator[Output]:
+    ) -> Any:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
         return_text_in_logprobs, rid, priority, extra_key, cache_salt."""
@@ -116,7 +113,7 @@ class Engine:
         *,
         stream: bool = False,
         **options: Any,
-    ) -> Output | list[Output] | AsyncIterator[Output]:
+    ) -> Any:
         """Like `generate`, for callers with an event loop of their own: await the answer or, with `stream=True`, an
         async iterator."""
         inputs = self._read(prompt, sampling_params, input_ids, options)
@@ -281,7 +278,6 @@ class _Link:
 
     def die(self, error: EngineDeadError) -> None:
         """Called by the supervisor's thread."""
-        log.error("%s", error)
 
         def tell() -> None:
             self._death = error

@@ -11,6 +11,7 @@ from typing import Any
 
 import zmq
 
+from bough.launch.kv_events import KVEventPublisher, parse_config
 from bough.launch.parts import end_ids
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import Receiver, Sender
@@ -43,6 +44,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler)
     outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), Sender(context, spec.addresses.client))
 
+    events = None
+    if settings.memory.kv_events_config is not None:
+        events = KVEventPublisher(context, parse_config(settings.memory.kv_events_config))
+
     from bough.executor.build import build_cpu_executor
     from bough.scheduler.loop import Scheduler
 
@@ -56,6 +61,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         memory=settings.memory,
         settings=settings.scheduler,
         eos_ids=end_ids(spec.files, loaded.config, settings.model),
+        events=events,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     # What lives now lives for good; collecting it again and again would stall steps.

@@ -23,7 +23,7 @@ from bough.messages.requests import Abort, FlushCache, Generate, GetState, Shutd
 from bough.scheduler.commit import Committer
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.planner import PlannedStep, Planner
-from bough.scheduler.ports import Inbox, Outbox
+from bough.scheduler.ports import CacheEvents, Inbox, Outbox
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
@@ -50,11 +50,12 @@ class Scheduler:
         settings: SchedulerSettings,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
+        events: CacheEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
         self._executor, self._inbox, self._outbox, self._clock = executor, inbox, outbox, clock
-        tree = RadixTree(limits.page_size, memory.radix_eviction_policy)
+        tree = RadixTree(limits.page_size, memory.radix_eviction_policy, None if events is None else events.add)
         pool = PagePool(limits.pages[0])
         self._cache = PrefixCache(pool, tree, limits.page_size, share=not memory.disable_radix_cache)
         self._table = RowTable(limits.rows, limits.context_length, limits.page_size)
@@ -66,6 +67,7 @@ class Scheduler:
         self._committer = Committer(self._residents, outbox, eos_ids, self._forget)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
+        self._events = events
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
         self._closing = False
@@ -88,6 +90,8 @@ class Scheduler:
         self._launch_next()
         while len(self._in_flight) > self._depth:
             self._commit_oldest()
+        if self._events is not None:
+            self._events.flush()
 
     # The order of events ----------------------------------------------------------------------------------------------
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from bough.core.plan import Executor, InFlight
+from bough.memory.tree import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import ToScheduler
 
-__all__ = ["Executor", "InFlight", "Inbox", "Outbox"]
+__all__ = ["CacheEvents", "Executor", "InFlight", "Inbox", "Outbox"]
 
 
 class Inbox(Protocol):
@@ -25,3 +26,13 @@ class Outbox(Protocol):
     def tokens(self, message: Open | StepOutput) -> None: ...
 
     def reply(self, message: Reply) -> None: ...
+
+
+class CacheEvents(Protocol):
+    """Where news of the prefix cache go."""
+
+    def add(self, event: KVEvent) -> None: ...
+
+    def flush(self) -> None:
+        """A turn of the loop is over: what was added belongs together."""
+        ...

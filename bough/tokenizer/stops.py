@@ -15,6 +15,7 @@ Owned here: the held text of one request. A caller without stops makes no matche
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MAX_HELD = 4096  # characters that regexes may hold back
 REGEX_CONTEXT = 256  # characters of emitted text that a regex still sees: for \b, ^ and look-behind
 REGEX_TIMEOUT_S = 0.1  # a search takes microseconds; one this long backtracks, and every other stream waits for it
+REGEX_BUDGET_S = 1.0  # CPU time for all searches of one request; a sane pattern needs a hundredth over a whole answer
 
 
 class StopOutcome(NamedTuple):
@@ -46,7 +48,7 @@ class _Match(NamedTuple):
 class StopMatcher:
     """Looks for the first stop in a text that comes in parts. After a match, everything further is dropped."""
 
-    __slots__ = ("_automata", "_emitted", "_first_chars", "_keep_match", "_regexes", "_stopped", "_text")
+    __slots__ = ("_automata", "_emitted", "_first_chars", "_keep_match", "_regexes", "_spent_s", "_stopped", "_text")
 
     def __init__(self, strings: Sequence[str], regexes: Sequence[str], keep_match: bool) -> None:
         self._automata = [_StringAutomaton(string) for string in strings]
@@ -56,6 +58,7 @@ class StopMatcher:
         self._text = ""  # some emitted text (for regexes only), then the held text
         self._emitted = 0  # where in it the held text begins
         self._stopped = False
+        self._spent_s = 0.0
 
     def push(self, text: str) -> StopOutcome:
         """More text in; out comes what no stop can claim any more."""
@@ -91,7 +94,10 @@ class StopMatcher:
 
     def _search(self, pattern: regex.Pattern[str]) -> tuple[_Match | None, int]:
         """The pattern's match in the held text; else how many characters at the end may still become one."""
+        began_s = time.thread_time()
         try:
+            if self._spent_s > REGEX_BUDGET_S:
+                raise TimeoutError
             match = pattern.search(self._text, self._emitted, partial=True, timeout=REGEX_TIMEOUT_S)
             if match is None:
                 return None, 0
@@ -105,6 +111,8 @@ class StopMatcher:
                 f"stop_regex {pattern.pattern!r} takes too long to search; write it without nested repetition.",
                 field="stop_regex",
             ) from None
+        finally:
+            self._spent_s += time.thread_time() - began_s
         return (None if match is None else _Match(match.end(), match.start(), match.group())), 0
 
     def _emit_up_to(self, end: int) -> str:

@@ -8,6 +8,7 @@ from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.memory.tree import audit_pages
 from bough.messages.requests import ToScheduler
 from bough.scheduler.loop import Scheduler
+from bough.scheduler.ports import CacheEvents
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 from tests.fakes.executor import FakeExecutor
 
@@ -21,6 +22,7 @@ class Bench:
         *,
         eos_ids: tuple[int, ...] = (),
         memory: MemorySettings | None = None,
+        events: CacheEvents | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -33,6 +35,7 @@ class Bench:
             memory=memory or MemorySettings(),
             settings=SchedulerSettings(**settings),
             eos_ids=eos_ids,
+            events=events,
             clock=lambda: self.now,
         )
 

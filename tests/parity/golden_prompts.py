@@ -33,8 +33,13 @@ when she pulled the cloth away the low sun came through the prisms and threw ban
 piece of glass had been ground by hand more than a century ago, and each was set at a slightly different angle, \
 so that all the light of a small lamp would leave the tower as a single beam. Margaret walked around it twice. \
 Then she sat down on the floor with her back against the wall and began to write a list in the small notebook \
-that she always carried. The first line said: dry the tower. The second line said: save the stairs. The third \
-line"""
+that she always carried. The first line said: dry the tower. The second line said: save the stairs.
+
+It took her two winters. A mason from the next village repaired the outer wall, a welder who owed her a favour \
+replaced forty of the steps, and a museum on the mainland lent her the drawings of the clockwork that had once \
+turned the lens. On the first night that everything worked she switched on the lamp, went out on the gallery and \
+waited. After a while she saw, far away to the south, a light that she had not noticed before. It blinked three \
+times, was dark for a moment, and then"""
 
 RIVER = """\
 A river changes shape as it travels. Near its source, where the ground is steep, the water moves quickly and \
@@ -80,7 +85,7 @@ PROMPTS: dict[str, str | Messages] = {
     "Answer: Let's think step by step.",
     "sequence": "2, 4, 8, 16, 32, 64, 128,",
     "list": "Ten things to pack for a week in the mountains:\n1. Warm jacket\n2. Boots\n3.",
-    "json": '{"users": [{"id": 1, "name": "Ada", "roles": ["admin", "editor"], "active": true}, {"id": 2, "name":',
+    "json": '{"city": "Oslo", "country": "Norway", "population": 709037}\n{"city": "Lyon", "country":',
     "table": "| Planet | Moons | Diameter (km) |\n|---|---|---|\n| Mercury | 0 | 4879 |\n"
     "| Venus | 0 | 12104 |\n| Earth |",
     "chinese": "北京是中国的首都，",

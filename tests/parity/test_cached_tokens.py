@@ -100,12 +100,12 @@ def test_a_prompt_that_goes_on(engine: bough.Engine, ids: FreshIds) -> None:
 
 
 def test_a_growing_conversation(engine: bough.Engine, ids: FreshIds) -> None:
-    prompt, computed = ids.take(45), 0
+    prompt, computed, answer = ids.take(45), 0, 9
     for _ in range(4):
-        output = generate(engine, prompt, new_tokens=9)
+        output = generate(engine, prompt, new_tokens=answer)
         assert output["meta_info"]["cached_tokens"] == whole_pages(engine, computed)
         # The last token of an output is sampled but never fed back.
-        computed = len(prompt) + 9 - 1
+        computed = len(prompt) + answer - 1
         prompt = prompt + output["output_ids"] + ids.take(13)
 
 

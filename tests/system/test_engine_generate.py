@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from typing import Any
@@ -41,7 +42,7 @@ def test_lists_give_lists_and_ids_equal_text(engine: Engine) -> None:
 def test_a_stream_is_cumulative_and_ends_like_the_whole(engine: Engine) -> None:
     whole = engine.generate(FRANCE, GREEDY)
     pieces = list(engine.generate(FRANCE, GREEDY, stream=True))
-    assert all(b["text"].startswith(a["text"]) for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(b["text"].startswith(a["text"]) for a, b in itertools.pairwise(pieces))
     assert pieces[-1]["text"] == text_of(whole) and pieces[-1]["output_ids"] == whole["output_ids"]
     assert [p["meta_info"]["finish_reason"] is None for p in pieces] == [True] * (len(pieces) - 1) + [False]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.bench.tree import SHARED_PREFIXES, main, make_prompts, run
+from bough.bench.tree import SHARED_PREFIXES, make_prompts, run
 
 
 def test_prompts_share_the_asked_fraction() -> None:
@@ -19,8 +19,3 @@ def test_all_that_is_cached_is_evicted(page_size: int) -> None:
     figures = run(prompts=300, length=40, shared=0.5, page_size=page_size)
     assert 0 < figures["cached_fraction"] <= 0.6
     assert figures["pages_evicted"] == round((1 - figures["cached_fraction"]) * 300 * 40 / page_size)
-
-
-def test_the_table_names_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--prompts", "10", "--length", "8", "--page-size", "2"])
-    assert "match_us" in capsys.readouterr().out

@@ -1,0 +1,42 @@
+"""The engine's benchmarks on a tiny model: their loads are what they say, and their figures add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bough.bench.workloads import shared_prefix_jobs, workload
+from bough.cli.main import main
+
+TINY = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens", "4096", "--cpu-threads", "1"]
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, float]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_workloads_are_seeded_and_shaped() -> None:
+    assert workload("W2") == workload("W2")
+    assert len(workload("W1")) == 256 and len(workload("W4")[0].prompt) == 4096
+    jobs = workload("W2")
+    assert len({tuple(job.prompt[:1024]) for job in jobs}) == 8
+    few = shared_prefix_jobs(2, 3, 10, 4, 1)
+    assert len(few) == 6 and len({tuple(job.prompt[:10]) for job in few}) == 2
+
+
+def test_offline_compares_with_and_without_the_cache(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--workload", "shared-prefix", "--groups", "2", "--per-group", "4", "--prefix-len", "32"]
+    load += ["--input-len", "4", "--output-len", "3", "--vocab", "100", "--compare-no-cache", "--json"]
+    assert main(["bench", "offline", *load, "--model", str(tiny_model), *TINY]) == 0
+    cached, plain = lines_of(capsys)
+    assert cached["cached_tokens"] == 2 * 3 * 32 and plain["cached_tokens"] == 0
+    assert cached["output_tokens"] == plain["output_tokens"] == 8 * 3
+    assert cached["successful_requests"] == 8 and cached["speed_up"] > 0
+
+
+def test_one_batch_measures_each_size(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--batch-size", "1", "3", "--input-len", "8", "--output-len", "4", "--json"]
+    assert main(["bench", "one-batch", *load, "--model", str(tiny_model), *TINY]) == 0
+    assert [line["batch_size"] for line in lines_of(capsys)] == [1, 3]

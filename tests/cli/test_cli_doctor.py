@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.cli import checkup
+from bough.cli.main import main
+from bough.loader import catalogue
+
+Capture = pytest.CaptureFixture[str]
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BOUGH_HOME", str(tmp_path / "no" / "such" / "home"))
+    return tmp_path / "no" / "such" / "home"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return str(folder)
+
+
+def examine(capsys: Capture, *flags: str, code: int = 0) -> dict[str, Any]:
+    assert main(["doctor", "--json", *flags]) == code
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_the_report_has_all_its_parts(capsys: Capture, home: Path, tiny: str) -> None:
+    report = examine(capsys, "--model", tiny, "--cpu-threads", "1")
+    assert report.keys() == {"ok", "version", "machine", "use", "fit", "missing"}
+    assert report["ok"] is True
+    machine = report["machine"]
+    assert 1 <= machine["cores"] <= machine["cores_total"]
+    assert 0 < machine["memory_free_bytes"] <= machine["memory_total_bytes"]
+    assert machine["disk_free_bytes"] > 0
+    assert machine["home"] == str(home) and not home.exists(), "looking must not leave traces"
+    assert report["use"]["threads"] == 1
+    assert report["use"]["torch"] and report["use"]["device"] == "cpu" and report["use"]["dtype"] == "float32"
+
+
+def test_what_fits_is_counted_as_the_engine_would(capsys: Capture, tiny: str) -> None:
+    fit = examine(capsys, "--model", tiny)["fit"]
+    per_layer = 16 * 16 + 2 * 8 * 16 + 16 * 16 + 3 * 16 * 32 + 2 * 16
+    assert fit["weight_bytes"] == 4 * (2 * 64 * 16 + 2 * per_layer + 16)
+    assert fit["kv_bytes_per_token"] == 2 * 2 * 2 * 4 * 4
+    assert fit["context_length"] == 128
+    assert fit["kv_tokens"] == 32 * 128
+
+
+def test_flags_change_what_fits(capsys: Capture, tiny: str) -> None:
+    flags = ("--dtype", "bfloat16", "--max-total-tokens", "77", "--page-size", "4", "--context-length", "64")
+    report = examine(capsys, "--model", tiny, *flags)
+    assert report["use"]["dtype"] == "bfloat16"
+    assert report["fit"]["kv_bytes_per_token"] == 2 * 2 * 2 * 4 * 2
+    assert (report["fit"]["kv_tokens"], report["fit"]["context_length"]) == (76, 64)
+
+
+def test_a_model_that_is_not_fetched_is_no_failure_and_not_fetched(capsys: Capture, home: Path) -> None:
+    report = examine(capsys)
+    assert report["fit"]["model"] == catalogue.DEFAULT.name
+    assert report["fit"]["kv_tokens"] is None
+    assert f"bough models pull {catalogue.DEFAULT.name}" in [finding["fix"] for finding in report["missing"]]
+    assert not home.exists()
+
+
+def test_a_repository_that_is_not_in_the_hubs_cache_is_not_fetched(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def absent(repository: str, **options: Any) -> str:
+        assert options["local_files_only"]
+        raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    report = examine(capsys, "--model", "org/name")
+    assert "hf download org/name" in [finding["fix"] for finding in report["missing"]]
+
+
+@pytest.mark.parametrize("free", [1_000, 27_000])
+def test_what_does_not_fit_is_a_failure(free: int, capsys: Capture, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "free_memory_bytes", lambda: free)
+    report = examine(capsys, "--model", tiny, code=1)
+    assert report["fit"]["note"] == "does not fit"
+    assert [finding["needed"] for finding in report["missing"]][-1] is True
+
+
+def test_missing_packages_are_a_failure_with_its_cure(
+    capsys: Capture, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = ["torch>=2.10", "no-such-package>=1", "absent-codec; extra == 'media'", "absent-tool; extra == 'dev'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: stated)
+    missing = examine(capsys, "--model", tiny, code=1)["missing"]
+    assert {"needed": True, "what": "The package no-such-package is not installed."} | {
+        "fix": "pip install no-such-package"
+    } in missing
+    assert ("pip install 'bough[media]'", False) in [(finding["fix"], finding["needed"]) for finding in missing]
+    assert "absent-tool" not in str(missing)
+
+
+def test_a_broken_torch_is_a_failure(capsys: Capture, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "load_torch", lambda: None)
+    report = examine(capsys, "--model", tiny, code=1)
+    assert report["use"]["torch"] is None
+    assert report["fit"]["note"] == "unknown without torch"
+    assert "pip install --force-reinstall torch" in [finding["fix"] for finding in report["missing"]]
+
+
+def test_a_model_that_does_not_exist_is_an_error(capsys: Capture) -> None:
+    assert main(["doctor", "--model", "smolm2"]) == 1
+    assert capsys.readouterr().err.startswith("bough: Unknown model 'smolm2'")
+
+
+def test_the_page_is_for_people(capsys: Capture, tiny: str) -> None:
+    assert main(["doctor", "--model", tiny]) == 0
+    page = capsys.readouterr().out
+    assert "This machine" in page and "An engine would use" in page
+    assert "4,096 tokens, 32.0 times the context of 128" in page
+    assert "\x1b" not in page

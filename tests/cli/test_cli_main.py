@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from cli_fakes import FakeEngine
+
+from bough.cli.main import MENU, main
+from bough.core.errors import EngineDeadError, ModelError
+from bough.version import __version__
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_help_lists_every_command_with_a_line(capsys: Capture) -> None:
+    assert main(["--help"]) == 0
+    page = capsys.readouterr().out
+    assert all(f"  {name} " in page and command.summary in page for name, command in MENU.commands.items())
+    assert main([]) == 0
+    assert capsys.readouterr().out == page
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bough {__version__}\n"
+
+
+@pytest.mark.parametrize("name", MENU.commands)
+def test_every_command_has_a_help_page(name: str, capsys: Capture) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"usage: bough {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["genrate"], "bough: unknown command 'genrate'. Did you mean generate?"),
+        (["xyzzy"], "bough: unknown command 'xyzzy'. `bough --help` lists them all."),
+        (["--vresion"], "bough: unknown flag --vresion. Did you mean --version?"),
+        (["bench", "tee"], "bough: unknown command 'tee'. Did you mean tree?"),
+        (["generate", "--page-siz", "2"], "bough generate: error: unknown flag --page-siz. Did you mean --page-size?"),
+        (["generate", "a", "--page-size", "3"], "bough: page_size must be one of 1, 2, 4, 8, 16, 32, 64, 128; got 3."),
+        (["generate", "a", "b"], "bough generate: error: unexpected 'b'; put quotes around text that holds spaces."),
+    ],
+)
+def test_what_cannot_be_used_ends_with_a_line_and_code_2(argv: list[str], line: str, capsys: Capture) -> None:
+    engine = FakeEngine()
+    assert main(argv, engine.make) == 2
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == ("", line + "\n")
+    assert engine.settings is None, "an engine was started for a command line that cannot be used"
+
+
+def test_errors_of_bough_are_one_sentence_and_code_1(capsys: Capture) -> None:
+    def fails(settings: dict[str, Any]) -> Any:
+        raise ModelError("There is no such model.")
+
+    assert main(["generate", "a"], fails) == 1
+    assert capsys.readouterr().err == "bough: There is no such model.\n"
+
+
+def test_a_dead_engine_is_reported_and_closed(capsys: Capture) -> None:
+    engine = FakeEngine(["Hel", EngineDeadError("The scheduler process ended.")])
+    assert main(["generate", "a"], engine.make) == 1
+    assert capsys.readouterr().err == "bough: The scheduler process ended.\n"
+    assert engine.closed
+
+
+def test_interrupt_is_quiet_and_closes_the_engine(capsys: Capture) -> None:
+    engine = FakeEngine(["Hel", KeyboardInterrupt()])
+    assert main(["generate", "a"], engine.make) == 130
+    assert capsys.readouterr().err == ""
+    assert engine.closed
+
+
+def test_defects_are_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "a"], FakeEngine([ZeroDivisionError()]).make)
+
+
+def test_bench_hands_over_its_words(capsys: Capture) -> None:
+    assert main(["bench", "tree", "--prompts", "10", "--length", "8"]) == 0
+    assert "match_us" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["models"], ["models", "--help"]])
+def test_a_reader_that_leaves_ends_the_command_quietly(argv: list[str]) -> None:
+    code = f"import sys; from bough.cli.main import main; sys.exit(main({argv!r}))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait() == 141
+    child.stderr.close()
+
+
+def test_light_commands_load_nothing_heavy() -> None:
+    """Help pages and the list of models must appear at once."""
+    code = (
+        "import sys; from bough.cli.main import main\n"
+        "for argv in ([], ['models'], ['generate', '--help'], ['chat', '--help'], ['bench', '--help']): main(argv)\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'zmq', 'huggingface_hub', 'rich', 'yaml', 'numpy'}\n"
+        "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,70 @@
+"""Sampling parameters: what is accepted, in which form, and what is said about the rest."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from bough.core.errors import RequestError
+from bough.core.sampling_params import SamplingParams
+
+
+def test_single_values_and_lists_mean_the_same() -> None:
+    one = SamplingParams.parse({"stop": "x", "stop_token_ids": 7, "stop_regex": "a+"})
+    many = SamplingParams.parse({"stop": ["x"], "stop_token_ids": [7], "stop_regex": ["a+"]})
+    assert one == many and one.stop == ("x",)
+
+
+def test_defaults_come_from_the_model_unless_given_or_null() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20}
+    assert SamplingParams.parse(None, defaults).temperature == 0.6
+    assert SamplingParams.parse({"temperature": None}, defaults).temperature == 0.6
+    assert SamplingParams.parse({"temperature": 0.1}, defaults).top_k == 20
+
+
+def test_greedy_by_temperature_or_top_k() -> None:
+    assert SamplingParams.parse({"temperature": 0}).greedy
+    assert SamplingParams.parse({"top_k": 1}).greedy
+    assert not SamplingParams.parse({}).greedy
+
+
+def test_it_crosses_processes_unchanged() -> None:
+    params = SamplingParams.parse({"logit_bias": {"3": -1.5}, "stop": ["a", "b"], "n": 2})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "words"),
+    [
+        ({"temperatur": 1}, "temperatur", "Did you mean 'temperature'"),
+        ({"wholly_unknown": 1}, "wholly_unknown", "Known fields"),
+        ({"temperature": -0.1}, "temperature", "at least 0"),
+        ({"temperature": float("nan")}, "temperature", "number"),
+        ({"temperature": "hot"}, "temperature", "Expected"),
+        ({"top_p": 0}, "top_p", r"\(0, 1\]"),
+        ({"top_p": 1.1}, "top_p", r"\(0, 1\]"),
+        ({"top_k": 0}, "top_k", "at least 1"),
+        ({"min_p": -0.1}, "min_p", r"\[0, 1\]"),
+        ({"frequency_penalty": 3}, "frequency_penalty", r"\[-2, 2\]"),
+        ({"repetition_penalty": 0}, "repetition_penalty", r"\(0, 2\]"),
+        ({"max_new_tokens": -1}, "max_new_tokens", "at least 0"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens", "Expected"),
+        ({"min_new_tokens": 9, "max_new_tokens": 3}, "min_new_tokens", "larger"),
+        ({"n": 0}, "n", "between 1"),
+        ({"stop": ""}, "stop", "empty string"),
+        ({"stop": [3]}, "stop", "Expected"),
+        ({"stop_regex": "(("}, "stop_regex", "not valid"),
+        ({"logit_bias": [1]}, "logit_bias", "map token ids"),
+        ({"logit_bias": {"1": float("inf")}}, "logit_bias", "finite"),
+        ({"json_schema": "{}"}, "json_schema", "not supported"),
+    ],
+)
+def test_each_mistake_names_its_field(given: dict[str, object], field: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        SamplingParams.parse(given)
+    assert caught.value.field == field and caught.value.status_code == 400
+
+
+def test_not_an_object() -> None:
+    with pytest.raises(RequestError, match="must be an object"):
+        SamplingParams.parse([1])  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""The executor over a tiny model: rows, pages and logprobs as the scheduler's plans describe them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bough.core.errors import SettingsError
+from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
+from bough.core.sampling_params import SamplingParams
+from bough.core.settings import Settings
+from bough.executor.build import build_cpu_executor, resolve_config
+from bough.executor.device_rows import DeviceRows
+from bough.loader.locate import locate
+
+NONE = np.zeros(0, dtype=np.int32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def setup(row: int, pages: np.ndarray = NONE, length: int = 0, logprobs: LogprobSpec | None = None) -> RowSetup:
+    return RowSetup(row, SamplingParams(temperature=0.0), 0, (pages,), length, 0, None, 4, logprobs, ())
+
+
+def plan(
+    step: int, rows: list[int], query: list[int], given: list[int], tokens: list[int], **more: object
+) -> BatchPlan:
+    counts = more.pop("counts", [0] * len(rows))
+    return BatchPlan(
+        step=step,
+        setups=more.pop("setups", ()),  # type: ignore[arg-type]
+        edits=more.pop("edits", ()),  # type: ignore[arg-type]
+        rows=ints(*rows),
+        query_lens=ints(*query),
+        given=ints(*given),
+        tokens=ints(*tokens),
+        new_pages=(more.pop("pages", NONE),),  # type: ignore[arg-type]
+        new_page_counts=(ints(*counts),),  # type: ignore[misc]
+        sample=np.array(more.pop("sample", [True] * len(rows))),
+        input_logprobs=more.pop("inputs", ()),  # type: ignore[arg-type]
+    )
+
+
+def test_rows_take_pages_tokens_and_swaps_in_order() -> None:
+    rows = DeviceRows(Limits(4, 2, (20,), 16, 50, 8, ""))
+    ids, batch = rows.apply(
+        plan(0, [2, 1], [3, 2], [3, 2], [7, 8, 9, 5, 6], setups=(setup(2, ints(4), 2), setup(1)),
+             pages=ints(6, 7, 9), counts=[2, 1])
+    )  # fmt: skip
+    assert ids.tolist() == [7, 8, 9, 5, 6] and batch.positions.tolist() == [2, 3, 4, 0, 1]
+    assert batch.slots.tolist() == [12, 13, 14, 18, 19] and batch.context_lens.tolist() == [2, 0]
+    rows.advance(ints(2, 1), np.array([30, 31]))
+    swap = PageSwap(2, 0, 1, ints(11))
+    ids, batch = rows.apply(plan(1, [1, 2], [1, 2], [0, 1], [40], edits=(swap,), pages=ints(3), counts=[1, 0]))
+    assert ids.tolist() == [31, 30, 40], "a decode begins with the row's last token, then the given ones"
+    assert batch.slots.tolist() == [6, 15, 0] or batch.slots.tolist()[:2] == [6, 15]
+    assert batch.page_table[2, :3].tolist() == [4, 11, 7]
+
+
+@pytest.fixture(scope="module")
+def executor(tiny_model: Path):  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 256, "cpu_threads": 1})
+    loaded = build_cpu_executor(locate(str(tiny_model)), settings)
+    yield loaded.executor
+    loaded.executor.close()
+
+
+def test_prompt_logprobs_of_chunks_equal_those_of_the_whole(executor) -> None:  # type: ignore[no-untyped-def]
+    tokens = [5, 9, 17, 33, 65, 2]
+    spec = LogprobSpec(top=2, ids=(3,))
+    whole = executor.launch(
+        plan(0, [0], [6], [6], tokens, setups=(setup(0, logprobs=spec),), pages=ints(*range(1, 7)), counts=[6],
+             inputs=(InputLogprobs(0, 0, 5, -1),))
+    ).wait()  # fmt: skip
+    first = executor.launch(
+        plan(1, [1], [4], [4], tokens[:4], setups=(setup(1, logprobs=spec),), pages=ints(*range(11, 15)), counts=[4],
+             sample=[False], inputs=(InputLogprobs(0, 1, 3, tokens[4]),))
+    ).wait()  # fmt: skip
+    second = executor.launch(
+        plan(2, [1], [2], [2], tokens[4:], pages=ints(15, 16), counts=[2], inputs=(InputLogprobs(0, 0, 1, -1),))
+    ).wait()
+    joined = np.concatenate([first.input_logprobs[0].logprobs, second.input_logprobs[0].logprobs])
+    assert whole.input_logprobs[0].tokens.tolist() == tokens[1:]
+    assert joined == pytest.approx(whole.input_logprobs[0].logprobs[1:], abs=1e-5)
+    assert first.tokens.shape == (0, 1) and second.tokens.tolist() == whole.tokens.tolist()
+    assert whole.output_logprobs[0].top_ids.shape == (1, 2) and whole.output_logprobs[0].id_logprobs.shape == (1, 1)
+
+
+def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
+    for dtype in ("bfloat16", "float16"):
+        flat = {"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, "dtype": dtype}
+        loaded = build_cpu_executor(locate(str(tiny_model)), Settings.from_flat(flat))
+        result = loaded.executor.launch(
+            plan(0, [0], [3], [3], [5, 6, 7], setups=(setup(0),), pages=ints(1, 2, 3), counts=[3])
+        ).wait()
+        assert not result.bad.any()
+        loaded.executor.close()
+
+
+@pytest.mark.parametrize(
+    ("flat", "words"),
+    [
+        ({"json_model_override_args": "{"}, "not valid JSON"),
+        ({"json_model_override_args": "[1]"}, "JSON object"),
+        ({"chunked_prefill_size": 0}, "chunked_prefill_size"),
+        ({"chunked_prefill_size": 8, "page_size": 16}, "at least one page"),
+    ],
+)
+def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
+    settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
+    with pytest.raises(SettingsError, match=words):
+        build_cpu_executor(locate(str(tiny_model)), settings)
+
+
+def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path) -> None:
+    settings = Settings.from_flat({"context_length": 99, "json_model_override_args": '{"rms_norm_eps": 0.5}'})
+    config = resolve_config(locate(str(tiny_model)), settings)
+    assert config.context_length == 99 and config.norm_eps == 0.5

@@ -1,0 +1,60 @@
+"""How large the KV cache becomes, and what is said when it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bough.core.errors import ResourceError
+from bough.core.settings import MemorySettings
+from bough.executor.machine import free_memory_bytes, usable_cores
+from bough.executor.sizing import CacheSize, size_cpu_cache
+
+GIB = 2**30
+
+
+def size(settings: MemorySettings, free: int = 8 * GIB, context: int = 1000) -> CacheSize:
+    return size_cpu_cache(
+        settings, free_bytes=free, weight_bytes=2 * GIB, bytes_per_token=2**20, context_length=context
+    )
+
+
+def test_the_smaller_of_a_quarter_of_memory_and_32_contexts() -> None:
+    assert size(MemorySettings()).pages == 2048 and "quarter" in size(MemorySettings()).note
+    small = size(MemorySettings(), context=10)
+    assert small.pages == 320 and "32 times the context" in small.note
+
+
+def test_the_user_decides() -> None:
+    assert size(MemorySettings(max_total_tokens=500)).pages == 500
+    assert size(MemorySettings(max_total_tokens=500, page_size=16)).pages == 31
+    assert size(MemorySettings(mem_fraction_static=0.5)).pages == 3072  # half of 10 GiB, less 2 GiB of weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "free", "words"),
+    [
+        (MemorySettings(max_total_tokens=10**6), 8 * GIB, "set it to 8192 or less"),
+        (MemorySettings(mem_fraction_static=0.1), 8 * GIB, "raise it"),
+        (MemorySettings(), 2**20, "free some memory"),
+    ],
+)
+def test_what_does_not_fit_says_what_to_set(settings: MemorySettings, free: int, words: str) -> None:
+    with pytest.raises(ResourceError, match=words):
+        size(settings, free)
+
+
+def test_container_limits_count(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert free_memory_bytes(tmp_path) == 600_000
+    assert usable_cores(tmp_path) == 1
+
+
+def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert free_memory_bytes(tmp_path) > 1_000_000
+    assert usable_cores(tmp_path) >= 1

@@ -1,0 +1,33 @@
+"""A tokenizer whose tokens are bytes: what it decodes can be seen at a glance, and half characters are easy to make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bough.tokenizer.incremental import IncrementalDecoder
+from bough.tokenizer.pieces import TokenPieces
+
+
+class ByteTokenizer:
+    """Token i is byte i; there are no special tokens. Decoding goes the way of unknown decoders: by windows."""
+
+    drops_first_space = False
+    vocab_size = 256
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
+        return None
+
+    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        return list(ids)
+
+    def backend_decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def token_text(self, token: int) -> str:
+        return self.backend_decode([token])
+
+    def decoder(self) -> IncrementalDecoder:
+        return IncrementalDecoder(self, (), True)

@@ -1,0 +1,53 @@
+"""Channels: what goes in comes out, in order, and waiting costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+
+from bough.core.finish import FinishAbort, FinishLength, FinishStop, finish_to_dict
+from bough.messages.channels import Addresses, Receiver, Sender
+from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Started, StepOutput, ToClient, ToDetokenizer
+from bough.messages.requests import Abort, FlushCache, ToScheduler
+from tests.fakes.boxes import generate
+
+
+def test_messages_arrive_whole_and_in_order(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = Addresses.in_folder(tmp_path).scheduler
+    receiver: Receiver[ToScheduler] = Receiver(context, address, ToScheduler)
+    sender = Sender(context, address)
+    assert receiver.receive(0.0) == [] and receiver.receive(0.01) == []
+    sent = [generate(1, [1, 2, 3], stop=("x",), temperature=0.5), Abort(1), Abort(None), FlushCache(4)]
+    for message in sent:
+        sender.send(message)
+    received: list[ToScheduler] = []
+    while len(received) < len(sent):
+        received += receiver.receive(5.0)
+    assert received == sent
+    sender.close()
+    receiver.close()
+    context.term()
+
+
+def test_every_output_form_survives_the_wire() -> None:
+    import msgspec
+
+    run = LogprobRun(b"\0" * 4, b"\0" * 4, 0, b"", b"", b"")
+    endings = [Ended(1, FinishStop(3), 0), Ended(2, FinishStop("x"), 1), Ended(3, FinishAbort("no", 500), 0)]
+    step = StepOutput(b"12345678", b"1234", [Started(1, 2, 0.5, run)], endings, {1: run})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=ToDetokenizer) == step
+    deltas = Deltas([Delta(1, "a", b"", None, [run], FinishLength(2), 1)])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=ToClient) == deltas
+
+
+def test_finish_reasons_have_sglangs_form() -> None:
+    assert finish_to_dict(FinishStop(2)) == {"type": "stop", "matched": 2}
+    assert finish_to_dict(FinishLength(5)) == {"type": "length", "length": 5}
+    assert finish_to_dict(FinishAbort("m", 400, "E")) == {
+        "type": "abort",
+        "message": "m",
+        "status_code": 400,
+        "err_type": "E",
+    }

@@ -1,0 +1,150 @@
+"""The detokenizer's promises: one terminal delta, text cut at stops, tokens after the end dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.core.sampling_params import SamplingParams
+from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Started, StepOutput
+from bough.messages.requests import Shutdown, StreamEnded
+from bough.tokenizer.detokenizer import Detokenizer
+from tests.fakes.tokenizer import ByteTokenizer
+
+
+class Outlet:
+    def __init__(self) -> None:
+        self.items: list[Delta] = []
+        self.messages = 0
+        self.stopped: list[int] = []
+
+    def deltas(self, message: Deltas) -> None:
+        self.messages += 1
+        self.items += message.items
+
+    def stream_ended(self, message: StreamEnded) -> None:
+        self.stopped.append(message.handle)
+
+
+def start(stream: bool = True, interval: int = 1, **sampling: Any) -> tuple[Detokenizer, Outlet]:
+    outlet = Outlet()
+    detokenizer = Detokenizer(ByteTokenizer(), outlet, interval)  # type: ignore[arg-type]
+    detokenizer.handle(Open(1, SamplingParams.parse(sampling), b"", 3, stream))
+    return detokenizer, outlet
+
+
+def step(token: int, end: FinishReason | None = None, handle: int = 1, **more: Any) -> StepOutput:
+    ended = [] if end is None else [Ended(handle, end, 2)]
+    return StepOutput(
+        np.array([handle], dtype=np.int64).tobytes(), np.array([token], dtype=np.int32).tobytes(), [], ended, **more
+    )
+
+
+def feed(detokenizer: Detokenizer, text: bytes, end: FinishReason) -> None:
+    for i, token in enumerate(text):
+        detokenizer.handle(step(token, end if i == len(text) - 1 else None))
+
+
+def text_of(outlet: Outlet) -> str:
+    return "".join(d.text for d in outlet.items)
+
+
+def ids_of(outlet: Outlet) -> list[int]:
+    return [i for d in outlet.items for i in np.frombuffer(d.ids, dtype=np.int32).tolist()]
+
+
+@given(st.text(max_size=30), st.integers(1, 5), st.booleans())
+def test_deltas_join_to_the_text_and_end_once(text: str, interval: int, stream: bool) -> None:
+    data = text.encode() or b"x"
+    detokenizer, outlet = start(stream, interval)
+    feed(detokenizer, data, FinishLength(len(data)))
+    assert text_of(outlet) == data.decode() and ids_of(outlet) == list(data)
+    assert [d.finish for d in outlet.items] == [None] * (len(outlet.items) - 1) + [FinishLength(len(data))]
+    assert stream or len(outlet.items) == 1
+
+
+def test_half_a_character_waits_for_the_other_half() -> None:
+    detokenizer, outlet = start()
+    feed(detokenizer, "é".encode(), FinishLength(2))
+    assert [d.text for d in outlet.items] == ["", "é"]
+
+
+def test_an_end_inside_a_character_shows_the_replacement() -> None:
+    detokenizer, outlet = start()
+    feed(detokenizer, "é".encode()[:1], FinishLength(1))
+    assert text_of(outlet) == "\ufffd"
+
+
+def test_a_stop_string_ends_the_stream_here_and_tells_the_scheduler() -> None:
+    detokenizer, outlet = start(stop=["END"])
+    feed(detokenizer, b"ab ENDcd", FinishLength(8))
+    assert text_of(outlet) == "ab " and bytes(ids_of(outlet)) == b"ab END"
+    assert outlet.items[-1].finish == FinishStop("END") and outlet.stopped == [1]
+    assert sum(d.finish is not None for d in outlet.items) == 1
+
+
+def test_a_stop_string_in_the_last_token_wins_over_the_length() -> None:
+    detokenizer, outlet = start(stop=["cd"])
+    feed(detokenizer, b"abcd", FinishLength(4))
+    assert outlet.items[-1].finish == FinishStop("cd") and outlet.stopped == []
+    assert outlet.items[-1].retractions == 2
+
+
+def test_half_a_stop_string_goes_out_when_the_text_ends() -> None:
+    detokenizer, outlet = start(stop=["END"])
+    feed(detokenizer, b"abEN", FinishLength(4))
+    assert text_of(outlet) == "abEN"
+
+
+def test_a_stop_token_is_in_the_ids_but_not_in_the_text() -> None:
+    detokenizer, outlet = start()
+    feed(detokenizer, b"ab!", FinishStop(ord("!")))
+    assert text_of(outlet) == "ab" and bytes(ids_of(outlet)) == b"ab!"
+    detokenizer, outlet = start(no_stop_trim=True)
+    feed(detokenizer, b"ab!", FinishStop(ord("!")))
+    assert text_of(outlet) == "ab!"
+
+
+def test_a_refusal_without_tokens_still_ends_the_stream() -> None:
+    detokenizer, outlet = start(stream=False)
+    detokenizer.handle(StepOutput(b"", b"", [], [Ended(1, FinishAbort("no"), 0)]))
+    assert [d.finish for d in outlet.items] == [FinishAbort("no")]
+
+
+def test_start_and_logprobs_travel_with_their_tokens() -> None:
+    detokenizer, outlet = start(interval=2)
+    run = LogprobRun(b"", b"", 0, b"", b"", b"")
+    detokenizer.handle(
+        StepOutput(
+            np.array([1], dtype=np.int64).tobytes(),
+            np.array([97], dtype=np.int32).tobytes(),
+            [Started(1, 5, 0.0)],
+            [],
+            {1: run},
+        )
+    )
+    detokenizer.handle(step(98, logprobs={1: run}))
+    detokenizer.handle(step(99, FinishLength(3), logprobs={1: run}))
+    assert [len(d.logprobs) for d in outlet.items] == [1, 2] and outlet.items[0].started == Started(1, 5, 0.0)
+    assert outlet.items[1].started is None
+
+
+def test_a_regex_that_cannot_be_searched_ends_that_request_alone() -> None:
+    detokenizer, outlet = start(stop_regex=[r"(\w+\s?)+\d\d\d$"])
+    detokenizer.handle(Open(2, SamplingParams(), b"", 3, True))
+    for _ in range(5000):
+        detokenizer.handle(step(ord("a")))
+        if outlet.stopped:
+            break
+    assert outlet.stopped == [1] and isinstance(outlet.items[-1].finish, FinishAbort)
+    detokenizer.handle(step(ord("b"), FinishLength(1), handle=2))
+    assert outlet.items[-1].handle == 2 and outlet.items[-1].text == "b"
+
+
+def test_shutdown_ends_the_loop() -> None:
+    detokenizer, _ = start()
+    assert detokenizer.handle(Shutdown()) is False

@@ -1,8 +1,9 @@
-"""Shared by all tests: small models, and profiles for the property tests."""
+"""Shared by all tests: small models, profiles for the property tests, and Triton without a GPU."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ from hypothesis import settings
 
 settings.register_profile("suite", deadline=None, derandomize=True)  # the same examples each time: no flaky suite
 settings.load_profile("suite")
+
+# Without a GPU, Triton's kernels run in its interpreter. It reads the variable when a kernel is defined, so it is set
+# before any test module is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+    import tests.fakes.triton_interpreter  # noqa: F401
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -38,9 +38,10 @@ class AttentionBackend(Protocol):
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
-        """Attends with q [tokens, heads, head_dim] and gives the same shape back.
+        """Attends with q [tokens, heads, head_dim] and gives the same shape back, contiguous.
 
-        Stores k and v [tokens, kv_heads, head_dim] of *all* tokens before any of them attends: a row may read pages
-        that another row of the same step writes (see `bough.core.plan`).
+        The keys and values of all tokens of the step stand in the pool already; k and v [tokens, kv_heads, head_dim]
+        are the same once more, side by side, for back ends that would rather not look them up. The three may be views
+        of one tensor.
         """
         ...

@@ -19,7 +19,9 @@ from bough.core.plan import IntArray
 class AttentionBatch:
     """Rows of a step, back to back in the token dimension."""
 
-    rows: torch.Tensor  # [batch] int64, indices into page_table
+    rows: torch.Tensor  # [batch] int32, indices into page_table
+    lengths: torch.Tensor  # [batch] int32, keys that the row's last query sees, its own included
+    decodes: int  # the first so many rows compute one token each
     query_lens: IntArray  # [batch] tokens each row computes, at least 1
     query_starts: IntArray  # [batch + 1] where each row's tokens begin
     context_lens: IntArray  # [batch] tokens of the row in the cache before this step

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from bough.attention.base import AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import CausalMasks, DecodeRead, PrefillRead, Reads, plan_reads
-from bough.kernels.store_kv.reference import store_kv
 from bough.memory.pools.kv_pool import KVPool
 
 QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
@@ -48,7 +47,6 @@ class TorchAttention:
         """With everything in the pool's type."""
         assert self._batch is not None, "prepare() comes before run()"
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        store_kv(k, v, keys, values, self._batch.slots)
         reads = self._reads.get(layer.window)
         if reads is None:
             reads = self._reads[layer.window] = plan_reads(self._batch, layer.window, pool.dtype)

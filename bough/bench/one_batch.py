@@ -27,12 +27,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
-    from bough.executor.build import build_cpu_executor
-    from bough.loader.locate import locate
+    from bough.executor.build import build_executor
+    from bough.loader.shapes import find_files
 
     settings = Settings.from_flat(flat)
-    loaded = build_cpu_executor(locate(settings.model.model_path, settings.model.revision), settings)
+    loaded = build_executor(find_files(settings.model), settings)
     run_batch(loaded.executor, 1, 8, 2)  # warm-up: the first step touches every weight
+    while loaded.executor.idle():
+        pass
     for size in args.batch_size:
         result = run_batch(loaded.executor, size, args.input_len, args.output_len)
         print(json.dumps(result) if args.json else _as_text(result))

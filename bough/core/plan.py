@@ -143,4 +143,9 @@ class Executor(Protocol):
         """Returns at once; the step runs after all those launched before."""
         ...
 
+    def idle(self) -> bool:
+        """Nothing is in flight and nothing waits: does a piece of work that was put off, if there is any. False: there
+        was none, and there is no use in asking again before the next step."""
+        ...
+
     def close(self) -> None: ...

@@ -17,6 +17,7 @@ from typing import Any, Union
 
 from bough.core.errors import SettingsError
 
+MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
@@ -42,6 +43,9 @@ class ModelSettings:
     model_path: str | None = setting(
         None, "catalogue name, GGUF file, model folder or Hugging Face repository; the default model when left out"
     )
+    model_shape: str | None = setting(
+        None, "shape of a public model, served with random weights and no checkpoint", choices=MODEL_SHAPES
+    )
     tokenizer_path: str | None = setting(None, "folder of another tokenizer than the model's own")
     served_model_name: str | None = setting(None, "the name that answers carry")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face repository")
@@ -60,8 +64,10 @@ class ModelSettings:
         "model", "where defaults of sampling come from: generation_config.json, or none", choices=("model", "openai")
     )
     random_seed: int | None = setting(None, "seed for requests that give none; drawn at start when left out", low=0)
-    device: str = setting("auto", "what the model runs on", choices=("auto", "cpu"))
-    attention_backend: str = setting("auto", "implementation of attention", choices=("auto", "torch"))
+    device: str = setting("auto", "what the model runs on", choices=("auto", "cpu", "cuda"))
+    attention_backend: str = setting("auto", "implementation of attention", choices=("auto", "torch", "triton"))
+    disable_cuda_graph: bool = setting(False, "launch every kernel of a decode step by itself")
+    cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
 
 

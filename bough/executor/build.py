@@ -12,8 +12,8 @@ import torch
 from bough.attention.registry import build_backend
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
-from bough.core.plan import Limits
-from bough.core.settings import Settings
+from bough.core.plan import Executor, Limits
+from bough.core.settings import ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes, usable_cores
 from bough.executor.sizing import size_cpu_cache
@@ -23,6 +23,7 @@ from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
+from bough.models.base import CausalLM
 from bough.models.registry import build_model
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,20 @@ CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while
 class LoadedModel:
     """An executor that is ready, with the model's configuration as it is run."""
 
-    executor: ThreadedExecutor
+    executor: Executor
     config: ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """A model in memory, not yet able to run."""
+
+    model: CausalLM
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    topology: Topology
+    weight_bytes: int
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -54,32 +67,52 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     return config if asked is None else replace(config, context_length=asked)
 
 
-def build_cpu_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
-    """Loads the model into memory and measures what is left for the cache."""
-    torch.set_num_threads(settings.model.cpu_threads or usable_cores())
+def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
+    """Loads the model onto the device and gives what memory is left to the cache."""
+    device = resolve_device(settings.model)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.model.cpu_threads or usable_cores())
+        return _build_cpu(_load(files, settings, device), settings)
+    from bough.executor.cuda_build import build_cuda  # needs triton
+
+    return build_cuda(_load(files, settings, device), settings)
+
+
+def resolve_device(settings: ModelSettings) -> torch.device:
+    available = torch.cuda.is_available()
+    if settings.device == "cuda" and not available:
+        raise SettingsError("--device cuda: torch sees no CUDA device here; `bough doctor` tells what is missing.")
+    return torch.device("cuda" if available and settings.device in ("auto", "cuda") else "cpu")
+
+
+def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
     config = resolve_config(files, settings)
-    dtype = _resolve_dtype(settings.model.dtype)
+    dtype = _resolve_dtype(settings.model.dtype, config, device)
     topology = Topology()
     began = time.monotonic()
-    source = open_source(files, config, settings.model.load_format)
-    before = free_memory_bytes()
-    model = build_model(config, topology, dtype, torch.device("cpu"))
+    load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
+    source = open_source(files, config, load_format, device)
+    free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    model = build_model(config, topology, dtype, device)
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
-    if weight_bytes > before:
+    if device.type == "cpu" and weight_bytes > free:
         raise ResourceError(
-            f"The weights need {weight_bytes / 2**30:.2f} GiB as {dtype}, but only {before / 2**30:.2f} GiB are "
+            f"The weights need {weight_bytes / 2**30:.2f} GiB as {dtype}, but only {free / 2**30:.2f} GiB are "
             "free; use a smaller model or --dtype bfloat16."
         )
-    load_weights(slots, source, progress=True, device=torch.device("cpu"))
+    load_weights(slots, source, progress=True, device=device)
     log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, dtype, time.monotonic() - began)
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes)
 
-    per_token = KVPool.bytes_per_token(config, dtype, topology)
+
+def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
+    config, topology, dtype = loaded.config, loaded.topology, loaded.dtype
     size = size_cpu_cache(
         settings.memory,
         free_bytes=free_memory_bytes(),
-        weight_bytes=weight_bytes,
-        bytes_per_token=per_token,
+        weight_bytes=loaded.weight_bytes,
+        bytes_per_token=KVPool.bytes_per_token(config, dtype, topology),
         context_length=config.context_length,
     )
     limits = Limits(
@@ -88,25 +121,28 @@ def build_cpu_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
         pages=(size.pages,),
         context_length=config.context_length,
         vocab_size=config.vocab_size,
-        chunk_tokens=_chunk_tokens(settings, config),
+        chunk_tokens=resolve_chunk(settings, config, CPU_CHUNK_TOKENS),
         note=size.note,
     )
-    pool = KVPool(config, size.pages, limits.page_size, dtype, torch.device("cpu"), topology)
+    pool = KVPool(config, size.pages, limits.page_size, dtype, loaded.device, topology)
     name = settings.model.attention_backend
     attention = build_backend("torch" if name == "auto" else name)
-    return LoadedModel(ThreadedExecutor(TorchExecutor(model, pool, attention, limits)), config)
+    return LoadedModel(ThreadedExecutor(TorchExecutor(loaded.model, pool, attention, limits)), config)
 
 
-def _resolve_dtype(name: str) -> torch.dtype:
-    # Most CPUs multiply float32 faster than 16-bit numbers, whatever the checkpoint was saved in.
-    dtype: torch.dtype = torch.float32 if name == "auto" else getattr(torch, name)
+def _resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # Most CPUs multiply float32 faster than 16-bit numbers, whatever the checkpoint was saved in.
+        name = "float32" if device.type == "cpu" else "float16" if config.dtype == "float16" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
-def _chunk_tokens(settings: Settings, config: ModelConfig) -> int:
+def resolve_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
+    """Prompt tokens in one step."""
     asked = settings.scheduler.chunked_prefill_size
     if asked is None:
-        return max(CPU_CHUNK_TOKENS, settings.memory.page_size)
+        return max(default, settings.memory.page_size)
     if asked == 0:
         raise SettingsError("chunked_prefill_size must be positive, or -1 for no chunks.")
     if asked < 0:

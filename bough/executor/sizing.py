@@ -9,6 +9,7 @@ from bough.core.settings import MemorySettings
 
 CPU_POOL_SHARE = 0.25  # of the free memory: several engines live side by side on one machine
 CPU_POOL_CONTEXTS = 32
+GPU_FRACTION = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,32 @@ def size_cpu_cache(
         )
     note = f"KV cache: {pages * size} tokens ({_gib(pages * size * bytes_per_token)} when full), from {why}"
     return CacheSize(pages, note)
+
+
+def size_gpu_cache(
+    settings: MemorySettings, *, free_bytes: int, total_bytes: int, activation_bytes: int, bytes_per_token: int
+) -> CacheSize:
+    """What `--mem-fraction-static` of the device leaves after the weights and the largest step; the rest is for graphs
+    and for what libraries take by themselves. `free_bytes` is what is free once the weights are loaded."""
+    size = settings.page_size
+    fraction = GPU_FRACTION if settings.mem_fraction_static is None else settings.mem_fraction_static
+    budget = free_bytes - activation_bytes - int(total_bytes * (1.0 - fraction))
+    fitting = max(0, budget // bytes_per_token // size * size)
+    tokens, why = fitting, f"{fraction:.0%} of {_gib(total_bytes)} less weights and a step of {_gib(activation_bytes)}"
+    if settings.max_total_tokens is not None:
+        tokens, why = settings.max_total_tokens // size * size, "--max-total-tokens"
+        if tokens * bytes_per_token > free_bytes - activation_bytes:
+            raise ResourceError(
+                f"--max-total-tokens {settings.max_total_tokens} needs {_gib(tokens * bytes_per_token)} for the KV "
+                f"cache, but only {_gib(free_bytes - activation_bytes)} are left on the device; set it to {fitting} or less."
+            )
+    if tokens < max(size, 2):
+        raise ResourceError(
+            f"Nothing is left on the device for the KV cache ({_gib(free_bytes)} free, a step needs "
+            f"{_gib(activation_bytes)}); raise --mem-fraction-static, or lower --chunked-prefill-size."
+        )
+    note = f"KV cache: {tokens} tokens ({_gib(tokens * bytes_per_token)}), from {why}"
+    return CacheSize(tokens // size, note)
 
 
 def _gib(count: int) -> str:

@@ -43,5 +43,8 @@ class ThreadedExecutor:
     def launch(self, plan: BatchPlan) -> RunningStep:
         return RunningStep(self._thread.submit(self._inner.run, plan))
 
+    def idle(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._thread.shutdown(wait=True)

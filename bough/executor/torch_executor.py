@@ -11,8 +11,9 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
-from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.device_rows import DeviceRows
+from bough.executor.layout import prompt_targets
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import input_logprobs, output_logprobs
@@ -48,7 +49,7 @@ class TorchExecutor:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         last = torch.from_numpy((batch.query_starts[1:][plan.sample] - 1).astype(np.int64))
-        logits = self._model.logits(hidden.index_select(0, last))
+        logits = self._model.logits(hidden.index_select(0, last)).float()
         sampled = sample(self._sampling, logits, sampling_rows)
         tokens = sampled.tokens.numpy()
         self._rows.advance(sampling_rows, tokens)
@@ -72,13 +73,9 @@ class TorchExecutor:
         return {place: run for place, run in zip(places, found, strict=True) if run is not None}
 
     def _input_logprobs(
-        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: np.ndarray
+        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: IntArray
     ) -> PositionLogprobs:
-        """Position p of the chunk tells of the token at p + 1, which for the last one is not in the plan's tokens."""
         first = int(starts[want.index]) + want.first
-        given_before = int(plan.given[: want.index].sum())
-        given = plan.tokens[given_before : given_before + int(plan.given[want.index])]
-        targets = np.append(given[want.first + 1 :], want.next_token)[: want.count].astype(np.int64)
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
         positions = hidden[first : first + want.count]
-        return input_logprobs(self._model.logits, positions, torch.from_numpy(targets), spec)
+        return input_logprobs(self._model.logits, positions, torch.from_numpy(prompt_targets(plan, want)), spec)

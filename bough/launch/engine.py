@@ -32,7 +32,7 @@ from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.launch.supervisor import Supervisor
 from bough.loader.config import read_sampling_defaults
-from bough.loader.locate import locate
+from bough.loader.shapes import find_files
 from bough.messages.channels import Addresses, Sender, decoder_of
 from bough.messages.outputs import ToClient
 from bough.messages.requests import Shutdown
@@ -175,7 +175,7 @@ class Engine:
 
     def _start(self) -> None:
         model = self.settings.model
-        self._files = locate(model.model_path, model.revision)
+        self._files = find_files(model)
         # Private to the user: whoever can open these sockets can use the engine.
         folder = tempfile.mkdtemp(prefix="bough-")
         self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)

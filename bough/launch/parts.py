@@ -19,6 +19,8 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
     if settings.tokenizer_path is not None:
         path = Path(settings.tokenizer_path).expanduser()
         return _open(path, settings.chat_template)
+    if settings.model_shape is not None:
+        return None
     if files.tokenizer is not None or files.gguf is None:
         return load_tokenizer(files.tokenizer or files.folder, chat_template=settings.chat_template)
     return _open(files.gguf, settings.chat_template)

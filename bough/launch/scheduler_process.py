@@ -48,10 +48,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     if settings.memory.kv_events_config is not None:
         events = KVEventPublisher(context, parse_config(settings.memory.kv_events_config))
 
-    from bough.executor.build import build_cpu_executor
+    from bough.executor.build import build_executor
     from bough.scheduler.loop import Scheduler
 
-    loaded = build_cpu_executor(spec.files, settings)
+    loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     scheduler = Scheduler(

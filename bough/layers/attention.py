@@ -1,4 +1,4 @@
-"""Self-attention as a layer: projections, head norms and rotation around a back end that does the rest.
+"""Self-attention as a layer: projections, head norms, rotation and the storing of keys and values, around a back end.
 
 The layer owns weights; keys and values of requests live in the pool, and which of them are read is the back end's
 business.
@@ -13,11 +13,10 @@ import torch
 from bough.attention.base import AttentionSpec
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.rope.reference import apply_rope
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.rope import Angles
+from bough.layers.rope import RopeTable
 from bough.layers.weights import WeightSlot
 
 
@@ -36,6 +35,8 @@ class SelfAttention:
         if config.qk_norm:
             shape = (config.head_dim, config.norm_eps, config.norm_plus_one, placement)
             self._norms = (RmsNorm(*shape), RmsNorm(*shape))
+        self._norm_eps, self._norm_plus_one = config.norm_eps, config.norm_plus_one
+        self._norm_rope_store_ = placement.ops.norm_rope_store_
         self._spec = AttentionSpec(
             layer=layer,
             scale=config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
@@ -46,16 +47,29 @@ class SelfAttention:
             head_dim=config.head_dim,
         )
 
-    def __call__(self, x: torch.Tensor, angles: Angles, ctx: ForwardContext) -> torch.Tensor:
-        heads, kv_heads = self._spec.heads, self._spec.kv_heads
-        qkv = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._spec.head_dim)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if self._norms is not None:
-            query_norm, key_norm = self._norms
-            qk = torch.cat((query_norm(qk[:, :heads])[0], key_norm(qk[:, heads:])[0]), dim=1)
-        qk = apply_rope(qk, angles.cos, angles.signed_sin)
-        out = ctx.attention.run(qk[:, :heads], qk[:, heads:], v, self._spec, ctx.pool)
-        return self._output(out.flatten(1))
+    def __call__(self, x: torch.Tensor, rope: RopeTable, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        spec, pool = self._spec, ctx.pool
+        qkv = self._qkv(x).view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        query_norm, key_norm = self._norms or (None, None)
+        # All keys and values of the step are stored before any row attends: a row may read pages that another row of
+        # the same step writes (see `bough.core.plan`).
+        self._norm_rope_store_(
+            qkv,
+            spec.heads,
+            spec.kv_heads,
+            None if query_norm is None else query_norm.weight,
+            None if key_norm is None else key_norm.weight,
+            self._norm_eps,
+            self._norm_plus_one,
+            rope.cos,
+            rope.sin,
+            positions,
+            ctx.batch.slots,
+            pool.keys[spec.layer],
+            pool.values[spec.layer],
+        )
+        q, k, v = torch.split(qkv, (spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
+        return self._output(ctx.attention.run(q, k, v, spec, pool).flatten(1))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._qkv.slots(prefix)

@@ -28,16 +28,19 @@ class Embedding:
 
 
 class Head:
-    """Logits over the vocabulary, in float32. A tied head uses the embedding's tensor and needs no slot of its own."""
+    """Logits over the vocabulary, in the type of the weights or, where they are capped, in float32. A tied head uses the
+    embedding's tensor and needs no slot of its own."""
 
-    def __init__(self, weight: torch.Tensor, softcap: float | None) -> None:
+    def __init__(self, weight: torch.Tensor, softcap: float | None, placement: Placement) -> None:
         self.weight = weight
+        self._linear = placement.ops.linear
         self._softcap = softcap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, self.weight).float()
+        logits = self._linear(hidden, self.weight, None)
         if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap).mul_(self._softcap)
+            # The cap squeezes the best logits together: 16-bit numbers would no longer tell them apart.
+            logits = torch.tanh(logits.float() / self._softcap).mul_(self._softcap)
         return logits
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
@@ -36,9 +35,10 @@ class ColumnLinear:
         out_features = sum(part.size for part in parts)
         self.weight = placement.empty(out_features, in_features)
         self.bias = placement.empty(out_features) if bias else None
+        self._linear = placement.ops.linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self._linear(x, self.weight, self.bias)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         start = 0
@@ -57,12 +57,13 @@ class RowLinear:
         self._name = name
         self._held = held
         self._all_reduce = placement.all_reduce
+        self._linear = placement.ops.linear
         self.weight = placement.empty(out_features, int(held.stop) - int(held.start))
         # Only the first rank adds the bias: the sum over ranks then has it once.
         self.bias = placement.empty(out_features) if bias and placement.topology.tp_rank == 0 else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._all_reduce(F.linear(x, self.weight, self.bias))
+        return self._all_reduce(self._linear(x, self.weight, self.bias))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}{self._name}.weight", self.weight, (slice(None), self._held))

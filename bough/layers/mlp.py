@@ -7,12 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from bough.core.model_config import ModelConfig
-from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
-
-ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 class GatedMLP:
@@ -23,7 +20,8 @@ class GatedMLP:
         parts = (Columns("gate_proj", held), Columns("up_proj", held))
         self._gate_up = ColumnLinear(config.hidden_size, parts, config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
-        self._activation = ACTIVATIONS[config.activation]
+        ops = placement.ops
+        self._activation = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}[config.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._down(self._activation(self._gate_up(x)))

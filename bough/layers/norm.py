@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 
-from bough.kernels.rms_norm.reference import rms_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -16,12 +15,13 @@ class RmsNorm:
 
     def __init__(self, size: int, eps: float, plus_one: bool, placement: Placement) -> None:
         self.weight = placement.empty(size)
-        self._eps = eps
-        self._plus_one = plus_one
+        self.eps = eps
+        self.plus_one = plus_one
+        self._rms_norm = placement.ops.rms_norm
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual, and that sum."""
-        return rms_norm(x, self.weight, self._eps, residual, self._plus_one)
+        return self._rms_norm(x, self.weight, self.eps, residual, self.plus_one)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}.weight", self.weight)

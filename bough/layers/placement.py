@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from bough.distributed.topology import Topology
+from bough.kernels.ops import REFERENCE, Ops
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
 
@@ -19,12 +20,13 @@ def no_reduce(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Type, device and share of the weights, and how partial results of the ranks become one."""
+    """Type, device and share of the weights, what computes with them, and how partial results of ranks become one."""
 
     topology: Topology
     dtype: torch.dtype
     device: torch.device
     all_reduce: AllReduce = no_reduce
+    ops: Ops = REFERENCE
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, not yet written."""

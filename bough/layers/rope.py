@@ -1,7 +1,7 @@
 """Rotary embedding: the angles of each position, for every way of stretching a context that checkpoints use.
 
-Frequencies are computed once, when a model is built, in float32 as transformers does, so that both rotate alike. The
-angles of a step are computed once a step for all layers; a table over the whole context would only cost memory.
+Everything is computed once, when a model is built, in float32 as transformers does, so that both rotate alike; kernels
+look their positions up in the table.
 """
 
 from __future__ import annotations
@@ -15,26 +15,19 @@ from bough.core.model_config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Angles:
-    """Of each token of a step, in the form that `apply_rope` takes: float32 [tokens, 1, head_dim]."""
+class RopeTable:
+    """Cosine and sine of every position's angles, float32 [context, head_dim / 2]."""
 
     cos: torch.Tensor
-    signed_sin: torch.Tensor
+    sin: torch.Tensor
 
 
-class RotaryEmbedding:
-    """Turns positions into angles."""
-
-    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
-        self._frequencies = frequencies(config, head_dim).to(device)
-        self._magnitude = magnitude(config)
-
-    def __call__(self, positions: torch.Tensor) -> Angles:
-        turned = positions[:, None, None].float() * self._frequencies
-        cos, sin = turned.cos(), turned.sin()
-        if self._magnitude != 1.0:
-            cos, sin = cos.mul_(self._magnitude), sin.mul_(self._magnitude)
-        return Angles(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: torch.device) -> RopeTable:
+    """Angles for the whole context, computed where they are needed: a long context takes tens of megabytes."""
+    positions = torch.arange(context_length, dtype=torch.float32, device=device)
+    turned = torch.outer(positions, frequencies(config, head_dim).to(device))
+    scale = magnitude(config)
+    return RopeTable(turned.cos().mul_(scale), turned.sin().mul_(scale))
 
 
 def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -23,10 +23,12 @@ from bough.loader.source import DummySource, Index, SafetensorsSource, WeightSou
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
 
 
-def open_source(files: ModelFiles, config: ModelConfig, load_format: str = "auto") -> WeightSource:
-    """The weights of a model. `auto` takes what its files hold; `dummy` makes random ones and needs none on disk."""
+def open_source(
+    files: ModelFiles, config: ModelConfig, load_format: str = "auto", device: torch.device | None = None
+) -> WeightSource:
+    """The weights of a model. `auto` takes what its files hold; `dummy` makes random ones, on `device` itself."""
     if load_format == "dummy":
-        return DummySource(config)
+        return DummySource(config, device=device)
     if files.gguf is not None and load_format in ("auto", "gguf"):
         return GgufSource(GgufFile.open(files.gguf), config)
     if files.safetensors and load_format in ("auto", "safetensors"):

@@ -84,9 +84,17 @@ class SafetensorsSource:
 class DummySource:
     """Random weights in the shape of a model: the same for the same name, whatever part is read. Norms are near one."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
         self._shapes = dict(_tensor_shapes(config))
         self._dtype = dtype
+        # One block for all tensors, read from another place for each name: drawing billions of numbers takes minutes.
+        block = torch.randn(DUMMY_BLOCK, generator=torch.Generator().manual_seed(0)) * DUMMY_SCALE
+        self._block = block.to(dtype).to(device or torch.device("cpu"))
         self._norm_base = 0.0 if config.norm_plus_one else 1.0
 
     def names(self) -> Sequence[str]:
@@ -105,13 +113,11 @@ class DummySource:
         values = self._stretch(name, rows.start * width, len(rows) * width).view(len(rows), *others)
         if "norm" in name:
             values = values + self._norm_base
-        return values[(slice(None), *index[1:])].to(self._dtype)
+        return values[(slice(None), *index[1:])]
 
     def _stretch(self, name: str, start: int, count: int) -> torch.Tensor:
-        """Elements start .. start + count of an endless repetition of the name's block."""
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        block = torch.randn(DUMMY_BLOCK, generator=generator) * DUMMY_SCALE
-        turned = block.roll(-(start % DUMMY_BLOCK))
+        """Elements start .. start + count of an endless repetition of the block, which begins elsewhere for each name."""
+        turned = self._block.roll(-((start + zlib.crc32(name.encode())) % DUMMY_BLOCK))
         return turned.repeat(-(-count // DUMMY_BLOCK))[:count]
 
 

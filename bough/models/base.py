@@ -25,7 +25,7 @@ class CausalLM(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab_size] of those hidden states [n, hidden_size] whose next token is wanted."""
+        """[n, vocab_size], in the type of the weights, of those hidden states [n, hidden_size] whose next token is wanted."""
         ...
 
     def slots(self) -> Iterator[WeightSlot]:

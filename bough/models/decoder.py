@@ -15,7 +15,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.embedding import Embedding, Head
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.rope import Angles, RotaryEmbedding
+from bough.layers.rope import RopeTable, rope_table
 from bough.layers.weights import WeightSlot
 
 
@@ -29,7 +29,12 @@ class Block(Protocol):
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None: ...
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, angles: Angles, ctx: ForwardContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rope: RopeTable,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
@@ -46,18 +51,16 @@ class Decoder:
         self._norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_plus_one, placement)
         tied = config.tied_embeddings
         weight = self._embedding.weight if tied else placement.empty(config.vocab_size, config.hidden_size)
-        self._head = Head(weight, config.logit_softcap)
-        self._rope = RotaryEmbedding(config.rope, config.head_dim, placement.device)
-        self._local_rope: RotaryEmbedding | None = None
-        if config.local_rope is not None:
-            self._local_rope = RotaryEmbedding(config.local_rope, config.head_dim, placement.device)
+        self._head = Head(weight, config.logit_softcap, placement)
+        shape = (config.head_dim, config.context_length, placement.device)
+        self._rope = rope_table(config.rope, *shape)
+        self._local_rope = self._rope if config.local_rope is None else rope_table(config.local_rope, *shape)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        angles = self._rope(positions)
-        local_angles = angles if self._local_rope is None else self._local_rope(positions)
         x, residual = self._embedding(token_ids), None
         for layer, block in enumerate(self._blocks):
-            x, residual = block(x, residual, local_angles if self.config.slides(layer) else angles, ctx)
+            rope = self._local_rope if self.config.slides(layer) else self._rope
+            x, residual = block(x, residual, rope, positions, ctx)
         return self._norm(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

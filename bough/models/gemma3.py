@@ -15,7 +15,7 @@ from bough.layers.attention import SelfAttention
 from bough.layers.mlp import GatedMLP
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.rope import Angles
+from bough.layers.rope import RopeTable
 from bough.layers.weights import WeightSlot
 from bough.models.decoder import Decoder
 
@@ -33,10 +33,15 @@ class Gemma3Block:
         self._mlp_norm = RmsNorm(*norm)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, angles: Angles, ctx: ForwardContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rope: RopeTable,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self._input_norm(x, residual)
-        attended, _ = self._attention_norm(self._attention(x, angles, ctx))
+        attended, _ = self._attention_norm(self._attention(x, rope, positions, ctx))
         x, residual = self._mlp_input_norm(attended, residual)
         x, _ = self._mlp_norm(self._mlp(x))
         return x, residual

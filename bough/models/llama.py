@@ -16,7 +16,7 @@ from bough.layers.attention import SelfAttention
 from bough.layers.mlp import GatedMLP
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.rope import Angles
+from bough.layers.rope import RopeTable
 from bough.layers.weights import WeightSlot
 from bough.models.decoder import Decoder
 
@@ -32,10 +32,15 @@ class LlamaBlock:
         self._mlp = GatedMLP(config, placement)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, angles: Angles, ctx: ForwardContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rope: RopeTable,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self._input_norm(x, residual)
-        x, residual = self._mlp_norm(self._attention(x, angles, ctx), residual)
+        x, residual = self._mlp_norm(self._attention(x, rope, positions, ctx), residual)
         return self._mlp(x), residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

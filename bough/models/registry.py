@@ -43,9 +43,10 @@ def build_model(
         raise ModelError(
             f"The architecture {config.architecture!r} is not supported; choose a model of one of: {known}."
         )
+    from bough.kernels.ops import ops_for
     from bough.layers.placement import Placement, no_reduce
 
     module, _, attribute = ARCHITECTURES[config.architecture].partition(":")
-    placement = Placement(topology, dtype, device, all_reduce or no_reduce)
+    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops_for(device))
     model: CausalLM = getattr(importlib.import_module(module), attribute)(config, placement)
     return model

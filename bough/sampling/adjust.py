@@ -18,12 +18,15 @@ def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
     """The logits to sample from. [n, V]
 
     Adjusted rows are overwritten in `logits`, unless one of them also wants logprobs: those are of the model's own
-    distribution, so the adjustment then works on a copy.
+    distribution, so the adjustment then works on a copy. So it does where logits have 16 bits, which would round the
+    smaller penalties away: the whole batch is widened then, because a batch has one type.
     """
     adjusted = state.flags.adjusted(rows)
     if not adjusted.any():
         return logits
-    if (adjusted & state.flags.logprobs[rows]).any():
+    if logits.dtype != torch.float32 and (state.flags.penalised(rows) | state.flags.biased[rows]).any():
+        logits = logits.float()
+    elif (adjusted & state.flags.logprobs[rows]).any():
         logits = logits.clone()
     for flagged, apply in (
         (state.flags.biased, _add_bias),

@@ -1,14 +1,14 @@
 """Logprobs of the model's own distribution: raw logits, before temperature, penalties, bias or masks.
 
-Only rows that ask are computed. Results stay on the device as a `PendingLogprobs` until they are read, so that a step
-in flight need not wait for them. Prompts are worked through in blocks of positions, so that the logits of a long prompt
-never exist at once. Nothing is kept between calls.
+Only rows that ask are computed. Results stay on the device, as `PendingLogprobs` or `Scores`, until they are read, so
+that a step in flight need not wait for them; `fetch` queues their way to the host. Prompts are worked through in blocks
+of positions, so that the logits of a long prompt never exist at once. Nothing is kept between calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ INPUT_BLOCK = 256  # positions whose logits exist at once: 150 MiB with a vocabu
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Logprobs of some positions, on the device."""
+    """Logprobs of some positions, not yet read."""
 
     tokens: Tensor  # [m] int64
     logprobs: Tensor  # [m] float32
@@ -30,8 +30,12 @@ class Scores:
     top_ids: Tensor  # [m, most asked]
     id_logprobs: Tensor  # [m, most asked]
 
+    def fetch(self) -> Scores:
+        """The same in host memory, by copies that are queued: valid once the device has come to this point."""
+        return Scores(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
+
     def to_host(self) -> PositionLogprobs:
-        """The same as numpy arrays; waits for the device."""
+        """The same as numpy arrays; waits for the device, unless `fetch` came before and has been waited for."""
         return PositionLogprobs(
             tokens=self.tokens.int().cpu().numpy(),
             logprobs=self.logprobs.cpu().numpy(),
@@ -48,8 +52,12 @@ class PendingLogprobs:
     specs: Sequence[LogprobSpec | None]
     scores: Scores | None  # one position for each spec that is not None
 
+    def fetch(self) -> PendingLogprobs:
+        """The same in host memory, by copies that are queued: valid once the device has come to this point."""
+        return PendingLogprobs(self.specs, None if self.scores is None else self.scores.fetch())
+
     def read(self) -> list[PositionLogprobs | None]:
-        """For each row of the batch what it asked, as a run of one position; waits for the device."""
+        """For each row of the batch what it asked, as a run of one position; waits as `Scores.to_host` does."""
         if self.scores is None:
             return [None] * len(self.specs)
         host = self.scores.to_host()
@@ -90,6 +98,11 @@ def input_logprobs(
     logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, spec: LogprobSpec
 ) -> PositionLogprobs:
     """Scores prompt tokens: `targets` [T] int64 under the logits that `logits_of` makes of `hidden` [T, H]."""
+    return score_inputs(logits_of, hidden, targets, spec).to_host()
+
+
+def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, spec: LogprobSpec) -> Scores:
+    """What `input_logprobs` returns, still on the device."""
     if len(hidden) != len(targets):
         raise ValueError(f"{len(hidden)} hidden states for {len(targets)} targets")
     ids = _padded_ids([spec], hidden.device)
@@ -103,7 +116,7 @@ def input_logprobs(
         top_logprobs=torch.cat([block.top_logprobs for block in blocks]),
         top_ids=torch.cat([block.top_ids for block in blocks]),
         id_logprobs=torch.cat([block.id_logprobs for block in blocks]),
-    ).to_host()
+    )
 
 
 def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> Scores:

@@ -3,6 +3,9 @@
 A batch whose rows are all greedy pays for an argmax. Other needs are met for the rows that have them, as sub-batches
 chosen from the host's flags: plain temperature never sorts, filters see only the rows with filters. A row whose logits
 are unusable is reported as bad, alone. State lives in `SamplingState`; this module only says what happens when.
+
+On CUDA devices the same happens in kernels, for all rows in two or three launches: each row's needs are read there, and
+the host builds nothing unless a row adjusts its logits.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from bough.core.plan import IntArray
+from bough.kernels.sampling.uniform import uniform
 from bough.sampling.adjust import adjust
-from bough.sampling.batch import Part
-from bough.sampling.draw import draw, uniform
+from bough.sampling.batch import Part, to_device
+from bough.sampling.draw import draw
 from bough.sampling.filters import keep_min_p, keep_top, softmax_weights
 from bough.sampling.rowwise import best
 from bough.sampling.state import SamplingState
@@ -35,6 +39,8 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray) -> Sampled:
     Rows with a bias, penalties or barred tokens may be overwritten in `logits`, but never where one of them wants
     logprobs: for those rows `logits` still holds the model's own values afterwards.
     """
+    if state.device.type == "cuda":
+        return sample_rows_on_device(state, logits, to_device(rows.astype(np.int64), state.device), rows)
     logits = adjust(state, logits, rows)
     peak, tokens = best(logits)
     bad = peak.isfinite().logical_not_()
@@ -47,6 +53,32 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray) -> Sampled:
     if batch is not None:
         state.advance(batch, tokens)
     return Sampled(tokens, bad)
+
+
+def sample_rows_on_device(
+    state: SamplingState,
+    logits: Tensor,
+    rows: Tensor,
+    numbers: IntArray,
+    tokens: Tensor | None = None,
+    bad: Tensor | None = None,
+    filtered: bool | None = None,
+) -> Sampled:
+    """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
+
+    `logits` may have 16 bits. The scratch row may stand any number of times. Results go to `tokens` and `bad` if given.
+    Nothing is copied from the host and nothing waited for, unless a row has penalties, a bias or barred tokens; without
+    those the launches can be captured. Filters cost a launch, which is left out if no row has one; a step captured for
+    all batches of its size says by `filtered` whether their rows may.
+    """
+    from bough.kernels.sampling.triton import sample_rows  # Triton is installed only where it has a device to drive
+
+    logits = adjust(state, logits, numbers)
+    if filtered is None:
+        filtered = bool(state.flags.filtered(numbers).any())
+    sampled = Sampled(*sample_rows(logits, rows, state.parameters, filtered, tokens, bad))
+    state.count(numbers, sampled.tokens)
+    return sampled
 
 
 def _draw(state: SamplingState, part: Part, logits: Tensor, peak: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 `SamplingState` owns, per row, the sampling parameters and counters on the device, and flags on the host which say what
 a row needs: a step chooses its path from the flags alone and never reads the device. Vocabulary-wide data (token counts
 for penalties, logit bias) lives in lent slots. A row's state begins with `setup` and ends with the next `setup` or with
-`release`. How logits become tokens is left to `sampler`.
+`release`. After the last row comes a scratch row, which is always greedy and belongs to nobody: it fills up batches of
+fixed size, where it may stand many times. How logits become tokens is left to `sampler`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
+from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
 from bough.sampling.rowwise import Workspace
 from bough.sampling.slots import VocabularySlots
@@ -45,6 +47,10 @@ class RowFlags:
         for field in fields(self):
             getattr(self, field.name)[rows] = False
 
+    def filtered(self, rows: IntArray) -> BoolArray:
+        """Which of these rows draw from a part of the vocabulary."""
+        return self.ranked[rows] | self.min_p[rows]
+
     def penalised(self, rows: IntArray) -> BoolArray:
         """Which of these rows count their tokens."""
         return self.repetition[rows] | self.additive[rows]
@@ -61,8 +67,11 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.workspace = Workspace(self.device)
+        self.scratch_row = rows
+        rows += 1
         self.flags = RowFlags.none(rows)
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
+        self.random = self._column(rows, torch.bool)
         self.temperature = self._column(rows, torch.float32)
         self.top_k = self._column(rows, torch.int64)  # the vocabulary's size: off
         self.top_p = self._column(rows, torch.float64)  # the client's own number: it decides on which side a sum falls
@@ -98,10 +107,27 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
 
+    @property
+    def parameters(self) -> RowParameters:
+        """What the kernels read of each row; `generated` is theirs to count on."""
+        return RowParameters(
+            random=self.random,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            generated=self.generated,
+        )
+
     def advance(self, batch: Part, tokens: Tensor) -> None:
         """Counts one sampled token for every row of the batch."""
         self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
-        counting = Part.where(self.flags.penalised(batch.numbers), batch.numbers, self.device)
+        self.count(batch.numbers, tokens)
+
+    def count(self, rows: IntArray, tokens: Tensor) -> None:
+        """Notes the sampled tokens of those of `rows` whose penalties depend on them."""
+        counting = Part.where(self.flags.penalised(rows), rows, self.device)
         if counting is not None:
             flat = self.output_counts.at(counting.numbers) * self.vocab_size + counting.take(tokens)
             counts = self.output_counts.tensor
@@ -144,6 +170,7 @@ class SamplingState:
     def _set_columns(self, rows: IntArray, setups: Sequence[RowSetup]) -> None:
         at, params = to_device(rows.astype(np.int64), self.device), [s.sampling for s in setups]
         k_off = self.vocab_size
+        self._write(self.random, at, (not p.greedy for p in params))
         self._write(self.temperature, at, (1.0 if p.greedy else p.temperature for p in params))
         self._write(self.top_k, at, (min(p.top_k, k_off) if p.top_k > 0 else k_off for p in params))
         self._write(self.top_p, at, (p.top_p if p.top_p < TOP_P_OFF else 1.0 for p in params))

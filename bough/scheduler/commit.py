@@ -54,9 +54,7 @@ class Committer:
 
         started = self._starts(step, result, live)
         logprobs = {
-            int(table.handle[plan.rows[i]]): pack_logprobs(result.output_logprobs[i])
-            for i in positions.tolist()
-            if i in result.output_logprobs
+            int(table.handle[plan.rows[i]]): pack_logprobs(run) for i, run in result.output_logprobs.items() if live[i]
         }
         message = StepOutput(table.handle[rows].tobytes(), tokens.tobytes(), started, [], logprobs)
         ended = self._ended_rows(rows, tokens, result.bad[kept])

@@ -71,6 +71,7 @@ class Scheduler:
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
         self._closing = False
+        self._warming_up = True  # the executor may have put work off to quiet moments
         self._dirty = False  # something ran since the last audit
 
     def run(self) -> None:
@@ -101,7 +102,8 @@ class Scheduler:
             return 0.0
         if self._dirty:
             self._go_idle()
-        return None
+        self._warming_up = self._executor.idle()
+        return 0.0 if self._warming_up else None
 
     def _launch_next(self) -> None:
         now = self._clock()
@@ -202,6 +204,7 @@ class Scheduler:
 
     def _state(self) -> dict[str, object]:
         return {
+            "warming_up": self._warming_up,
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue),
             "num_used_tokens": self._cache.used_tokens,

@@ -95,17 +95,16 @@ class Planner:
         if self._preempt_for_urgent(drained) is False:
             return False
         decoding = self._table.decoding()
-        while self._residents.pages_for_one(decoding) > self._cache.available or self._starved(decoding):
+        while self._residents.pages_for_one(decoding) > self._cache.available or self._starved(len(decoding)):
             if not drained:
                 return False
             self._retract(retraction_order(self._running())[0])
             decoding = self._table.decoding()
         return True
 
-    def _starved(self, decoding: IntArray) -> bool:
+    def _starved(self, decodes: int) -> bool:
         """Prompts hold all pages between them and none can go on."""
-        prefilling = self._table.prefilling()
-        return len(decoding) == 0 and len(prefilling) > 1 and self._cache.available == 0
+        return decodes == 0 and self._cache.available == 0 and len(self._table.prefilling()) > 1
 
     def _preempt_for_urgent(self, drained: bool) -> bool | None:
         """Pushes out less urgent requests when a much more urgent one could not start beside them."""
@@ -159,16 +158,14 @@ class Planner:
             if count > 0:
                 chunks.append(self._extend(self._table.request_in(row), count))
                 budget -= count
-        reserved = self._reserved()
         for request in self._candidates(budget):
             if budget <= 0 or not self._table.free_rows:
                 break
-            chunk = self._admit(request, budget, reserved)
+            chunk = self._admit(request, budget)
             if chunk is None:
                 break
             chunks.append(chunk)
             budget -= chunk.count
-            reserved = self._reserved()
         return chunks
 
     def _candidates(self, budget: int) -> list[Request]:
@@ -191,13 +188,13 @@ class Planner:
                 path = _path_to(tree.match(key, request.namespace, touch=False).node)
         return Waiting(request.arrival, self._urgency(request), request.max_new, prefix, path)
 
-    def _admit(self, request: Request, budget: int, reserved: int) -> Chunk | None:
+    def _admit(self, request: Request, budget: int) -> Chunk | None:
         """Seats a waiting request and plans its first chunk, if its expected needs fit beside everyone else's."""
         match = self._cache.match_and_lock(request.tokens[: request.match_cap], request.namespace)
         length = match.length
         need = pages_for(len(request.tokens) + self._future(request), self._cache.page_size)
         need -= length // self._cache.page_size
-        room = self._cache.available - reserved
+        room = self._cache.available - self._reserved()
         count = self._chunk_size(length, len(request.tokens), budget)
         # With nobody else in memory the request always fits: its length was checked when it was taken.
         if count <= 0 or (need > room and self._table.running):

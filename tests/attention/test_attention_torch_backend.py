@@ -67,6 +67,8 @@ def error_of(case: Case) -> float:
     starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
     batch = AttentionBatch(
         rows=torch.from_numpy(order.astype(np.int64)),
+        lengths=torch.from_numpy(context_lens + query_lens),
+        decodes=0,
         query_lens=query_lens,
         query_starts=starts,
         context_lens=context_lens,
@@ -81,6 +83,7 @@ def error_of(case: Case) -> float:
     spec = AttentionSpec(0, 0.4, case.window, case.softcap, heads, case.kv_heads, HEAD_DIM)
     backend = build_backend("torch")
     backend.prepare(batch)
+    pool.keys[0][slots], pool.values[0][slots] = k.to(case.dtype), v.to(case.dtype)  # as the layer does first
     out = backend.run(q, k, v, spec, pool)
     assert out.shape == q.shape
     assert out.dtype == dtype

@@ -12,7 +12,7 @@ from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
-from bough.executor.build import build_cpu_executor, resolve_config
+from bough.executor.build import build_executor, resolve_config
 from bough.executor.device_rows import DeviceRows
 from bough.loader.locate import locate
 
@@ -66,7 +66,7 @@ def test_rows_take_pages_tokens_and_swaps_in_order() -> None:
 def executor(tiny_model: Path):  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 256, "cpu_threads": 1})
-    loaded = build_cpu_executor(locate(str(tiny_model)), settings)
+    loaded = build_executor(locate(str(tiny_model)), settings)
     yield loaded.executor
     loaded.executor.close()
 
@@ -95,7 +95,7 @@ def test_prompt_logprobs_of_chunks_equal_those_of_the_whole(executor) -> None:  
 def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
     for dtype in ("bfloat16", "float16"):
         flat = {"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, "dtype": dtype}
-        loaded = build_cpu_executor(locate(str(tiny_model)), Settings.from_flat(flat))
+        loaded = build_executor(locate(str(tiny_model)), Settings.from_flat(flat))
         result = loaded.executor.launch(
             plan(0, [0], [3], [3], [5, 6, 7], setups=(setup(0),), pages=ints(1, 2, 3), counts=[3])
         ).wait()
@@ -115,7 +115,7 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
     with pytest.raises(SettingsError, match=words):
-        build_cpu_executor(locate(str(tiny_model)), settings)
+        build_executor(locate(str(tiny_model)), settings)
 
 
 def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path) -> None:

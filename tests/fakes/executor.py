@@ -56,6 +56,9 @@ class FakeExecutor:
     def limits(self) -> Limits:
         return self._limits
 
+    def idle(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

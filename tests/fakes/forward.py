@@ -92,6 +92,8 @@ class Forward:
         query_lens = np.array([len(new) for new in tokens.values()], dtype=np.int32)
         return AttentionBatch(
             rows=torch.tensor(list(tokens)),
+            lengths=torch.tensor([self.lengths[row] + len(new) for row, new in tokens.items()], dtype=torch.int32),
+            decodes=_leading_single(query_lens),
             query_lens=query_lens,
             query_starts=np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32),
             context_lens=np.array([self.lengths[row] for row in tokens], dtype=np.int32),
@@ -100,3 +102,9 @@ class Forward:
             positions=torch.tensor(positions),
             page_size=size,
         )
+
+
+def _leading_single(query_lens: np.ndarray) -> int:
+    """How many rows at the front compute one token each."""
+    several = np.flatnonzero(query_lens != 1)
+    return int(several[0]) if len(several) else len(query_lens)

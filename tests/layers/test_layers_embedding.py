@@ -17,8 +17,9 @@ def test_scale_is_rounded_to_the_weights_type_and_leaves_them_alone() -> None:
     assert torch.equal(embedding.weight, torch.ones(5, 3, dtype=torch.bfloat16))
 
 
-def test_logits_are_float32_and_capped() -> None:
+def test_logits_can_be_capped() -> None:
+    placement = Placement(Topology(), torch.bfloat16, torch.device("cpu"))
     weight = torch.eye(3, dtype=torch.bfloat16) * 1000
     hidden = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.bfloat16)
-    assert torch.equal(Head(weight, None)(hidden), torch.tensor([[1000.0, -1000.0, 0.0]]))
-    assert torch.equal(Head(weight, 30.0)(hidden), torch.tensor([[30.0, -30.0, 0.0]]))
+    assert torch.equal(Head(weight, None, placement)(hidden).float(), torch.tensor([[1000.0, -1000.0, 0.0]]))
+    assert torch.equal(Head(weight, 30.0, placement)(hidden), torch.tensor([[30.0, -30.0, 0.0]]))

@@ -19,7 +19,7 @@ from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
 from bough.layers.mlp import GatedMLP
 from bough.layers.placement import Placement
-from bough.layers.rope import RotaryEmbedding
+from bough.layers.rope import rope_table
 from bough.layers.weights import WeightSlot
 from bough.memory.pools.kv_pool import KVPool
 
@@ -71,6 +71,8 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
     fill(layer, checkpoint_of(config))
     batch = AttentionBatch(
         rows=torch.tensor([0]),
+        lengths=torch.tensor([TOKENS], dtype=torch.int32),
+        decodes=0,
         query_lens=np.array([TOKENS], dtype=np.int32),
         query_starts=np.array([0, TOKENS], dtype=np.int32),
         context_lens=np.array([0], dtype=np.int32),
@@ -82,7 +84,7 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
     backend = build_backend("torch")
     backend.prepare(batch)
     ctx = ForwardContext(backend, KVPool(config, TOKENS, 1, torch.float32, CPU, topology), batch)
-    return layer(x, RotaryEmbedding(config.rope, config.head_dim, CPU)(batch.positions), ctx)
+    return layer(x, rope_table(config.rope, config.head_dim, TOKENS, CPU), batch.positions, ctx)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

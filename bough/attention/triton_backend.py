@@ -1,0 +1,123 @@
+"""The default back end on GPUs: Triton kernels over the paged pool, the same code for NVIDIA and AMD.
+
+Decoding rows go through a kernel that splits the keys of each row over the device by a plan made there, so that a
+captured graph fits any lengths; rows that compute more go through one that reads their cached prefix from pages and
+their new tokens directly. Owns the decode plan and its scratch memory, one for each window that the layers ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from bough.attention.base import AttentionSpec
+from bough.attention.batch import AttentionBatch
+from bough.kernels.decode_attention.triton import decode_attention
+from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.prefill_attention.blocks import query_blocks
+from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention
+from bough.memory.pools.kv_pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The rows of a step that compute more than decodes do, on the device."""
+
+    rows: torch.Tensor  # [chunks] int32
+    query_starts: torch.Tensor  # [chunks + 1] int32, from the first chunk's first token
+    context_lens: torch.Tensor  # [chunks] int32
+    blocks: torch.Tensor  # [blocks, 2] int32
+
+
+class TritonAttention:
+    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of a window."""
+
+    def __init__(
+        self,
+        to_device: Callable[[npt.NDArray[Any]], torch.Tensor],
+        make_work: Callable[[int | None], DecodeWork],
+        prefill: PrefillConfig,
+    ) -> None:
+        self._to_device = to_device
+        self._make_work = make_work
+        self._prefill = prefill
+        self._works: dict[int | None, DecodeWork] = {}
+        self._planned: set[int | None] = set()
+        self._batch: AttentionBatch | None = None
+        self._chunks: Chunks | None = None
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._planned.clear()
+        self._chunks = self._lay_out_chunks(batch) if len(batch.query_lens) > batch.decodes else None
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor:
+        batch, chunks = self._batch, self._chunks
+        assert batch is not None, "prepare() comes before run()"
+        keys, values = pool.keys[layer.layer], pool.values[layer.layer]
+        out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
+        n = batch.decodes
+        if n:
+            decode_attention(
+                q[:n],
+                keys,
+                values,
+                batch.page_table,
+                batch.rows[:n],
+                batch.lengths[:n],
+                self._plan(batch, layer),
+                page_size=batch.page_size,
+                scale=layer.scale,
+                window=layer.window,
+                softcap=layer.softcap,
+                out=out[:n],
+            )
+        if chunks is not None:
+            prefill_attention(
+                q[n:],
+                k[n:],
+                v[n:],
+                keys,
+                values,
+                batch.page_table,
+                chunks.rows,
+                chunks.query_starts,
+                chunks.context_lens,
+                chunks.blocks,
+                page_size=batch.page_size,
+                scale=layer.scale,
+                window=layer.window,
+                softcap=layer.softcap,
+                out=out[n:],
+                config=self._prefill,
+            )
+        return out
+
+    def _plan(self, batch: AttentionBatch, layer: AttentionSpec) -> DecodeWork:
+        """How the keys of this step's decodes are split; made by the first layer with this window."""
+        window = layer.window
+        work = self._works.get(window)
+        if work is None:
+            work = self._works[window] = self._make_work(window)
+        if window not in self._planned:
+            plan_decode(batch.lengths[: batch.decodes], work)
+            self._planned.add(window)
+        return work
+
+    def _lay_out_chunks(self, batch: AttentionBatch) -> Chunks:
+        n = batch.decodes
+        starts = batch.query_starts[n:] - batch.query_starts[n]
+        return Chunks(
+            rows=batch.rows[n:],
+            query_starts=self._to_device(starts),
+            context_lens=self._to_device(batch.context_lens[n:]),
+            blocks=self._to_device(
+                query_blocks(batch.query_lens[n:], self._prefill.block_queries, batch.context_lens[n:])
+            ),
+        )

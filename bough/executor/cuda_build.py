@@ -1,0 +1,120 @@
+"""A CUDA executor from loaded weights: profiles the largest step, gives what is left to the cache, wires the parts."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from bough.attention.base import AttentionBackend
+from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
+from bough.attention.torch_backend import TorchAttention
+from bough.attention.triton_backend import TritonAttention
+from bough.core.plan import Limits
+from bough.core.settings import Settings
+from bough.executor.build import LoadedModel, LoadedWeights, resolve_chunk
+from bough.executor.cuda_executor import CudaExecutor
+from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.sizing import size_gpu_cache
+from bough.executor.staging import Staging
+from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.prefill_attention.triton import config_for
+from bough.memory.pools.kv_pool import KVPool
+from bough.sampling.state import SamplingState
+
+log = logging.getLogger(__name__)
+
+GPU_ROWS = 512
+GPU_CHUNK_TOKENS = 8192
+RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
+PROFILE_PAGES = 1  # the profile run writes to the scratch page alone
+
+
+def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
+    config, device = loaded.config, loaded.device
+    rows = settings.scheduler.max_running_requests or GPU_ROWS
+    chunk = resolve_chunk(settings, config, min(GPU_CHUNK_TOKENS, config.context_length))
+    staging = Staging(device, RING_DEPTH)
+    activation_bytes = _profile(loaded, settings, rows, chunk, staging)
+    free, total = torch.cuda.mem_get_info(device)
+    size = size_gpu_cache(
+        settings.memory,
+        free_bytes=free,
+        total_bytes=total,
+        activation_bytes=activation_bytes,
+        bytes_per_token=KVPool.bytes_per_token(config, loaded.dtype, loaded.topology),
+    )
+    limits = Limits(
+        rows, settings.memory.page_size, (size.pages,), config.context_length, config.vocab_size, chunk, size.note
+    )
+    pool = KVPool(config, size.pages, limits.page_size, loaded.dtype, device, loaded.topology)
+    executor = CudaExecutor(
+        loaded.model,
+        pool,
+        _build_attention(loaded, settings, limits, staging),
+        limits,
+        CudaInputs(limits, device, staging),
+        staging,
+        SamplingState(rows, config.vocab_size, device),
+        largest_graph=0 if settings.model.disable_cuda_graph else _largest_graph(settings, rows),
+    )
+    return LoadedModel(executor, config)
+
+
+def _largest_graph(settings: Settings, rows: int) -> int:
+    return min(settings.model.cuda_graph_max_bs_decode or rows, rows)
+
+
+def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
+    if settings.model.attention_backend == "torch":
+        return TorchAttention()
+    config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
+    heads = loaded.topology.share(config.num_heads, "num_heads")
+
+    def make_work(window: int | None) -> DecodeWork:
+        return DecodeWork(
+            max_batch=limits.rows,
+            heads=heads,
+            kv_heads=kv_heads.stop - kv_heads.start,
+            head_dim=config.head_dim,
+            device=loaded.device,
+            window=window,
+        )
+
+    kv = kv_heads.stop - kv_heads.start
+    return TritonAttention(staging.to_device, make_work, config_for(heads, kv, config.head_dim, loaded.dtype))
+
+
+def _profile(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, staging: Staging) -> int:
+    """Runs the largest step there can be on the scratch page; returns how much memory it took beside the weights."""
+    config, device = loaded.config, loaded.device
+    limits = Limits(1, settings.memory.page_size, (PROFILE_PAGES,), config.context_length, config.vocab_size, chunk, "")
+    pool = KVPool(config, PROFILE_PAGES, limits.page_size, loaded.dtype, device, loaded.topology)
+    attention = _build_attention(loaded, settings, limits, staging)
+    tokens = chunk + rows
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    positions = torch.arange(tokens, device=device) % config.context_length
+    batch = AttentionBatch(
+        rows=torch.zeros(1, dtype=torch.int32, device=device),
+        lengths=torch.full((1,), tokens, dtype=torch.int32, device=device),
+        decodes=0,
+        query_lens=np.array([tokens], dtype=np.int32),
+        query_starts=np.array([0, tokens], dtype=np.int32),
+        context_lens=np.zeros(1, dtype=np.int32),
+        page_table=torch.zeros((1, 1), dtype=torch.int32, device=device),
+        slots=torch.zeros(tokens, dtype=torch.int64, device=device),
+        positions=positions,
+        page_size=limits.page_size,
+    )
+    with torch.inference_mode():
+        attention.prepare(batch)
+        hidden = loaded.model.forward(torch.zeros_like(positions), positions, ForwardContext(attention, pool, batch))
+        logits = loaded.model.logits(hidden[:rows])
+        del hidden, logits
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak

@@ -1,0 +1,162 @@
+"""The executor for GPUs: everything is queued, nothing is waited for.
+
+`launch` copies a step's few integers to the device, queues the forward pass (a captured graph for decodes, kernel by
+kernel with prompts), the sampling and the copy of the tokens back to pinned memory, and returns. Sampled tokens stay on
+the device as the input of the next step. The order of things on the stream is described in `cuda_inputs`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bough.attention.base import AttentionBackend
+from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
+from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.graphs import DecodeGraphs
+from bough.executor.layout import StepLayout, prompt_targets
+from bough.executor.staging import Staging
+from bough.memory.pools.kv_pool import KVPool
+from bough.models.base import CausalLM
+from bough.sampling.logprobs import PendingLogprobs, Scores, output_logprobs, score_inputs
+from bough.sampling.sampler import sample_rows_on_device
+from bough.sampling.state import SamplingState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """A step on the device; its results are in pinned memory once `done` has happened."""
+
+    plan: BatchPlan
+    done: torch.cuda.Event
+    tokens: torch.Tensor | None  # [sampled] int64, pinned
+    bad: torch.Tensor | None
+    output_logprobs: PendingLogprobs | None
+    input_logprobs: dict[int, Scores]
+
+    def wait(self) -> StepResult:
+        self.done.synchronize()
+        plan = self.plan
+        inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
+        if self.tokens is None or self.bad is None:
+            none = np.zeros(0, dtype=np.int32)
+            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
+        tokens = self.tokens.numpy().astype(np.int32).reshape(-1, 1)
+        outputs: dict[int, PositionLogprobs] = {}
+        if self.output_logprobs is not None:
+            places = np.flatnonzero(plan.sample).tolist()
+            found = zip(places, self.output_logprobs.read(), strict=True)
+            outputs = {place: run for place, run in found if run is not None}
+        counts = np.ones(len(tokens), dtype=np.int32)
+        return StepResult(plan.step, tokens, counts, self.bad.numpy().copy(), outputs, inputs)
+
+
+class CudaExecutor:
+    """Owns the order of work on the stream."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: KVPool,
+        attention: AttentionBackend,
+        limits: Limits,
+        inputs: CudaInputs,
+        staging: Staging,
+        sampling: SamplingState,
+        *,
+        largest_graph: int,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._attention = attention
+        self._limits = limits
+        self._inputs = inputs
+        self._staging = staging
+        self._sampling = sampling
+        self._graphs = DecodeGraphs(self._decode_logits, inputs.pad_decode, largest_graph) if largest_graph else None
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def idle(self) -> bool:
+        """Uses a quiet moment to capture one graph; False when there is nothing left to do."""
+        if self._graphs is None or self._graphs.complete:
+            return False
+        torch.cuda.synchronize()
+        return self._graphs.capture_next()
+
+    @torch.inference_mode()
+    def launch(self, plan: BatchPlan) -> CudaStep:
+        self._staging.next_step()
+        self._sampling.setup(plan.setups)
+        layout = self._inputs.apply(plan)
+        if len(layout.from_device) == len(plan.rows):
+            return self._launch_decodes(plan, layout)
+        return self._launch_mixed(plan, layout)
+
+    def _launch_decodes(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
+        batch = len(plan.rows)
+        if self._graphs is None:
+            self._inputs.send_decode(plan, layout, batch)
+            logits = self._decode_logits(batch)
+        else:
+            size = self._graphs.size_for(batch)
+            if self._graphs.wants_pause(size):
+                torch.cuda.synchronize()
+                self._graphs.capture(size)
+            captured = self._graphs.find(size)
+            self._inputs.send_decode(plan, layout, size if captured else batch)
+            logits = captured.replay()[:batch] if captured else self._decode_logits(batch)
+        return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
+
+    def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
+        token_ids, batch = self._inputs.mixed_batch(plan, layout)
+        hidden = self._forward(token_ids, batch)
+        inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
+        if not plan.sample.any():
+            return CudaStep(plan, self._record(), None, None, None, inputs)
+        last = self._staging.to_device((layout.query_starts[1:][plan.sample] - 1).astype(np.int64))
+        logits = self._model.logits(hidden.index_select(0, last))
+        rows = self._staging.to_device(plan.rows[plan.sample])
+        return self._finish(plan, logits, rows, inputs)
+
+    def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> CudaStep:
+        """Samples, and sends the tokens on two ways: to the next step, and to the host."""
+        numbers = plan.rows[plan.sample]
+        rows = rows.long()
+        sampled = sample_rows_on_device(self._sampling, logits, rows, numbers)
+        self._inputs.advance(rows, sampled.tokens)
+        specs = self._sampling.specs(numbers)
+        outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()
+        tokens, bad = self._staging.to_host(sampled.tokens), self._staging.to_host(sampled.bad)
+        return CudaStep(plan, self._record(), tokens, bad, outputs, inputs)
+
+    def _decode_logits(self, size: int) -> torch.Tensor:
+        token_ids, batch = self._inputs.decode_batch(size)
+        return self._model.logits(self._forward(token_ids, batch))
+
+    def _forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        self._attention.prepare(batch)
+        return self._model.forward(token_ids, batch.positions, ForwardContext(self._attention, self._pool, batch))
+
+    def _record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:
+        first = int(layout.query_starts[want.index]) + want.first
+        targets = self._staging.to_device(prompt_targets(plan, want))
+        spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
+        return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec).fetch()

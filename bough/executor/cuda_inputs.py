@@ -1,0 +1,128 @@
+"""What a GPU knows of each row, and the persistent buffers through which a step's inputs reach it.
+
+Stream discipline, for everything in the CUDA executor: there is one stream, the current one. Copies to the device,
+kernels, graph replays and copies back are queued on it in the order of the plans, so each step sees what the one before
+left, and nothing is ever synchronised on the way. The host waits for one thing only: the event behind a step's results.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bough.attention.batch import AttentionBatch
+from bough.core.plan import BatchPlan, Limits
+from bough.executor.layout import RowMirror, StepLayout, TableWrites
+from bough.executor.staging import Staging
+from bough.kernels.decode_inputs.triton import decode_inputs_
+
+FIELDS = 3  # of a decode step: rows, lengths, new pages
+
+
+class CudaInputs:
+    """Owns the rows' state on the device and the host's mirror of it. Row number `limits.rows` is scratch: padding."""
+
+    def __init__(self, limits: Limits, device: torch.device, staging: Staging) -> None:
+        self._limits = limits
+        self._staging = staging
+        self._mirror = RowMirror(limits)
+        self._width = self._mirror.pages.shape[1]
+        rows = limits.rows
+        self.page_table = torch.zeros((rows + 1, self._width), dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._decode = torch.zeros((FIELDS, rows), dtype=torch.int32, device=device)
+        self._token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def apply(self, plan: BatchPlan) -> StepLayout:
+        """Brings the mirror up to date, and the device's table with what setups and edits changed."""
+        layout = self._mirror.apply(plan)
+        self._write_table(layout.rewritten)
+        return layout
+
+    def _write_table(self, writes: TableWrites) -> None:
+        if len(writes.places):
+            places = self._staging.to_device(writes.places)
+            self.page_table.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
+
+    # A step of decodes alone ------------------------------------------------------------------------------------------
+
+    def send_decode(self, plan: BatchPlan, layout: StepLayout, size: int) -> None:
+        """Copies a decode step's rows, lengths and new pages to the persistent buffers, padded to `size` with the
+        scratch row."""
+        n = len(layout.rows)
+        packed = np.zeros((FIELDS, self._limits.rows), dtype=np.int32)
+        packed[0, :n], packed[0, n:size] = layout.rows, self._limits.rows
+        packed[1, :n], packed[1, n:size] = layout.lengths, 1
+        packed[2, :n][plan.new_page_counts[0] > 0] = plan.new_pages[0]
+        self._staging.copy_into(self._decode.view(-1), packed)
+
+    def pad_decode(self) -> None:
+        """Leaves nothing but padding in the persistent buffers, so that a step can be run on them without effect."""
+        rows, lengths, new_pages = self._decode
+        rows.fill_(self._limits.rows)
+        lengths.fill_(1)
+        new_pages.zero_()
+
+    def decode_batch(self, size: int) -> tuple[torch.Tensor, AttentionBatch]:
+        """The step in the persistent buffers; everything it does can be captured in a graph."""
+        rows, lengths, new_pages = self._decode[:, :size]
+        ids, positions, slots = self._token_ids[:size], self._positions[:size], self._slots[:size]
+        decode_inputs_(
+            rows,
+            lengths,
+            new_pages,
+            self.page_table,
+            self.last_tokens,
+            ids,
+            positions,
+            slots,
+            self._limits.page_size,
+        )
+        ones = np.ones(size, dtype=np.int32)
+        batch = AttentionBatch(
+            rows=rows,
+            lengths=lengths,
+            decodes=size,
+            query_lens=ones,
+            query_starts=np.arange(size + 1, dtype=np.int32),
+            context_lens=ones,  # unknown to the host when the graph is replayed; the kernels take `lengths`
+            page_table=self.page_table,
+            slots=slots,
+            positions=positions,
+            page_size=self._limits.page_size,
+        )
+        return ids, batch
+
+    def decode_rows(self, count: int) -> torch.Tensor:
+        return self._decode[0, :count]
+
+    # Any step ---------------------------------------------------------------------------------------------------------
+
+    def mixed_batch(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
+        """A step with prompts in it, in fresh tensors."""
+        self._write_table(layout.appended)
+        to_device = self._staging.to_device
+        rows = to_device(layout.rows)
+        ids = to_device(layout.token_ids)
+        decodes = len(layout.from_device)
+        if decodes:  # they stand first, one token each
+            ids[:decodes] = self.last_tokens[rows[:decodes]]
+        batch = AttentionBatch(
+            rows=rows,
+            lengths=to_device(layout.lengths),
+            decodes=decodes,
+            query_lens=layout.query_lens,
+            query_starts=layout.query_starts,
+            context_lens=layout.context_lens,
+            page_table=self.page_table,
+            slots=to_device(layout.slots),
+            positions=to_device(layout.positions),
+            page_size=self._limits.page_size,
+        )
+        return ids, batch
+
+    def advance(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """The rows' next decode begins with these tokens."""
+        self.last_tokens.index_copy_(0, rows, tokens)

@@ -1,0 +1,144 @@
+"""What a plan means for the rows, in host integers: the executors' common half, whatever device they drive.
+
+`RowMirror` keeps the page table, page counts and lengths of every row as numpy arrays and turns each plan into a
+`StepLayout`: where every token of the step stands and goes. All of it is vectorised; a steady decode step costs a few
+numpy calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup
+
+LongArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrites:
+    """Changes of the page table: flat places (row * pages per row + place) and the pages that stand there now."""
+
+    places: LongArray
+    pages: IntArray
+
+
+NO_WRITES = TableWrites(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """One step, rows back to back in the token dimension."""
+
+    rows: IntArray  # [batch]
+    query_lens: IntArray  # [batch]
+    query_starts: IntArray  # [batch + 1]
+    context_lens: IntArray  # [batch] tokens of the row in the cache before this step
+    lengths: IntArray  # [batch] and after it
+    positions: LongArray  # [tokens]
+    slots: LongArray  # [tokens] where each token's key and value go: page * page_size + offset
+    token_ids: LongArray  # [tokens] as far as the host knows them
+    from_device: IntArray  # places in `token_ids` whose token only the device knows: the last one its row sampled
+    rewritten: TableWrites  # what setups and edits changed in the page table
+    appended: TableWrites  # the pages that rows got with this step
+
+
+class RowMirror:
+    """Owns the host's copy of what each row occupies."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._page_size = limits.page_size
+        self._width = -(-limits.context_length // limits.page_size)
+        self.pages = np.zeros((limits.rows, self._width), dtype=np.int32)
+        self._page_counts = np.zeros(limits.rows, dtype=np.int32)
+        self._lengths = np.zeros(limits.rows, dtype=np.int32)
+
+    def apply(self, plan: BatchPlan) -> StepLayout:
+        """Brings the rows up to date with a plan."""
+        rewritten = NO_WRITES
+        if plan.setups or plan.edits:
+            rewritten = _joined([*map(self._set_up, plan.setups), *map(self._edit, plan.edits)])
+        appended = self._append(plan.rows, plan.new_pages[0], plan.new_page_counts[0])
+
+        context_lens = self._lengths[plan.rows]
+        lengths = context_lens + plan.query_lens
+        self._lengths[plan.rows] = lengths
+        starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
+        np.cumsum(plan.query_lens, out=starts[1:])
+        rows, positions = _spread(plan.rows, plan.query_lens, starts, context_lens)
+        slots = self.pages[rows, positions // self._page_size].astype(np.int64)
+        slots = slots * self._page_size + positions % self._page_size
+        from_device = starts[:-1][plan.given < plan.query_lens]
+        return StepLayout(
+            rows=plan.rows,
+            query_lens=plan.query_lens,
+            query_starts=starts,
+            context_lens=context_lens,
+            lengths=lengths,
+            positions=positions,
+            slots=slots,
+            token_ids=_place_tokens(plan.tokens, from_device, int(starts[-1])),
+            from_device=from_device,
+            rewritten=rewritten,
+            appended=appended,
+        )
+
+    def _set_up(self, setup: RowSetup) -> TableWrites:
+        self._page_counts[setup.row] = len(setup.pages[0])
+        self._lengths[setup.row] = setup.length
+        return self._write(setup.row, 0, setup.pages[0])
+
+    def _edit(self, edit: PageSwap) -> TableWrites:
+        return self._write(edit.row, edit.first, edit.pages)
+
+    def _write(self, row: int, first: int, pages: IntArray) -> TableWrites:
+        self.pages[row, first : first + len(pages)] = pages
+        start = row * self._width + first
+        return TableWrites(np.arange(start, start + len(pages), dtype=np.int64), pages)
+
+    def _append(self, rows: IntArray, pages: IntArray, counts: IntArray) -> TableWrites:
+        """Adds pages at the end of the rows' tables."""
+        if not len(pages):
+            return NO_WRITES
+        receivers = np.repeat(rows, counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        at = self._page_counts[receivers] + (np.arange(len(pages)) - before)
+        self.pages[receivers, at] = pages
+        self._page_counts[rows] += counts
+        return TableWrites(receivers.astype(np.int64) * self._width + at, pages)
+
+
+def _joined(writes: list[TableWrites]) -> TableWrites:
+    return TableWrites(np.concatenate([w.places for w in writes]), np.concatenate([w.pages for w in writes]))
+
+
+def _spread(
+    rows: IntArray, query_lens: IntArray, starts: IntArray, context_lens: IntArray
+) -> tuple[IntArray, LongArray]:
+    """For each token of the step, its row and its position in the row's sequence."""
+    if len(rows) == int(starts[-1]):  # one token each: nothing to spread
+        return rows, context_lens.astype(np.int64)
+    offsets = np.arange(int(starts[-1]), dtype=np.int64) - np.repeat(starts[:-1], query_lens)
+    return np.repeat(rows, query_lens), np.repeat(context_lens, query_lens) + offsets
+
+
+def _place_tokens(given: IntArray, from_device: IntArray, total: int) -> LongArray:
+    """Given tokens in their places; the others stay 0."""
+    ids = np.zeros(total, dtype=np.int64)
+    if len(given) == total:
+        ids[:] = given
+    elif len(given):
+        is_given = np.ones(total, dtype=np.bool_)
+        is_given[from_device] = False
+        ids[is_given] = given
+    return ids
+
+
+def prompt_targets(plan: BatchPlan, want: InputLogprobs) -> LongArray:
+    """The prompt tokens whose logprobs are asked: position p of the chunk tells of the token at p + 1, which for the
+    last one is not in the plan's tokens. [count] int64"""
+    before = int(plan.given[: want.index].sum())
+    given = plan.tokens[before : before + int(plan.given[want.index])]
+    return np.append(given[want.first + 1 :], want.next_token)[: want.count].astype(np.int64)

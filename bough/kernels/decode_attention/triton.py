@@ -1,0 +1,255 @@
+# mypy: disable-error-code="import-untyped, untyped-decorator"
+"""Decode attention in Triton: as fast as the keys and values can be read.
+
+One program attends over one item (a range of a row's keys, see `work`) for all query heads of one kv head together, so
+that each key is read once and the tensor cores have at least a few real rows. A row that was not cut is finished there;
+for the others a second kernel weighs the parts by their log-sum-exp. Both are always launched, with a grid that depends
+on the batch alone, so that the pair can be captured in a graph whatever the lengths.
+
+Scores are kept in units of log2, since exp2 is what the hardware has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
+
+LOG2_E = 1.4426950408889634
+MIN_DOT = 16  # the smallest matrix that tl.dot takes
+COMBINE_SPLITS = 8
+COMBINE_WIDTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """What is tuned; results depend on it only by rounding."""
+
+    block_n: int  # keys at a time
+    num_warps: int
+    num_stages: int
+
+
+def config_for(head_dim: int, group: int, kv_dtype: torch.dtype) -> DecodeConfig:
+    """Tiles of about 16 KiB: several in flight and two or more programs fit in a multiprocessor's shared memory."""
+    if kv_dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
+        return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=3)
+    row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
+    block_n = min(128, max(MIN_DOT, 16384 // row_bytes))
+    return DecodeConfig(block_n=block_n, num_warps=4, num_stages=3)
+
+
+def decode_attention(
+    q: torch.Tensor,  # [batch, heads, head_dim], the last dimension contiguous
+    k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+    page_table: torch.Tensor,  # [max_rows, max_pages] int32
+    rows: torch.Tensor,  # [batch] int32, lines of page_table
+    lengths: torch.Tensor,  # [batch] int32, keys the row's query sees, its own included
+    work: DecodeWork | None,  # planned for these lengths; None: planned here, for this call alone
+    *,
+    page_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    k_scale: float = 1.0,  # what stored keys and values are multiplied with
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    config: DecodeConfig | None = None,
+) -> torch.Tensor:
+    """[batch, heads, head_dim] in q's type, accumulated in float32."""
+    batch, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[1]
+    group = heads // kv_heads
+    if work is None:
+        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window)
+        plan_decode(lengths, work)
+    assert work.window == window, "the work was planned for another window"
+    assert q.stride(2) == 1
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    if out is None:
+        out = torch.empty((batch, heads, head_dim), dtype=q.dtype, device=q.device)
+    chosen = config or config_for(head_dim, group, k_cache.dtype)
+    _attend[(kv_heads, work.max_items(batch))](
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        rows,
+        work.items,
+        work.first_item,
+        out,
+        work.partial,
+        work.log_sums,
+        batch,
+        q.stride(0),
+        q.stride(1),
+        page_table.stride(0),
+        scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap,
+        v_scale,
+        0.0 if softcap is None else softcap * LOG2_E,
+        HAS_SOFTCAP=softcap is not None,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size,
+        FIELDS=ITEM_FIELDS,
+        BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_N=chosen.block_n,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+    )
+    _combine[(triton.cdiv(heads * head_dim, COMBINE_WIDTH), batch)](
+        work.first_item,
+        work.partial,
+        work.log_sums,
+        out,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_S=COMBINE_SPLITS,
+        BLOCK_E=COMBINE_WIDTH,
+        num_warps=4,
+    )
+    return out
+
+
+# The kv heads of an item are neighbours in the grid: a token's heads are adjacent in memory, so their programs read
+# the same pages at about the same time.
+@triton.jit(do_not_specialize=["batch"])
+def _attend(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    page_table: tl.tensor,
+    rows: tl.tensor,
+    items: tl.tensor,
+    first_item: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    log_sums: tl.tensor,
+    batch: int,
+    q_row_stride: int,
+    q_head_stride: int,
+    table_stride: int,
+    scale: float,
+    v_scale: float,
+    softcap: float,
+    HAS_SOFTCAP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    FIELDS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One item for the query heads of one kv head."""
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    if item >= tl.load(first_item + batch):
+        return
+    place = tl.load(items + item * FIELDS)
+    first = tl.load(items + item * FIELDS + 1)
+    last = tl.load(items + item * FIELDS + 2)
+    alone = tl.load(items + item * FIELDS + 3)
+    pages = page_table + tl.load(rows + place).to(tl.int64) * table_stride
+
+    member = tl.arange(0, BLOCK_G)
+    head = kv_head * GROUP + member
+    d = tl.arange(0, BLOCK_D)
+    wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    q_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + d[None, :]
+    queries = tl.load(q + q_offsets, mask=wanted, other=0.0)
+
+    key = tl.arange(0, BLOCK_N)
+    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    page = tl.load(pages + (first + key) // PAGE_SIZE, mask=first + key < last, other=0)
+    for start in range(first, last, BLOCK_N):
+        token = start + key
+        present = token < last
+        slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE  # a pool has more than 2^31 elements
+        offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
+        ahead = token + BLOCK_N
+        page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < last, other=0)
+        # What is not this row's must not be read: the pool is never cleared, and 0 * NaN is NaN.
+        held = present[:, None]
+        if HEAD_DIM != BLOCK_D:
+            held = held & (d < HEAD_DIM)[None, :]
+        k = tl.load(k_cache + offsets, mask=held, other=0.0).to(queries.dtype)
+        v = tl.load(v_cache + offsets, mask=held, other=0.0).to(queries.dtype)
+        scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_SOFTCAP:
+            scores = softcap * _tanh(scores)
+        scores = tl.where(present[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))  # finite: every block holds a key of the row
+        shrink = tl.exp2(top - new_top)
+        weights = tl.exp2(scores - new_top[:, None])
+        norm = norm * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        top = new_top
+
+    result = acc * (v_scale / norm)[:, None]
+    if alone:
+        out_offsets = (place.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + d[None, :]
+        tl.store(out + out_offsets, result.to(out.dtype.element_ty), mask=wanted)
+    else:
+        line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
+        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
+        tl.store(log_sums + line, top + tl.log2(norm), mask=member < GROUP)
+
+
+@triton.jit
+def _combine(
+    first_item: tl.tensor,
+    partial: tl.tensor,
+    log_sums: tl.tensor,
+    out: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+) -> None:
+    """Weighs the parts of one row, for BLOCK_E neighbouring elements of its heads."""
+    place = tl.program_id(1)
+    begin = tl.load(first_item + place)
+    end = tl.load(first_item + place + 1)
+    if end - begin == 1:
+        return
+    element = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    wanted = element < HEADS * HEAD_DIM
+    head = element // HEAD_DIM
+    top = tl.full([BLOCK_E], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_E], tl.float32)
+    acc = tl.zeros([BLOCK_E], tl.float32)
+    for start in range(begin, end, BLOCK_S):
+        item = start + tl.arange(0, BLOCK_S)
+        held = (item < end)[:, None] & wanted[None, :]
+        line = item.to(tl.int64)[:, None]
+        log_sum = tl.load(log_sums + line * HEADS + head[None, :], mask=held, other=float("-inf"))
+        part = tl.load(partial + line * (HEADS * HEAD_DIM) + element[None, :], mask=held, other=0.0)
+        new_top = tl.where(wanted, tl.maximum(top, tl.max(log_sum, 0)), 0.0)
+        shrink = tl.exp2(top - new_top)
+        weights = tl.exp2(log_sum - new_top[None, :])
+        norm = norm * shrink + tl.sum(weights, 0)
+        acc = acc * shrink + tl.sum(weights * part, 0)
+        top = new_top
+    out_offsets = place.to(tl.int64) * (HEADS * HEAD_DIM) + element
+    tl.store(out + out_offsets, (acc / norm).to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    """tanh by the logistic function, which overflows to the right limits."""
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0

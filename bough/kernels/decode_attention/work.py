@@ -1,0 +1,140 @@
+# mypy: disable-error-code="import-untyped, untyped-decorator"
+"""How the keys of a decode step are shared out among programs, decided on the device.
+
+A step may hold one row of a hundred thousand keys or a thousand rows of fifty. Its programs must be of similar size
+and neither too few nor too many; but under CUDA graphs only the device knows the lengths. So one small kernel, run once
+a step, cuts the rows into *items* (a row and a range of its keys), and all layers with the same window attend by them.
+
+`DecodeWork` owns the list of items and the memory for the results of rows that were cut. It belongs to one window and
+one stream: what a step writes, the next one overwrites.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+KEY_STEP = 128  # chunks are a multiple of it: only the end of a row leaves a program with less than a block of keys
+SHORTEST_CHUNK = 128  # below it the combination costs more than the further programs save
+PROGRAMS = 4 * 132  # enough to fill a large GPU when rows are few: about four programs on each multiprocessor
+ITEM_FIELDS = 4  # place in the batch, first key, end of keys, whether the row has no other item
+PLAN_TILE = 1024
+
+
+class DecodeWork:
+    """Items of a step of at most `max_batch` rows, and room for their partial results.
+
+    With `fixed_chunk`, where a row is cut depends on its length alone, whatever the batch (so its result does too).
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        *,
+        window: int | None = None,
+        fixed_chunk: int | None = None,
+        max_total_keys: int | None = None,  # only with fixed_chunk: bounds the sum over a batch of the keys visited
+        programs: int = PROGRAMS,
+    ) -> None:
+        if (fixed_chunk is None) != (max_total_keys is None):
+            raise ValueError("fixed_chunk and max_total_keys go together")
+        self.max_batch = max_batch
+        self.window = window
+        self.fixed_chunk = fixed_chunk
+        self._max_total_keys = max_total_keys or 0
+        self._programs = -(-programs // kv_heads)
+        room = self.max_items(max_batch)
+        self.items = torch.empty((room, ITEM_FIELDS), dtype=torch.int32, device=device)
+        self.first_item = torch.empty(max_batch + 1, dtype=torch.int32, device=device)  # the last one is the count
+        self.partial = torch.empty((room, heads, head_dim), dtype=torch.float32, device=device)
+        self.log_sums = torch.empty((room, heads), dtype=torch.float32, device=device)
+
+    def target_items(self, batch: int) -> int:
+        """How many chunks the keys of all rows should make, were the rows one."""
+        return batch + self._programs
+
+    def max_items(self, batch: int) -> int:
+        """A bound that always holds, hence the grid.
+
+        A row of n keys makes ceil(n / chunk) <= 1 + n / chunk items, the batch at most batch + total / chunk. The
+        chunk is at least total / target_items, or fixed.
+        """
+        chunks = self.target_items(batch) if self.fixed_chunk is None else self._max_total_keys // self.fixed_chunk
+        return batch + chunks
+
+
+def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
+    """Cuts rows of these lengths [batch] (int32, own query included, at least 1) into the items of `work`."""
+    batch = lengths.shape[0]
+    if batch > work.max_batch:
+        raise ValueError(f"a batch of {batch} rows does not fit in work made for {work.max_batch}")
+    block_rows = max(16, triton.next_power_of_2(batch))
+    _plan[(1,)](
+        lengths,
+        work.items,
+        work.first_item,
+        batch,
+        work.target_items(batch),
+        work.max_items(batch),
+        WINDOW=work.window or 0,
+        FIXED_CHUNK=work.fixed_chunk or 0,
+        SHORTEST=SHORTEST_CHUNK,
+        STEP=KEY_STEP,
+        FIELDS=ITEM_FIELDS,
+        BLOCK_ROWS=block_rows,
+        BLOCK_SPLITS=max(1, PLAN_TILE // block_rows),
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["batch", "target_items", "max_items"])
+def _plan(
+    lengths: tl.tensor,  # [batch]
+    items: tl.tensor,  # [max_items, FIELDS]
+    first_item: tl.tensor,  # [batch + 1]
+    batch: int,
+    target_items: int,
+    max_items: int,
+    WINDOW: tl.constexpr,
+    FIXED_CHUNK: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    STEP: tl.constexpr,
+    FIELDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+) -> None:
+    row = tl.arange(0, BLOCK_ROWS)
+    real = row < batch
+    length = tl.load(lengths + row, mask=real, other=0)
+    visible = length
+    if WINDOW:
+        visible = tl.minimum(length, WINDOW)
+    if FIXED_CHUNK:
+        chunk = FIXED_CHUNK
+    else:
+        share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)
+        chunk = tl.maximum(SHORTEST, tl.cdiv(share, STEP) * STEP).to(tl.int32)
+    splits = tl.cdiv(visible, chunk)
+    count = tl.sum(splits)
+    place = tl.cumsum(splits, 0) - splits
+    tl.store(first_item + row, place, mask=real)
+    tl.store(first_item + batch, count)
+
+    most = tl.max(splits)
+    for start in range(0, most, BLOCK_SPLITS):
+        split = start + tl.arange(0, BLOCK_SPLITS)
+        item = place[:, None] + split[None, :]
+        # The bound on items holds by construction, except if a caller's max_total_keys does not.
+        wanted = (split[None, :] < splits[:, None]) & (item < max_items)
+        first = (length - visible)[:, None] + split[None, :] * chunk
+        last = tl.minimum(first + chunk, length[:, None])
+        field = items + item * FIELDS
+        tl.store(field, row[:, None] + split[None, :] * 0, mask=wanted)
+        tl.store(field + 1, first, mask=wanted)
+        tl.store(field + 2, last, mask=wanted)
+        tl.store(field + 3, (splits == 1).to(tl.int32)[:, None] + split[None, :] * 0, mask=wanted)

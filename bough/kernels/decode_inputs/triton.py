@@ -1,0 +1,67 @@
+# mypy: disable-error-code="import-untyped, untyped-decorator"
+"""The inputs of a decode step in one launch, which a captured graph can begin with."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+def decode_inputs_(
+    rows: torch.Tensor,
+    lengths: torch.Tensor,
+    new_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    last_tokens: torch.Tensor,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    page_size: int,
+) -> None:
+    """As the reference. Rows are distinct, apart from padding, which writes page 0 to the scratch row."""
+    batch = rows.shape[0]
+    block = 128
+    _decode_inputs[(triton.cdiv(batch, block),)](
+        rows,
+        lengths,
+        new_pages,
+        page_table,
+        last_tokens,
+        token_ids,
+        positions,
+        slots,
+        batch,
+        page_table.stride(0),
+        PAGE_SIZE=page_size,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _decode_inputs(
+    rows: tl.tensor,
+    lengths: tl.tensor,
+    new_pages: tl.tensor,
+    page_table: tl.tensor,
+    last_tokens: tl.tensor,
+    token_ids: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    batch: int,
+    row_stride: int,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < batch
+    row = tl.load(rows + at, mask=mask, other=0).to(tl.int64)
+    position = tl.load(lengths + at, mask=mask, other=1) - 1
+    new = tl.load(new_pages + at, mask=mask, other=0)
+    entry = page_table + row * row_stride + position // PAGE_SIZE
+    page = tl.where(new > 0, new, tl.load(entry, mask=mask, other=0))
+    tl.store(entry, page, mask=mask)
+    tl.store(token_ids + at, tl.load(last_tokens + row, mask=mask, other=0), mask=mask)
+    tl.store(positions + at, position.to(tl.int64), mask=mask)
+    tl.store(slots + at, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=mask)

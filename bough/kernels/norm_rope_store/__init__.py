@@ -1,0 +1,1 @@
+"""Head norms, rotation and the store of keys and values: all between the projection and attention."""

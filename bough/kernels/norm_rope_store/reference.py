@@ -1,0 +1,38 @@
+"""What stands between the projection of a step and its attention, composed of the plain operations."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.kernels.rms_norm.reference import rms_norm
+from bough.kernels.rope.reference import apply_rope
+from bough.kernels.store_kv.reference import store_kv
+
+
+def norm_rope_store_(
+    qkv: torch.Tensor,  # [tokens, heads + 2 * kv_heads, head_dim], contiguous
+    heads: int,
+    kv_heads: int,
+    q_weight: torch.Tensor | None,  # [head_dim]
+    k_weight: torch.Tensor | None,  # [head_dim]
+    eps: float,
+    plus_one: bool,
+    cos: torch.Tensor,  # [context, head_dim / 2] float32
+    sin: torch.Tensor,  # [context, head_dim / 2] float32
+    positions: torch.Tensor,  # [tokens] int64
+    slots: torch.Tensor,  # [tokens] int64
+    k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+) -> None:
+    """Normalises query and key heads if they have a weight, rotates them, all in place, and stores keys and values.
+
+    The normalised heads are rounded to the type of `qkv` before they are rotated, and keys and values to the type of
+    the caches as they are stored.
+    """
+    c, s = cos[positions, None], sin[positions, None]
+    cos_of, signed_sin_of = torch.cat((c, c), dim=-1), torch.cat((-s, s), dim=-1)
+    q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+    for part, weight in ((q, q_weight), (k, k_weight)):
+        normed = part if weight is None else rms_norm(part, weight, eps, plus_one=plus_one)[0]
+        part.copy_(apply_rope(normed, cos_of, signed_sin_of))
+    store_kv(k.to(k_cache.dtype), v.to(v_cache.dtype), k_cache, v_cache, slots)

@@ -1,0 +1,66 @@
+"""The Triton back end on a tiny model gives what the torch back end gives, over prompts, chunks, decodes and mixtures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bough.attention.triton_backend import TritonAttention
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.prefill_attention.triton import config_for
+from tests.fakes.forward import Forward, load_model
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=60,
+    context_length=128,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+    tied_embeddings=True,
+)
+STEPS = [
+    {0: [1, 2, 3, 4, 5], 1: [9, 8]},
+    {0: [6], 1: [7]},
+    {0: [3], 1: [4], 2: [5, 6, 7, 8, 9, 10, 11]},
+    {1: [2], 2: [1]},
+]
+
+
+def triton_backend(config: ModelConfig) -> TritonAttention:
+    def make_work(window: int | None) -> DecodeWork:
+        return DecodeWork(8, config.num_heads, config.num_kv_heads, config.head_dim, torch.device("cpu"), window=window)
+
+    prefill = config_for(config.num_heads, config.num_kv_heads, config.head_dim, torch.float32)
+    return TritonAttention(lambda array: torch.from_numpy(np.ascontiguousarray(array)), make_work, prefill)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("window", [None, 4])
+def test_it_agrees_with_the_torch_back_end(page_size: int, window: int | None) -> None:
+    config = replace(CONFIG, sliding_window=window, sliding_layers=(True, False) if window else ())
+    torch.manual_seed(0)
+    shapes = {slot.name: slot.target.shape for slot in load_model_slots(config)}
+    tensors = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+    plain, fast = (Forward(load_model(config, tensors), page_size=page_size) for _ in range(2))
+    fast.attention = triton_backend(config)
+    for step in STEPS:
+        expected, found = plain.step(step), fast.step(step)
+        for row in step:
+            torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
+
+
+def load_model_slots(config: ModelConfig):  # type: ignore[no-untyped-def]
+    from bough.distributed.topology import Topology
+    from bough.models.registry import build_model
+
+    return build_model(config, Topology(), torch.float32, torch.device("cpu")).slots()

@@ -1,0 +1,193 @@
+"""Prefill attention against the reference in float64, and the blocks that make up its grid.
+
+Triton's interpreter multiplies bfloat16 matrices as if they were integers: that type is tested on a GPU only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.kernels.paged_attention.reference import paged_attention
+from bough.kernels.prefill_attention import reference
+from bough.kernels.prefill_attention import triton as fast
+from bough.kernels.prefill_attention.blocks import query_blocks
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+SMALL = fast.PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)
+
+
+@dataclass
+class Case:
+    """A step's inputs; q, k and v are parts of one tensor, and slots that hold no prefix hold NaN."""
+
+    qkv: torch.Tensor  # [tokens, heads + 2 * kv_heads, head_dim]
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    page_table: torch.Tensor
+    rows: torch.Tensor
+    query_lens: np.ndarray
+    context_lens: torch.Tensor
+    heads: int
+    page_size: int
+
+    def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        kv_heads = self.k_cache.shape[1]
+        starts = torch.tensor(np.concatenate(([0], np.cumsum(self.query_lens))), dtype=torch.int32)
+        q, k, v = self.qkv.to(dtype).split((self.heads, kv_heads, kv_heads), dim=1)
+        device = self.qkv.device
+        caches = (self.k_cache.to(dtype), self.v_cache.to(dtype))
+        return q, k, v, *caches, self.page_table, self.rows, starts.to(device), self.context_lens
+
+    def expected(self, **options: object) -> torch.Tensor:
+        options.setdefault("scale", 0.125)
+        inputs = self.inputs(torch.float64)
+        return reference.prefill_attention(*inputs, None, page_size=self.page_size, **options)  # type: ignore[arg-type]
+
+    def computed(self, config: fast.PrefillConfig | None = SMALL, **options: object) -> torch.Tensor:
+        options.setdefault("scale", 0.125)
+        inputs = self.inputs(self.qkv.dtype)
+        chosen = config or fast.config_for(self.heads, self.k_cache.shape[1], self.qkv.shape[2], self.qkv.dtype)
+        blocks = torch.from_numpy(query_blocks(self.query_lens, chosen.block_queries)).to(self.qkv.device)
+        return fast.prefill_attention(*inputs, blocks, page_size=self.page_size, config=config, **options)  # type: ignore[arg-type]
+
+
+def make(
+    query_lens: list[int], context_lens: list[int], device: torch.device, heads: int = 4, kv_heads: int = 2,
+    head_dim: int = 32, page_size: int = 1, dtype: torch.dtype = torch.float32,
+) -> Case:  # fmt: skip
+    generator = torch.Generator().manual_seed(sum(query_lens) + head_dim)
+    max_rows = len(query_lens) + 3
+    counts = [-(-n // page_size) for n in context_lens]
+    order = (torch.randperm(sum(counts), generator=generator) + 1).to(torch.int32)
+    rows = torch.randperm(max_rows, generator=generator)[: len(query_lens)].to(torch.int32)
+    page_table = torch.zeros((max_rows, max(1, *counts)), dtype=torch.int32)
+    caches = [torch.full(((sum(counts) + 1) * page_size, kv_heads, head_dim), float("nan")) for _ in range(2)]
+    taken = 0
+    for row, length, count in zip(rows.tolist(), context_lens, counts, strict=True):
+        page_table[row, :count] = order[taken : taken + count]
+        taken += count
+        for i in range(length):
+            slot = int(page_table[row, i // page_size]) * page_size + i % page_size
+            for cache in caches:
+                cache[slot] = torch.randn((kv_heads, head_dim), generator=generator)
+    qkv = torch.randn((sum(query_lens), heads + 2 * kv_heads, head_dim), generator=generator)
+    qkv, k, v = (t.to(dtype).to(device) for t in (qkv, *caches))
+    context = torch.tensor(context_lens, dtype=torch.int32)
+    page_table, rows, context = page_table.to(device), rows.to(device), context.to(device)
+    return Case(qkv, k, v, page_table, rows, np.array(query_lens, np.int32), context, heads, page_size)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (got.double() - expected).norm() / expected.norm()
+    assert error < TOLERANCE[got.dtype], float(error)
+
+
+def test_reference_equals_paged_attention() -> None:
+    case = make([4, 1, 9], [5, 8, 0], torch.device("cpu"), page_size=1)
+    q, k, v, *_ = case.inputs(torch.float64)
+    starts = [0, 4, 5, 14]
+    expected = []
+    for i, context in enumerate([5, 8, 0]):
+        part = slice(starts[i], starts[i + 1])
+        slots = case.page_table[int(case.rows[i]), :context].long()
+        keys = torch.cat((case.k_cache[slots].double(), k[part]))
+        values = torch.cat((case.v_cache[slots].double(), v[part]))
+        table = torch.arange(len(keys))[None]
+        row = paged_attention(q[part], keys, values, table, [0, len(q[part])], [context], 1, 0.125, 6, 2.0)
+        expected.append(row)
+    torch.testing.assert_close(case.expected(window=6, softcap=2.0), torch.cat(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_ragged_rows_with_and_without_prefix(device: torch.device, dtype: torch.dtype, page_size: int) -> None:
+    case = make([1, 16, 37, 1, 64], [33, 0, 16, 0, 5], device, dtype=dtype, page_size=page_size)
+    got = case.computed()
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    assert_near(got, case.expected())
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "pack"),
+    [(1, 1, 64, 1), (6, 2, 32, 1), (12, 2, 16, 2), (8, 2, 80, 4), (4, 1, 96, 2), (16, 1, 16, 16)],
+)
+def test_head_shapes(device: torch.device, heads: int, kv_heads: int, head_dim: int, pack: int) -> None:
+    case = make([20, 3], [18, 0], device, heads, kv_heads, head_dim)
+    config = fast.PrefillConfig(block_m=32, block_n=16, pack=pack, num_warps=4, num_stages=2)
+    assert_near(case.computed(config), case.expected())
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+def test_window(device: torch.device, window: int) -> None:
+    case = make([50, 1, 7], [70, 45, 0], device)
+    assert_near(case.computed(window=window), case.expected(window=window))
+
+
+def test_softcap_and_stored_scales(device: torch.device) -> None:
+    case = make([30, 2], [21, 40], device)
+    options = {"softcap": 1.5, "k_scale": 2.0, "v_scale": 0.5, "scale": 0.5}
+    assert_near(case.computed(**options), case.expected(**options))
+
+
+def test_descriptors_give_the_same(device: torch.device) -> None:
+    case = make([100, 37], [5, 20], device, dtype=torch.float16)
+    by_engine = fast.PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2, descriptors=True)
+    assert_near(case.computed(by_engine), case.expected())
+    padded = make([40], [5], device, head_dim=24, dtype=torch.float16)
+    assert_near(padded.computed(by_engine), padded.expected())
+
+
+def test_a_row_with_nan_spoils_no_other(device: torch.device) -> None:
+    """A request whose numbers overflowed fails alone."""
+    case = make([20, 20, 20], [0, 7, 0], device)
+    expected = case.expected()
+    case.qkv[20:40] = float("nan")
+    got = case.computed()
+    assert_near(got[:20], expected[:20])
+    assert_near(got[40:], expected[40:])
+
+
+def test_default_config_and_given_output(device: torch.device) -> None:
+    case = make([70], [40], device)
+    out = torch.empty((70, 4, 32), device=device)
+    assert case.computed(None, out=out) is out
+    assert_near(out, case.expected())
+
+
+@settings(max_examples=50)
+@given(
+    lens=st.lists(st.integers(1, 300), min_size=1, max_size=20),
+    block_m=st.sampled_from([16, 64]),
+    contexts=st.none() | st.integers(0, 500),
+)
+def test_blocks_cover_each_query_once_longest_first(lens: list[int], block_m: int, contexts: int | None) -> None:
+    query_lens = np.array(lens, np.int32)
+    context_lens = None if contexts is None else (np.arange(len(lens)) * contexts).astype(np.int32)
+    blocks = query_blocks(query_lens, block_m, context_lens)
+    assert blocks.dtype == np.int32
+    expected = {(i, first) for i, n in enumerate(lens) for first in range(0, n, block_m)}
+    assert len(blocks) == len(expected)
+    assert {(i, first) for i, first in blocks.tolist()} == expected
+    ahead = np.zeros_like(query_lens) if context_lens is None else context_lens
+    keys = np.minimum(blocks[:, 1] + block_m, query_lens[blocks[:, 0]]) + ahead[blocks[:, 0]]
+    assert (np.diff(keys) <= 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (16, 8), (32, 8), (12, 2)])
+def test_on_the_gpu(
+    device: torch.device, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, page_size: int
+) -> None:
+    case = make([1, 300, 64, 129], [700, 0, 64, 37], device, heads, kv_heads, head_dim, page_size, dtype)
+    for window in (None, 100):
+        assert_near(case.computed(None, window=window), case.expected(window=window))

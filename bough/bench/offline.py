@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from bough.bench.workloads import WORKLOADS, Job, random_jobs, sampling_of, shared_prefix_jobs, workload
+from bough.core.errors import RequestError, SettingsError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    _check(args)
     jobs = _jobs_of(args)
     results = [_measure(settings, jobs, args.repeat, "with prefix cache")]
     if args.compare_no_cache:
@@ -40,6 +42,12 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     for result in results:
         print(json.dumps(result) if args.json else _as_text(result))
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("num_prompts", "input_len", "output_len", "groups", "per_group", "vocab", "repeat"):
+        if getattr(args, name) < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
 
 
 def _jobs_of(args: argparse.Namespace) -> list[Job]:
@@ -84,9 +92,12 @@ def _run_once(engine: Any, jobs: list[Job]) -> dict[str, Any]:
     )
     duration_s = time.perf_counter() - began
     meta = [output["meta_info"] for output in outputs]
+    failed = [m["finish_reason"]["message"] for m in meta if m["finish_reason"]["type"] == "abort"]
+    if failed:  # the figures of a load that was not served mean nothing
+        raise RequestError(f"{len(failed)} of {len(jobs)} requests failed, the first with: {failed[0]}")
     prompt, cached, out = (sum(m[k] for m in meta) for k in ("prompt_tokens", "cached_tokens", "completion_tokens"))
     return {
-        "successful_requests": sum(m["finish_reason"]["type"] != "abort" for m in meta),
+        "successful_requests": len(jobs),
         "duration_s": duration_s,
         "prompt_tokens": prompt,
         "cached_tokens": cached,

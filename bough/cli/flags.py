@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings, all_fields, check_value, field_type
 
+log = logging.getLogger(__name__)
+
 Field = dataclasses.Field[Any]
 
 ALIASES = {"model": "model_path"}
 ENVIRONMENT_PREFIX = "BOUGH_"
+OTHER_VARIABLES = frozenset({"BOUGH_HOME"})  # not of an engine: where fetched models lie
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 
@@ -112,7 +116,15 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
             found.setdefault(f.name, _checked(f, environ[variable], f"{variable}: "))
+    _warn_of_unknown(environ, OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name, _ in spellings})
     return found
+
+
+def _warn_of_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
+    """A misspelt variable is no error, because it may be meant for another version; but it should not go unnoticed."""
+    for variable in sorted(environ):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            log.warning("The variable %s is no setting and has no effect.%s", variable, did_you_mean(variable, known))
 
 
 def _from_file(file: str | None) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """The entry of `bough`: picks a sub-command, runs it, and turns whatever ends it into an exit code.
 
 Exit codes: 0 all went well; 1 an error with one sentence on standard error; 2 something the user typed cannot be used;
-130 Ctrl-C; 141 whoever read our output has left. A traceback means a defect in Bough.
+130 Ctrl-C; 141 whoever read our output has left; 143 SIGTERM. The engine is ended in every case. A traceback means a
+defect in Bough.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from bough.cli.commands import HELP_FLAGS, Command, Menu
 from bough.core.errors import BoughError, SettingsError
@@ -35,9 +40,10 @@ MENU = Menu(
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> int:
     """Runs one command line and returns its exit code. `make_engine` replaces the real engine, for tests."""
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv), make_engine)
-        sys.stdout.flush()  # a reader that has left shows up here, not while the interpreter ends
-        return code
+        with _orderly_sigterm():
+            code = _run(list(sys.argv[1:] if argv is None else argv), make_engine)
+            sys.stdout.flush()  # a reader that has left shows up here, not while the interpreter ends
+            return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -60,8 +66,26 @@ def _run(argv: list[str], make_engine: MakeEngine | None) -> int:
         return 0
     try:
         return _call(MENU.pick(argv), argv[1:], make_engine)
-    except SystemExit as end:  # argparse's way out, after its help or its one line of complaint
+    except SystemExit as end:  # SIGTERM, or argparse's way out after its help or its one line of complaint
         return end.code if isinstance(end.code, int) else 0
+
+
+@contextlib.contextmanager
+def _orderly_sigterm() -> Iterator[None]:
+    """Lets the command end its engine when it is told to go; told twice, it goes at once."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _call(command: Command, argv: list[str], make_engine: MakeEngine | None) -> int:

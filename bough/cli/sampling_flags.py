@@ -17,7 +17,7 @@ from bough.core.sampling_params import SamplingParams
 
 HELP = {
     "max_new_tokens": "most tokens to generate",
-    "min_new_tokens": "fewest tokens to generate: nothing stops before",
+    "min_new_tokens": "fewest tokens to generate: no end-of-sequence or stop token before",
     "temperature": "0 always takes the likeliest token, higher values vary more",
     "top_p": "sample from the likeliest tokens that together have this probability",
     "top_k": "sample from this many likeliest tokens; -1 for all",

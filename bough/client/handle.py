@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, assert_never
 
-from bough.client.answer import Answer
+from bough.client.answer import Answer, News
 from bough.client.inputs import Inputs, Prompt
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.outputs import Deltas, Reply, ToClient
@@ -21,7 +21,9 @@ from bough.tokenizer.tokenizer import Tokenizer
 class SchedulerPort(Protocol):
     """The way to the scheduler."""
 
-    def send(self, message: Generate | Abort | FlushCache | GetState) -> None: ...
+    def send(self, *messages: Generate | Abort | FlushCache | GetState) -> None:
+        """Sends all of them, or raises and has sent none."""
+        ...
 
 
 class EngineClient:
@@ -32,6 +34,7 @@ class EngineClient:
         self._tokenizer = tokenizer
         self._handles = itertools.count(1)
         self._answers: dict[int, Answer] = {}
+        self._rids: dict[str, Answer] = {}  # the latest with each id
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._death: EngineDeadError | None = None
 
@@ -39,13 +42,11 @@ class EngineClient:
 
     async def generate(self, inputs: Inputs) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answer. A lone request that the engine refuses raises; in a batch it carries its reason."""
-        answers = self._submit(inputs, stream=False)
+        answers, news = self._submit(inputs, stream=False)
         try:
-            for answer in answers:
-                while not answer.done:
-                    await answer.progress()
-                if answer.error is not None and answer.finish is None:
-                    raise answer.error
+            unfinished = len(answers)
+            while unfinished:
+                unfinished -= (await news.next()).done
         finally:
             self._release(answers)
         if inputs.batched:
@@ -53,29 +54,24 @@ class EngineClient:
         _raise_if_refused(answers[0])
         return answers[0].to_dict()
 
-    async def stream(self, inputs: Inputs) -> AsyncIterator[dict[str, Any]]:
-        """Cumulative outputs as they grow; those of a batch carry `index` and come in the order of their progress."""
-        answers = self._submit(inputs, stream=True)
+    async def stream(self, inputs: Inputs) -> AsyncGenerator[dict[str, Any], None]:
+        """Cumulative outputs as they grow; those of a batch carry `index` and come in the order of their progress.
+
+        The reader pulls: however long it stays away, it then finds each answer once, as far as it has come. A lone
+        request that is refused raises; in a batch its last output shows the reason.
+        """
+        answers, news = self._submit(inputs, stream=True)
         try:
-            if not inputs.batched:
-                async for output in self._stream_one(answers[0]):
-                    yield output
-                return
-            ready: asyncio.Queue[tuple[int, dict[str, Any] | Exception | None]] = asyncio.Queue()
-            pumps = [asyncio.create_task(_pump(i, a, self._stream_one(a), ready)) for i, a in enumerate(answers)]
-            try:
-                open_streams = len(answers)
-                while open_streams:
-                    index, item = await ready.get()
-                    if item is None:
-                        open_streams -= 1
-                    elif isinstance(item, Exception):
-                        raise item
-                    else:
-                        yield {**item, "index": index}
-            finally:
-                for pump in pumps:
-                    pump.cancel()
+            unfinished = len(answers)
+            while unfinished:
+                answer = await news.next()
+                unfinished -= answer.done  # before the yield: more may arrive while the reader has its turn
+                if inputs.batched:
+                    yield {**answer.to_dict(), "index": answer.index}
+                    continue
+                if answer.done and not answer.ids:
+                    _raise_if_refused(answer)
+                yield answer.to_dict()
         finally:
             self._release(answers)
 
@@ -86,10 +82,9 @@ class EngineClient:
         return await self._call(GetState)
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """Ends the request with this id (with n > 1, all its samples), or all of them."""
-        for answer in list(self._answers.values()):
-            own = answer.prompt.rid
-            if abort_all or own == rid or own.startswith(f"{rid}-"):
+        """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them."""
+        for answer in self._answers.values():
+            if abort_all or rid in answer.prompt.names:
                 self._scheduler.send(Abort(answer.handle))
 
     # What the engine's side uses --------------------------------------------------------------------------------------
@@ -120,31 +115,35 @@ class EngineClient:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _submit(self, inputs: Inputs, *, stream: bool) -> list[Answer]:
+    def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[Answer], News]:
         if self._death is not None:
             raise self._death
-        answers = []
-        for prompt in inputs.prompts:
-            answer = Answer(next(self._handles), prompt, self._tokenizer)
-            self._answers[answer.handle] = answer
-            self._scheduler.send(_generate_message(answer.handle, prompt, stream))
-            answers.append(answer)
-        return answers
+        self._refuse_used_rids(inputs)
+        news = News()
+        answers = [
+            Answer(next(self._handles), index, prompt, self._tokenizer, news)
+            for index, prompt in enumerate(inputs.prompts)
+        ]
+        # Nothing can come back before this loop gets its turn again, so only what was sent needs to be known.
+        self._scheduler.send(*(_generate_message(answer.handle, answer.prompt, stream) for answer in answers))
+        self._answers |= {answer.handle: answer for answer in answers}
+        self._rids |= {answer.prompt.rid: answer for answer in answers}
+        return answers, news
 
-    async def _stream_one(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-        while True:
-            await answer.progress()
-            finished = answer.finish is not None  # before the yield: more may arrive while the reader has its turn
-            if finished and not answer.ids:
-                _raise_if_refused(answer)
-            yield answer.to_dict()
-            if finished:
-                return
+    def _refuse_used_rids(self, inputs: Inputs) -> None:
+        seen: set[str] = set()
+        for prompt in inputs.prompts:
+            user = self._rids.get(prompt.rid)
+            if prompt.rid in seen or (user is not None and not user.done):
+                raise RequestError(f"rid {prompt.rid!r} is in use by another request; choose another.", field="rid")
+            seen.add(prompt.rid)
 
     def _release(self, answers: Sequence[Answer]) -> None:
         """Forgets answers; those still running are aborted, because nobody waits for them any more."""
         for answer in answers:
             del self._answers[answer.handle]
+            if self._rids.get(answer.prompt.rid) is answer:
+                del self._rids[answer.prompt.rid]
             if not answer.done and self._death is None:
                 self._scheduler.send(Abort(answer.handle))
 
@@ -176,20 +175,3 @@ def _raise_if_refused(answer: Answer) -> None:
     refusal = answer.refusal
     if refusal is not None:
         raise RequestError(refusal.message, status_code=refusal.status_code, err_type=refusal.err_type)
-
-
-async def _pump(
-    index: int,
-    answer: Answer,
-    outputs: AsyncIterator[dict[str, Any]],
-    ready: asyncio.Queue[tuple[int, dict[str, Any] | Exception | None]],
-) -> None:
-    """Moves one stream of a batch into the common queue. A refused one shows its reason as its last output."""
-    try:
-        async for output in outputs:
-            await ready.put((index, output))
-    except RequestError:
-        await ready.put((index, answer.to_dict()))
-    except EngineDeadError as error:
-        await ready.put((index, error))
-    await ready.put((index, None))

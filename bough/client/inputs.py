@@ -17,12 +17,10 @@ import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
-from bough.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.messages.requests import LogprobRequest
 from bough.tokenizer.tokenizer import Tokenizer
-
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +28,7 @@ class Prompt:
     """One prompt with everything its request carries."""
 
     rid: str
+    names: frozenset[str]  # ids that mean this request: its own, and that of the call or the samples it is part of
     ids: IntArray
     sampling: SamplingParams
     seed: int
@@ -37,6 +36,7 @@ class Prompt:
     priority: int
     logprobs: LogprobRequest | None
     logprob_texts: bool  # logprob entries carry the tokens' text
+    show_ids: bool  # the answer carries the prompt's token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,17 @@ class InputReader:
         top_logprobs_num: int | Sequence[int] | None = None,
         token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_text_in_logprobs: bool = False,
+        return_prompt_token_ids: bool = False,
         priority: int | None = None,
         extra_key: str | Sequence[str] | None = None,
         cache_salt: str | Sequence[str] | None = None,
     ) -> Inputs:
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
-        nested_ids = token_ids_logprob is not None and any(not _is_int(x) for x in token_ids_logprob)
+        nested_ids = _is_list(token_ids_logprob) and any(_is_list(x) for x in token_ids_logprob or ())
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
-            "rid": _column(rid, count, many, "rid", expand_rid=True),
+            "rid": _rids(rid, count, many),
             "return_logprob": _column(return_logprob, count, many, "return_logprob"),
             "start": _column(logprob_start_len, count, many, "logprob_start_len"),
             "top": _column(top_logprobs_num, count, many, "top_logprobs_num"),
@@ -86,29 +87,43 @@ class InputReader:
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
         }
-        if priority is not None and not _is_int(priority):
-            raise RequestError(f"priority must be a whole number, got {priority!r}.", field="priority")
+        if priority is not None and not (_is_int(priority) and abs(priority) <= INT64_MAX):
+            raise RequestError(f"priority must be a 64-bit whole number, got {priority!r}.", field="priority")
         prompts: list[Prompt] = []
         for i in range(count):
             sampling = SamplingParams.parse(columns["sampling_params"][i], self._defaults)
+            self._require_text_for(sampling)
             logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
             namespace = _namespace(columns["extra_key"][i], columns["cache_salt"][i])
             seed = self._seed(sampling)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
+            shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
             for sample in range(sampling.n):
+                own = base_rid if sampling.n == 1 else f"{base_rid}-{sample}"
                 prompts.append(
                     Prompt(
-                        rid=base_rid if sampling.n == 1 else f"{base_rid}-{sample}",
+                        rid=own,
+                        names=frozenset({own, *shared}),
                         ids=ids[i],
                         sampling=sampling,
                         seed=derive_seed(seed, sample),
                         namespace=namespace,
-                        priority=priority or 0,
+                        priority=int(priority or 0),
                         logprobs=logprobs,
                         logprob_texts=return_text_in_logprobs,
+                        show_ids=return_prompt_token_ids,
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
+
+    def _require_text_for(self, sampling: SamplingParams) -> None:
+        for name in ("stop", "stop_regex"):
+            if self._tokenizer is None and getattr(sampling, name):
+                raise RequestError(
+                    f"{name} is searched in text, and this engine has no tokenizer (--skip-tokenizer-init); "
+                    "use stop_token_ids.",
+                    field=name,
+                )
 
     def _seed(self, sampling: SamplingParams) -> int:
         if sampling.sampling_seed is not None:
@@ -120,7 +135,7 @@ class InputReader:
         if (prompt is None) == (input_ids is None):
             raise RequestError("Give exactly one of prompt (text) and input_ids.", field="prompt")
         if prompt is not None:
-            many = not isinstance(prompt, str)
+            many = _is_list(prompt)
             texts = list(prompt) if many else [prompt]
             if any(not isinstance(text, str) for text in texts):
                 raise RequestError("prompt must be a string or a list of strings.", field="prompt")
@@ -159,9 +174,17 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _column(
-    value: Any, count: int, many: bool, name: str, *, expand_rid: bool = False, shared: bool = False
-) -> list[Any]:
+def _rids(given: Any, count: int, many: bool) -> list[str | None]:
+    """One id per prompt, or None where one is to be drawn. A single id for many prompts gets their numbers."""
+    rids = _column(given, count, many, "rid")
+    for rid in rids:
+        if rid is not None and not isinstance(rid, str):
+            raise RequestError(f"rid must be a string, got {rid!r}.", field="rid")
+        require_utf8(rid or "", "rid")
+    return [f"{given}-{i}" for i in range(count)] if many and isinstance(given, str) else rids
+
+
+def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = False) -> list[Any]:
     """One value per prompt: a list is taken as it is, a single value holds for all."""
     if not shared and isinstance(value, list | tuple):
         if not many and count == 1 and len(value) == 1:
@@ -169,8 +192,6 @@ def _column(
         if len(value) != count or not many:
             raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", field=name)
         return list(value)
-    if expand_rid and many and value is not None:
-        return [f"{value}-{i}" for i in range(count)]
     return [value] * count
 
 
@@ -178,7 +199,7 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
     if not wanted:
         return None
     start, top = -1 if start is None else start, top or 0
-    if not _is_int(start) or start < -1:
+    if not _is_int(start) or not -1 <= start <= INT32_MAX:
         raise RequestError(
             f"logprob_start_len must be -1 (output only) or a prompt position, got {start!r}.",
             field="logprob_start_len",
@@ -187,10 +208,10 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
         raise RequestError(
             f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}, got {top!r}.", field="top_logprobs_num"
         )
-    chosen = tuple(ids or ())
-    if any(not _is_int(x) for x in chosen):
+    chosen = () if ids is None else tuple(ids) if _is_list(ids) else (ids,)
+    if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
         raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
-    return LogprobRequest(start, top, tuple(int(x) for x in chosen))
+    return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen))
 
 
 def _namespace(extra_key: Any, cache_salt: Any) -> str:
@@ -198,4 +219,5 @@ def _namespace(extra_key: Any, cache_salt: Any) -> str:
     for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt)):
         if value is not None and not isinstance(value, str):
             raise RequestError(f"{name} must be a string, got {value!r}.", field=name)
+        require_utf8(value or "", name)
     return "" if not extra_key and not cache_salt else f"{extra_key or ''}\0{cache_salt or ''}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from bough.core.errors import RequestError
 GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
 MAX_LOGPROBS = 4096
 INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,6 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     no_stop_trim: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    # Accepted for SGLang's clients, without effect: only slow tokenizers put spaces there, and this engine has none.
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] = {}
     sampling_seed: int | None = None
@@ -58,9 +61,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def parse(
         cls, given: Mapping[str, Any] | SamplingParams | None, defaults: Mapping[str, Any] | None = None
     ) -> SamplingParams:
-        """Builds checked parameters from a client's mapping; `None` values mean "not given" and take the default."""
+        """Builds checked parameters from a client's mapping; `None` values mean "not given" and take the default.
+
+        Parameters made by hand say everything themselves, so no defaults apply; but nobody has checked their types.
+        """
         if isinstance(given, SamplingParams):
-            return given.verified()
+            return cls.parse({name: getattr(given, name) for name in cls.__struct_fields__})
         if given is not None and not isinstance(given, Mapping):
             raise RequestError(
                 f"sampling_params must be an object, not {type(given).__name__}.", field="sampling_params"
@@ -83,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Itself, if every value lies in its range."""
         for name, low, high, allowed in RANGES:
             value = getattr(self, name)
-            if not (low <= value <= high):
+            if value is not None and not (low <= value <= high):
                 raise RequestError(f"{name} must be {allowed}, got {value}.", field=name)
         if self.top_p <= 0.0:
             raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", field="top_p")
@@ -92,30 +98,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}.", field="repetition_penalty"
             )
         if self.top_k == 0:
-            raise RequestError("top_k must be -1 (off) or at least 1, got 0.", field="top_k")
+            raise RequestError("top_k must be -1 (off) or at least 1; got 0.", field="top_k")
         if self.min_new_tokens > self.max_new_tokens:
             raise RequestError(
                 f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens}).",
                 field="min_new_tokens",
             )
-        if any(not s for s in self.stop):
-            raise RequestError("stop contains an empty string, which would match at once.", field="stop")
+        for name, texts in (("stop", self.stop), ("stop_regex", self.stop_regex)):
+            for text in texts:
+                if not text:
+                    raise RequestError(f"{name} contains an empty string, which would match at once.", field=name)
+                require_utf8(text, name)
+        _require_token_ids(self.stop_token_ids, "stop_token_ids")
+        _require_token_ids(self.logit_bias, "logit_bias")
         _check_regexes(self.stop_regex)
         return self
 
 
 # name, lowest, highest, how the range reads in the error
 RANGES: tuple[tuple[str, float, float, str], ...] = (
-    ("max_new_tokens", 0, INT32_MAX, "at least 0"),
-    ("min_new_tokens", 0, INT32_MAX, "at least 0"),
+    ("max_new_tokens", 0, INT32_MAX, f"between 0 and {INT32_MAX}"),
+    ("min_new_tokens", 0, INT32_MAX, f"between 0 and {INT32_MAX}"),
     ("n", 1, 1024, "between 1 and 1024"),
-    ("temperature", 0.0, 1e6, "a number of at least 0"),
+    ("temperature", 0.0, 1e6, "a number between 0 and 1000000"),
     ("top_p", 0.0, 1.0, "in (0, 1]"),
-    ("top_k", -1, INT32_MAX, "-1 (off) or at least 1"),
+    ("top_k", -1, INT32_MAX, f"-1 (off) or between 1 and {INT32_MAX}"),
     ("min_p", 0.0, 1.0, "in [0, 1]"),
     ("frequency_penalty", -2.0, 2.0, "in [-2, 2]"),
     ("presence_penalty", -2.0, 2.0, "in [-2, 2]"),
     ("repetition_penalty", 0.0, 2.0, "in (0, 2]"),
+    ("sampling_seed", -INT64_MAX - 1, INT64_MAX, "a 64-bit whole number (-2**63 to 2**63 - 1)"),
+    ("stream_interval", 1, INT32_MAX, f"between 1 and {INT32_MAX}"),
 )
 
 # Fields of SGLang's requests whose feature this engine does not have: refused by name when given.
@@ -127,6 +140,22 @@ def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else f" Known fields: {', '.join(known)}."
     return f"Unknown sampling field {name!r}.{hint}"
+
+
+def require_utf8(text: str, name: str) -> None:
+    """Messages between processes are UTF-8; Python strings may hold what is not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} holds a lone surrogate ({text[error.start]!r}), which cannot be encoded as UTF-8.", field=name
+        ) from None
+
+
+def _require_token_ids(ids: Iterable[int], name: str) -> None:
+    for token in ids:
+        if not 0 <= token <= INT32_MAX:
+            raise RequestError(f"{name}: {token} is not a token id (0 to {INT32_MAX}).", field=name)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -141,7 +170,7 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
     for key, value in given.items():
         try:
             token, amount = int(key), float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # the last: an infinite key, or a number no float can hold
             raise RequestError(
                 f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias"
             ) from None
@@ -155,14 +184,28 @@ def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParam
     try:
         return msgspec.convert(values, cls, strict=True)
     except msgspec.ValidationError as error:
-        raise RequestError(f"sampling_params: {error}", field=_field_of(str(error))) from None
+        name = _field_of(str(error))
+        words = TYPE_WORDS[typing.get_type_hints(cls)[name]]
+        wrong = values[name]
+        # A single value was put into a tuple; a list is shown as it was given.
+        shown = wrong[0] if isinstance(wrong, tuple) and len(wrong) == 1 else wrong
+        raise RequestError(f"{name} must be {words}, got {shown!r}.", field=name) from None
 
 
-def _field_of(message: str) -> str | None:
-    """msgspec ends its sentence with "- at `$.field`"."""
+TYPE_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    int | None: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple[str, ...]: "a string or a list of strings",
+    tuple[int, ...]: "a token id or a list of token ids",
+}
+
+
+def _field_of(message: str) -> str:
+    """msgspec ends its sentence with "- at `$.field`", and adds `[i]` for an element."""
     _, _, path = message.partition("`$.")
-    name = path.split("`")[0].split("[")[0].split(".")[0]
-    return name or None
+    return path.split("`")[0].split("[")[0]
 
 
 def _check_regexes(patterns: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Union
 
 from bough.core.errors import SettingsError
@@ -22,6 +23,22 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+# Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
+UNBUILT_SETTINGS: dict[str, Any] = {
+    "tp_size": 1,
+    "dp_size": 1,
+    "pp_size": 1,
+    "ep_size": 1,
+    "nnodes": 1,
+    "node_rank": 0,
+    "host": "127.0.0.1",
+    "port": 30000,
+    "trust_remote_code": False,
+    "enable_metrics": False,
+    "enable_lora": False,
+    "is_embedding": False,
+    "speculative_algorithm": None,
+}
 
 
 def setting(
@@ -47,7 +64,7 @@ class ModelSettings:
         None, "shape of a public model, served with random weights and no checkpoint", choices=MODEL_SHAPES
     )
     tokenizer_path: str | None = setting(None, "folder of another tokenizer than the model's own")
-    served_model_name: str | None = setting(None, "the name that answers carry")
+    served_model_name: str | None = setting(None, "name that the engine gives itself; the model's own when left out")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face repository")
     load_format: str = setting("auto", "what the weights are read from; dummy makes random ones", choices=LOAD_FORMATS)
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
@@ -146,6 +163,9 @@ class Settings:
         known = {f.name: (group, f) for group, f in all_fields()}
         chosen: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
+            if name in UNBUILT_SETTINGS:
+                _refuse_unbuilt(name, value)
+                continue
             if name not in known:
                 raise SettingsError(unknown_setting_text(name, list(known)))
             group, f = known[name]
@@ -189,8 +209,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
     meta = f.metadata
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if plain is str and f.name == "model_path":
-        value = str(value)  # a pathlib.Path is as good
+    if plain is str and isinstance(value, PurePath):
+        value = str(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
     if meta["choices"] is not None and value not in meta["choices"]:
@@ -208,6 +228,12 @@ def unknown_setting_text(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
+
+
+def _refuse_unbuilt(name: str, value: Any) -> None:
+    default = UNBUILT_SETTINGS[name]
+    if value is not None and value != default:
+        raise SettingsError(f"{name}: this engine does not have it yet; leave it out or at {default!r}, got {value!r}.")
 
 
 def _type_word(plain: type) -> str:

@@ -18,9 +18,10 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.graphs import DecodeGraphs
+from bough.executor.graphs import Captured, DecodeGraphs
 from bough.executor.layout import StepLayout, prompt_targets
 from bough.executor.staging import Staging
+from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import PendingLogprobs, Scores, output_logprobs, score_inputs
@@ -36,8 +37,7 @@ class CudaStep:
 
     plan: BatchPlan
     done: torch.cuda.Event
-    tokens: torch.Tensor | None  # [sampled] int64, pinned
-    bad: torch.Tensor | None
+    tokens: torch.Tensor | None  # [sampled] int64, pinned; -1 where the logits were not finite
     output_logprobs: PendingLogprobs | None
     input_logprobs: dict[int, Scores]
 
@@ -45,17 +45,18 @@ class CudaStep:
         self.done.synchronize()
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
-        if self.tokens is None or self.bad is None:
+        if self.tokens is None:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
-        tokens = self.tokens.numpy().astype(np.int32).reshape(-1, 1)
+        tokens = self.tokens.numpy().astype(np.int32)
+        bad = tokens < 0
         outputs: dict[int, PositionLogprobs] = {}
         if self.output_logprobs is not None:
             places = np.flatnonzero(plan.sample).tolist()
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(len(tokens), dtype=np.int32)
-        return StepResult(plan.step, tokens, counts, self.bad.numpy().copy(), outputs, inputs)
+        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs)
 
 
 class CudaExecutor:
@@ -80,7 +81,7 @@ class CudaExecutor:
         self._inputs = inputs
         self._staging = staging
         self._sampling = sampling
-        self._graphs = DecodeGraphs(self._decode_logits, inputs.pad_decode, largest_graph) if largest_graph else None
+        self._graphs = self._make_graphs(largest_graph) if largest_graph else None
 
     def limits(self) -> Limits:
         return self._limits
@@ -105,27 +106,41 @@ class CudaExecutor:
             return self._launch_decodes(plan, layout)
         return self._launch_mixed(plan, layout)
 
+    def _make_graphs(self, largest: int) -> DecodeGraphs:
+        return DecodeGraphs(self._decode_logits, self._sample_decodes, self._inputs.pad_decode, largest)
+
     def _launch_decodes(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
         batch = len(plan.rows)
-        if self._graphs is None:
+        captured = self._find_graph(batch)
+        if captured is None:
             self._inputs.send_decode(plan, layout, batch)
             logits = self._decode_logits(batch)
         else:
-            size = self._graphs.size_for(batch)
-            if self._graphs.wants_pause(size):
-                torch.cuda.synchronize()
-                self._graphs.capture(size)
-            captured = self._graphs.find(size)
-            self._inputs.send_decode(plan, layout, size if captured else batch)
-            logits = captured.replay()[:batch] if captured else self._decode_logits(batch)
+            size, graph = captured
+            self._inputs.send_decode(plan, layout, size)
+            logits = graph.forward()[:batch]
+            if self._sampling.plain(plan.rows):
+                tokens = self._staging.to_host(graph.sample()[:batch])
+                return CudaStep(plan, self._record(), tokens, None, {})
         return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
+
+    def _find_graph(self, batch: int) -> tuple[int, Captured] | None:
+        """The rung for this batch and its graphs, if they exist; captures them if it is time to."""
+        if self._graphs is None:
+            return None
+        size = self._graphs.size_for(batch)
+        if self._graphs.wants_pause(size):
+            torch.cuda.synchronize()
+            self._graphs.capture(size)
+        graph = self._graphs.find(size)
+        return None if graph is None else (size, graph)
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
         token_ids, batch = self._inputs.mixed_batch(plan, layout)
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         if not plan.sample.any():
-            return CudaStep(plan, self._record(), None, None, None, inputs)
+            return CudaStep(plan, self._record(), None, None, inputs)
         last = self._staging.to_device((layout.query_starts[1:][plan.sample] - 1).astype(np.int64))
         logits = self._model.logits(hidden.index_select(0, last))
         rows = self._staging.to_device(plan.rows[plan.sample])
@@ -139,8 +154,16 @@ class CudaExecutor:
         self._inputs.advance(rows, sampled.tokens)
         specs = self._sampling.specs(numbers)
         outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()
-        tokens, bad = self._staging.to_host(sampled.tokens), self._staging.to_host(sampled.bad)
-        return CudaStep(plan, self._record(), tokens, bad, outputs, inputs)
+        tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
+        return CudaStep(plan, self._record(), tokens, outputs, inputs)
+
+    def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:
+        """The tokens of the step in the persistent buffers, for rows without penalties, filters or logprobs; -1 for bad
+        ones. Can be captured."""
+        rows = self._inputs.decode_rows(size).long()
+        tokens, bad = sample_rows(logits, rows, self._sampling.parameters, filtered=False)
+        self._inputs.advance(rows, tokens)
+        return tokens.masked_fill_(bad, -1)
 
     def _decode_logits(self, size: int) -> torch.Tensor:
         token_ids, batch = self._inputs.decode_batch(size)

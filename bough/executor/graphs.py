@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,22 +28,42 @@ def ladder(largest: int) -> list[int]:
 
 
 class Captured:
-    """A graph and the logits it leaves behind."""
+    """The graphs of one batch size: the forward pass, and the sampling of rows that ask for nothing special."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, logits: torch.Tensor) -> None:
-        self._graph = graph
-        self.logits = logits
+    def __init__(
+        self, run: Callable[[], torch.Tensor], sample: Callable[[torch.Tensor], torch.Tensor], pool: Any
+    ) -> None:
+        self._forward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"):
+            self._logits = run()
+        self._sampling = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._sampling, pool=pool, capture_error_mode="thread_local"):
+            self._tokens = sample(self._logits)
 
-    def replay(self) -> torch.Tensor:
-        self._graph.replay()
-        return self.logits
+    def forward(self) -> torch.Tensor:
+        """Queues the forward pass; its logits stay valid until the next."""
+        self._forward.replay()
+        return self._logits
+
+    def sample(self) -> torch.Tensor:
+        """Queues the sampling behind it; the tokens stay valid until the next."""
+        self._sampling.replay()
+        return self._tokens
 
 
 class DecodeGraphs:
-    """Owns the graphs. `run(size)` computes the logits of the step in the persistent buffers, `pad` empties those."""
+    """Owns the graphs. `run(size)` computes the logits of the step in the persistent buffers, `sample(size, logits)`
+    draws its tokens, `pad` empties the buffers."""
 
-    def __init__(self, run: Callable[[int], torch.Tensor], pad: Callable[[], None], largest: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[int], torch.Tensor],
+        sample: Callable[[int, torch.Tensor], torch.Tensor],
+        pad: Callable[[], None],
+        largest: int,
+    ) -> None:
         self._run = run
+        self._sample = sample
         self._pad = pad
         self._sizes = ladder(largest)
         self._graphs: dict[int, Captured] = {}
@@ -85,11 +106,8 @@ class DecodeGraphs:
         every buffer allocated."""
         began = time.monotonic()
         self._pad()
-        self._run(size)
+        self._sample(size, self._run(size))
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._run(size)
-        self._graphs[size] = Captured(graph, logits)
+        self._graphs[size] = Captured(lambda: self._run(size), lambda logits: self._sample(size, logits), self._pool)
         self._steps_since_capture = 0
-        log.debug("captured the decode graph of size %d in %.0f ms", size, 1e3 * (time.monotonic() - began))
+        log.debug("captured the decode graphs of size %d in %.0f ms", size, 1e3 * (time.monotonic() - began))

@@ -76,7 +76,8 @@ def size_gpu_cache(
         if tokens * bytes_per_token > free_bytes - activation_bytes:
             raise ResourceError(
                 f"--max-total-tokens {settings.max_total_tokens} needs {_gib(tokens * bytes_per_token)} for the KV "
-                f"cache, but only {_gib(free_bytes - activation_bytes)} are left on the device; set it to {fitting} or less."
+                f"cache, but only {_gib(free_bytes - activation_bytes)} are left on the device; set it to {fitting} or "
+                "less."
             )
     if tokens < max(size, 2):
         raise ResourceError(

@@ -1,13 +1,14 @@
 """The operations that layers call, as one table chosen by device: layers never name an implementation.
 
-Every entry has the signature of its plain torch reference. A table is plain data: building a model takes one, and a
-test can put any mixture together.
+Every entry has the signature of its plain torch reference. What is often done together has a method of its own, which
+composes the entries; a table for a device that has a fused kernel overrides it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -15,7 +16,16 @@ from bough.kernels.activation import reference as activation
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.rms_norm.reference import rms_norm
 
+Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class Norm(NamedTuple):
+    """An RMS norm: its weight, and the settings that go with it."""
+
+    weight: torch.Tensor
+    eps: float
+    plus_one: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,31 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     norm_rope_store_: Callable[..., None]
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of the norm of x + residual, and that sum, which is the next residual."""
+        normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self.linear(normed, weight, bias), stream
+
+    def norm_gate_up(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: torch.Tensor,  # the gate's rows, then up's
+        bias: torch.Tensor | None,
+        activation: Activation,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`activation(gate) * up` of the norm of x + residual, and that sum, which is the next residual."""
+        gate_up, stream = self.norm_linear(x, residual, norm, weight, bias)
+        return (self.silu_mul if activation == "silu" else self.gelu_tanh_mul)(gate_up), stream
 
 
 REFERENCE = Ops(
@@ -42,6 +77,6 @@ def ops_for(device: torch.device) -> Ops:
     """The fastest implementations that this device has."""
     if device.type != "cuda":
         return REFERENCE
-    from bough.kernels import triton_ops  # needs triton, which only machines with a GPU must have
+    from bough.kernels.triton_ops import TRITON  # needs triton, which only machines with a GPU must have
 
-    return triton_ops.TRITON
+    return TRITON

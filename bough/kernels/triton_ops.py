@@ -7,21 +7,51 @@ import torch.nn.functional as F
 
 from bough.kernels.activation import triton as activation
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Ops
+from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
-from bough.kernels.skinny_linear.triton import skinny_linear
-
-SKINNY_ROWS = 16  # up to here a product is bound by reading the weight, which libraries do less well
+from bough.kernels.skinny_linear.tiling import fused_worth, worth
+from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias."""
-    if x.shape[0] <= SKINNY_ROWS and x.dtype != torch.float32:
+    if x.dtype != torch.float32 and worth(x.shape[0], *weight.shape):
         return skinny_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-TRITON = Ops(
+class TritonOps(Ops):
+    """Fuses norms into the products behind them where so few rows are computed that it was measured to pay."""
+
+    __slots__ = ()
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
+            return skinny_norm_linear(x, residual, *norm, weight, bias)
+        return Ops.norm_linear(self, x, residual, norm, weight, bias)
+
+    def norm_gate_up(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if bias is None and x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
+            return skinny_gate_up(x, residual, *norm, weight, activation)
+        return Ops.norm_gate_up(self, x, residual, norm, weight, bias, activation)
+
+
+TRITON = TritonOps(
     linear=linear,
     rms_norm=rms_norm,
     silu_mul=activation.silu_mul,

@@ -10,32 +10,27 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import queue
-import shutil
-import tempfile
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import zmq
-import zmq.asyncio
-
-from bough.client.handle import EngineClient
+from bough.client.answer import WEIGHT_VERSION
 from bough.client.inputs import InputReader, Inputs
-from bough.core.errors import EngineDeadError, RequestError
+from bough.core.errors import BoughError, EngineDeadError, RequestError
 from bough.core.settings import Settings
+from bough.launch.checks import check_model
+from bough.launch.link import Link
 from bough.launch.parts import open_tokenizer
+from bough.launch.socket_folder import open_socket_folder
 from bough.launch.spec import ChildSpec
 from bough.launch.supervisor import Supervisor
 from bough.loader.config import read_sampling_defaults
 from bough.loader.shapes import find_files
-from bough.messages.channels import Addresses, Sender, decoder_of
-from bough.messages.outputs import ToClient
-from bough.messages.requests import Shutdown
+from bough.messages.channels import Addresses
 from bough.observability.logs import set_up_logging
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
@@ -69,7 +64,8 @@ class Engine:
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
-        """Every flag of `bough serve` is a keyword; without a model the default one is used (and fetched if needed)."""
+        """Every setting is a keyword (`bough generate --help` lists them). Without a model the default one is used, and
+        fetched if needed."""
         settings.setdefault("log_level", "warning")
         if model is not None:
             settings["model"] = str(model)
@@ -83,7 +79,7 @@ class Engine:
             self._cleanup.close()
             raise
         # The exit hook must not keep a forgotten engine alive.
-        self._at_exit = weakref.finalize(self, self._cleanup.close)
+        self._at_exit = weakref.finalize(self, _close_beside, self._link, self._cleanup)
         atexit.register(self._at_exit)
 
     # Generation -------------------------------------------------------------------------------------------------------
@@ -99,7 +95,7 @@ class Engine:
     ) -> Any:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
-        return_text_in_logprobs, rid, priority, extra_key, cache_salt."""
+        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt."""
         inputs = self._read(prompt, sampling_params, input_ids, options)
         if stream:
             return self._iterate(inputs)
@@ -135,14 +131,27 @@ class Engine:
         """Forgets all cached prefixes. False, and nothing happens, while requests run or wait."""
         return self._wait(self._client.flush_cache()).ok
 
+    def get_model_info(self) -> dict[str, Any]:
+        """What is served."""
+        model_path = str(self._files.gguf or self._files.folder)
+        return {
+            "model_path": model_path,
+            "tokenizer_path": self.settings.model.tokenizer_path or model_path,
+            "served_model_name": self.served_model_name,
+            "is_generation": True,
+            "weight_version": WEIGHT_VERSION,
+            "architecture": self._ready["scheduler"]["architecture"],
+            "context_length": self._ready["scheduler"]["context_length"],
+            "vocab_size": self._ready["scheduler"]["vocab_size"],
+        }
+
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
         reply = self._wait(self._client.state())
         return {
             **self.settings.to_flat(),
             **self._ready["scheduler"],
-            "model_path": str(self._files.gguf or self._files.folder),
-            "served_model_name": self.served_model_name,
+            **self.get_model_info(),
             "version": __version__,
             "internal_states": [reply.data],
         }
@@ -176,20 +185,29 @@ class Engine:
     def _start(self) -> None:
         model = self.settings.model
         self._files = find_files(model)
-        # Private to the user: whoever can open these sockets can use the engine.
-        folder = tempfile.mkdtemp(prefix="bough-")
-        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        addresses = Addresses.in_folder(Path(folder))
-        self._link = _Link(addresses)
-        flat = self.settings.to_flat()
-        specs = [ChildSpec(role, flat, addresses, self._files) for role in ("scheduler", "detokenizer")]
-        supervisor = Supervisor(specs, self._link.die)
+        addresses = Addresses.in_folder(open_socket_folder(self._cleanup))
+        # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
+        self._link = Link(addresses)
+        self._cleanup.callback(self._link.close)
+        supervisor = Supervisor(self._link.die)
         self._cleanup.callback(_end_processes, supervisor, self._link)
-        self._tokenizer = open_tokenizer(self._files, model)
+        self._link.open()
+        flat = self.settings.to_flat()
+        supervisor.start([ChildSpec(role, flat, addresses, self._files) for role in ("scheduler", "detokenizer")])
+        self._tokenizer = self._check_and_open_tokenizer(supervisor)
         defaults = read_sampling_defaults(self._files) if model.sampling_defaults == "model" else {}
         self._reader = InputReader(self._tokenizer, defaults, model.random_seed)
         self._ready = supervisor.wait_until_ready(self.settings.process.start_timeout_s)
         self._client = self._link.connect(self._tokenizer)
+
+    def _check_and_open_tokenizer(self, supervisor: Supervisor) -> Tokenizer | None:
+        """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
+        tokenizer too; the user shall hear of what matters more."""
+        try:
+            check_model(self._files, self.settings.model)
+            return open_tokenizer(self._files, self.settings.model)
+        except BoughError as error:
+            raise supervisor.error or error from None
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -221,119 +239,45 @@ class Engine:
             raise
 
     def _iterate(self, inputs: Inputs) -> Iterator[Output]:
-        """The client's stream, handed over piece by piece; leaving the loop early aborts what still runs."""
-        pieces: queue.SimpleQueue[Output | BaseException | None] = queue.SimpleQueue()
-
-        async def feed() -> None:
-            try:
-                async for output in self._client.stream(inputs):
-                    pieces.put(output)
-                pieces.put(None)
-            except BaseException as error:
-                pieces.put(error)
-                raise
-
-        future = self._schedule(feed())
+        """The client's stream, fetched piece by piece; leaving the loop early aborts what still runs."""
+        outputs = self._client.stream(inputs)
         try:
-            while (piece := pieces.get()) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
+            while (output := self._wait(_next_of(outputs))) is not None:
+                yield output
         finally:
-            future.cancel()
+            self._close_stream(outputs)
 
     async def _aiterate(self, inputs: Inputs) -> AsyncIterator[Output]:
         outputs = self._client.stream(inputs)
-
-        async def next_output() -> Output | None:
-            return await anext(outputs, None)
-
-        async def close() -> None:
-            await outputs.aclose()  # type: ignore[attr-defined]
-
         try:
-            while (output := await asyncio.wrap_future(self._schedule(next_output()))) is not None:
+            while (output := await asyncio.wrap_future(self._schedule(_next_of(outputs)))) is not None:
                 yield output
         finally:
-            if not self._closed:
-                await asyncio.wrap_future(self._schedule(close()))
+            self._close_stream(outputs)
+
+    def _close_stream(self, outputs: AsyncGenerator[Output, None]) -> None:
+        """Not waited for: an abandoned stream may be closed by the garbage collector, on the link's own thread."""
+        if not self._closed:
+            self._schedule(_close(outputs))
 
 
-class _Link:
-    """The client's end of the engine's channels, on an event loop in a thread of its own."""
-
-    def __init__(self, addresses: Addresses) -> None:
-        self._addresses = addresses
-        self._context = zmq.asyncio.Context()
-        self._plain: zmq.Context[Any] = zmq.Context.shadow(self._context)
-        self._client: EngineClient | None = None
-        self._death: EngineDeadError | None = None
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
-        self._thread.start()
-        self._run(self._open()).result()
-
-    def connect(self, tokenizer: Tokenizer | None) -> EngineClient:
-        return self._run(self._make_client(tokenizer)).result()
-
-    def die(self, error: EngineDeadError) -> None:
-        """Called by the supervisor's thread."""
-
-        def tell() -> None:
-            self._death = error
-            if self._client is not None:
-                self._client.die(error)
-
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self.loop.call_soon_threadsafe(tell)
-
-    def say_goodbye(self) -> None:
-        async def send() -> None:
-            for sender in (self._scheduler, self._detokenizer):
-                sender.send(Shutdown())
-            if self._client is not None:
-                self._client.die(EngineDeadError("This engine was shut down."))
-
-        self._run(send()).result()
-
-    def close(self) -> None:
-        async def stop() -> None:
-            self._receiving.cancel()
-            for socket in (self._scheduler, self._detokenizer, self._inbox):
-                socket.close()
-
-        self._run(stop()).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-        self._context.term()
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    async def _open(self) -> None:
-        self._scheduler = Sender(self._plain, self._addresses.scheduler)
-        self._detokenizer = Sender(self._plain, self._addresses.detokenizer)
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.bind(self._addresses.client)
-        self._receiving = asyncio.create_task(self._receive())
-
-    async def _make_client(self, tokenizer: Tokenizer | None) -> EngineClient:
-        self._client = EngineClient(self._scheduler, tokenizer)
-        if self._death is not None:
-            self._client.die(self._death)
-        return self._client
-
-    async def _receive(self) -> None:
-        decoder = decoder_of(ToClient)
-        while True:
-            message = decoder.decode(await self._inbox.recv())
-            if self._client is not None:
-                self._client.receive(message)
+async def _next_of(outputs: AsyncGenerator[Output, None]) -> Output | None:
+    return await anext(outputs, None)
 
 
-def _end_processes(supervisor: Supervisor, link: _Link) -> None:
+async def _close(outputs: AsyncGenerator[Output, None]) -> None:
+    await outputs.aclose()
+
+
+def _end_processes(supervisor: Supervisor, link: Link) -> None:
     link.say_goodbye()
     supervisor.close()
-    link.close()
+
+
+def _close_beside(link: Link, cleanup: contextlib.ExitStack) -> None:
+    """Runs the cleanup. It waits for the link's thread, so where the garbage collector found the engine on that very
+    thread, another one must do it."""
+    if link.runs_here():
+        threading.Thread(target=cleanup.close, name="bough-cleanup").start()
+    else:
+        cleanup.close()

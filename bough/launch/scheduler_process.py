@@ -16,7 +16,7 @@ from bough.launch.parts import end_ids
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import ToScheduler
+from bough.messages.requests import Garbled, ToScheduler
 from bough.observability.logs import set_up_logging
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging("scheduler", settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler)
+    inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler, Garbled)
     outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), Sender(context, spec.addresses.client))
 
     events = None

@@ -6,14 +6,18 @@ kills the others and is reported once, with the child's own words where it had a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from bough.core import errors
@@ -28,21 +32,26 @@ GRACE_S = 5.0  # how long a child may take to leave by itself
 class Child:
     """One process and what it has announced."""
 
-    def __init__(self, spec: ChildSpec) -> None:
-        self.role = spec.role
+    def __init__(self, role: str) -> None:
+        self.role = role
         self.ready: dict[str, Any] | None = None
         self.fatal: str | None = None
         self.kind: str | None = None
+        # -P: a file in the user's folder that is called like a module must not be imported in its place.
         # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bough.launch.child"],
+            [sys.executable, "-P", "-m", "bough.launch.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
+            env=child_environment(),
         )
+
+    def tell(self, spec: ChildSpec) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(spec.encode())
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has died at once, which its watcher will see
+            self.process.stdin.write(spec.encode())
+            self.process.stdin.flush()
 
     def listen(self, on_ready: Callable[[], None]) -> int:
         """Takes announcements until the process ends; its exit code."""
@@ -62,28 +71,34 @@ class Child:
 
 
 class Supervisor:
-    """The children of one engine."""
+    """The children of one engine; none until `start`."""
 
-    def __init__(self, specs: Sequence[ChildSpec], on_death: Callable[[EngineDeadError], None]) -> None:
+    def __init__(self, on_death: Callable[[EngineDeadError], None]) -> None:
         self._on_death = on_death
         self._changed = threading.Condition()
         self._closing = False
-        self._error: BoughError | None = None
-        self.children = [Child(spec) for spec in specs]
-        for child in self.children:
+        self.error: BoughError | None = None  # why the engine has ended, if a child has ended it
+        self.children: list[Child] = []
+
+    def start(self, specs: Sequence[ChildSpec]) -> None:
+        """Starts the children one by one; `close` ends those that were started, whatever happens here."""
+        for spec in specs:
+            child = Child(spec.role)
+            self.children.append(child)
+            child.tell(spec)
             threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.role}").start()
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
         """What each role announced. Raises the error of the first that failed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._error is None and any(child.ready is None for child in self.children):
+            while self.error is None and any(child.ready is None for child in self.children):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise EngineDeadError(f"The engine was not ready within {timeout_s:g} s (--start-timeout-s).")
                 self._changed.wait(min(left, 1.0))
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             return {child.role: child.ready or {} for child in self.children}
 
     def close(self) -> None:
@@ -103,7 +118,8 @@ class Supervisor:
         for child in self.children:
             for pipe in (child.process.stdin, child.process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # what the child did not live to read
+                        pipe.close()
 
     def _watch(self, child: Child) -> None:
         code = child.listen(self._notify)
@@ -112,15 +128,24 @@ class Supervisor:
                 return
             self._closing = True
             text = child.obituary(code)
-            self._error = _as_error(child, text)
+            self.error = _as_error(child, text)
             self._changed.notify_all()
-        for other in self.children:
+        for other in list(self.children):
             other.process.kill()
         self._on_death(EngineDeadError(text))
 
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def child_environment() -> dict[str, str]:
+    """The caller's environment, with the way to this very package: the caller may have found it by its own path."""
+    home = str(Path(__file__).resolve().parents[2])
+    if home == sysconfig.get_path("purelib"):  # found anyway, and before the standard library it could hide modules
+        return dict(os.environ)
+    given = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{given}" if given else home}
 
 
 def _as_error(child: Child, text: str) -> BoughError:

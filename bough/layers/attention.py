@@ -47,9 +47,19 @@ class SelfAttention:
             head_dim=config.head_dim,
         )
 
-    def __call__(self, x: torch.Tensor, rope: RopeTable, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: RmsNorm,
+        rope: RopeTable,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attends with the norm of x + residual; returns the result and that sum."""
         spec, pool = self._spec, ctx.pool
-        qkv = self._qkv(x).view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        qkv, stream = self._qkv.after(norm, x, residual)
+        qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
         query_norm, key_norm = self._norms or (None, None)
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
@@ -57,8 +67,8 @@ class SelfAttention:
             qkv,
             spec.heads,
             spec.kv_heads,
-            None if query_norm is None else query_norm.weight,
-            None if key_norm is None else key_norm.weight,
+            None if query_norm is None else query_norm.norm.weight,
+            None if key_norm is None else key_norm.norm.weight,
             self._norm_eps,
             self._norm_plus_one,
             rope.cos,
@@ -68,8 +78,8 @@ class SelfAttention:
             pool.keys[spec.layer],
             pool.values[spec.layer],
         )
-        q, k, v = torch.split(qkv, (spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
-        return self._output(ctx.attention.run(q, k, v, spec, pool).flatten(1))
+        q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+        return self._output(ctx.attention.run(q, k, v, spec, pool).flatten(1)), stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._qkv.slots(prefix)

@@ -28,8 +28,8 @@ class Embedding:
 
 
 class Head:
-    """Logits over the vocabulary, in the type of the weights or, where they are capped, in float32. A tied head uses the
-    embedding's tensor and needs no slot of its own."""
+    """Logits over the vocabulary, in the type of the weights or, where they are capped, in float32. A tied head uses
+    the embedding's tensor and needs no slot of its own."""
 
     def __init__(self, weight: torch.Tensor, softcap: float | None, placement: Placement) -> None:
         self.weight = weight

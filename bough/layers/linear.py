@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from bough.kernels.ops import Activation
+from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -35,10 +37,17 @@ class ColumnLinear:
         out_features = sum(part.size for part in parts)
         self.weight = placement.empty(out_features, in_features)
         self.bias = placement.empty(out_features) if bias else None
-        self._linear = placement.ops.linear
+        self._ops = placement.ops
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x, self.weight, self.bias)
+    def after(self, norm: RmsNorm, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of the norm of x + residual, and that sum."""
+        return self._ops.norm_linear(x, residual, norm.norm, self.weight, self.bias)
+
+    def gated_after(
+        self, norm: RmsNorm, x: torch.Tensor, residual: torch.Tensor | None, activation: Activation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for two matrices of equal size, of which the first gates the second."""
+        return self._ops.norm_gate_up(x, residual, norm.norm, self.weight, self.bias, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         start = 0

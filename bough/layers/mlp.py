@@ -8,6 +8,7 @@ import torch
 
 from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -20,11 +21,14 @@ class GatedMLP:
         parts = (Columns("gate_proj", held), Columns("up_proj", held))
         self._gate_up = ColumnLinear(config.hidden_size, parts, config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
-        ops = placement.ops
-        self._activation = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}[config.activation]
+        self._activation = config.activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._activation(self._gate_up(x)))
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        gated, stream = self._gate_up.gated_after(norm, x, residual, self._activation)
+        return self._down(gated), stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._gate_up.slots(prefix)

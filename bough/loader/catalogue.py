@@ -92,12 +92,12 @@ def remove(entry: Entry) -> int:
     folder = _folder(entry)
     if not folder.is_dir():
         return 0
-    with fetch.locked(folder):
-        freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        try:
+    try:
+        with fetch.locked(folder):
+            freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder)
-        except OSError as error:
-            raise ResourceError(f"Cannot delete {folder}: {error.strerror}.") from None
+    except OSError as error:
+        raise ResourceError(f"Cannot delete {folder}: {error.strerror or error}.") from None
     return freed
 
 

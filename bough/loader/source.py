@@ -116,7 +116,7 @@ class DummySource:
         return values[(slice(None), *index[1:])]
 
     def _stretch(self, name: str, start: int, count: int) -> torch.Tensor:
-        """Elements start .. start + count of an endless repetition of the block, which begins elsewhere for each name."""
+        """Elements start .. start + count of an endless repetition of the block, begun elsewhere for each name."""
         turned = self._block.roll(-((start + zlib.crc32(name.encode())) % DUMMY_BLOCK))
         return turned.repeat(-(-count // DUMMY_BLOCK))[:count]
 

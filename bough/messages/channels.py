@@ -2,10 +2,14 @@
 
 A receiver binds and its senders connect. Queues are unbounded, because each party bounds what it sends by the requests
 it has taken, and a sender must never block: a scheduler that waits for a slow reader would stall every request.
+
+Senders check what they send, so a frame that cannot be decoded is a defect. Where it concerns one request it must not
+end all others: such a receiver is given a way to put something in the frame's place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -40,21 +44,32 @@ class Sender:
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def send(self, message: msgspec.Struct) -> None:
-        self._socket.send(self._encoder.encode(message), copy=False)
+    def send(self, *messages: msgspec.Struct) -> None:
+        """Sends all of them or, where one cannot be encoded, none."""
+        for frame in [self._encoder.encode(message) for message in messages]:
+            self._socket.send(frame, copy=False)
 
     def close(self) -> None:
         self._socket.close()
 
 
 class Receiver(Generic[M]):
-    """The receiving end of a channel; `union` is the type of everything that may arrive."""
+    """The receiving end of a channel; `union` is the type of everything that may arrive. `garbled` makes, of a handle
+    (None: unknown) and what is wrong, the message that stands for an undecodable frame; without it such a frame raises.
+    """
 
-    def __init__(self, context: zmq.Context[Any], address: str, union: Any) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        union: Any,
+        garbled: Callable[[int | None, str], M] | None = None,
+    ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.bind(address)
         self._decoder = decoder_of(union)
+        self._garbled = garbled
 
     def receive(self, timeout_s: float | None = 0.0) -> list[M]:
         """Everything that has arrived. Waits up to `timeout_s` (None: for ever) for a first message."""
@@ -67,12 +82,31 @@ class Receiver(Generic[M]):
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            messages.append(self._decoder.decode(frame))
+            messages.append(self._decode(frame))
 
     def close(self) -> None:
         self._socket.close(linger=0)
+
+    def _decode(self, frame: bytes) -> M:
+        try:
+            message: M = self._decoder.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if self._garbled is None:
+                raise
+            return self._garbled(_handle_in(frame), str(error))
+        return message
 
 
 def decoder_of(union: Any) -> msgspec.msgpack.Decoder[Any]:
     """Reads any message of a receiver's union."""
     return msgspec.msgpack.Decoder(union)
+
+
+def _handle_in(frame: bytes) -> int | None:
+    """The handle of a message that is wrong in another place."""
+    try:
+        fields = msgspec.msgpack.decode(frame, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    handle = fields.get("handle") if isinstance(fields, dict) else None
+    return handle if isinstance(handle, int) and not isinstance(handle, bool) else None

@@ -32,15 +32,14 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     handle: int
     sampling: SamplingParams
     prompt_tail: bytes  # int32: the last prompt tokens, which decide how the first output token is spelt
-    prompt_tokens: int
     stream: bool
-    logprob_ids: tuple[int, ...] = ()
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
     """A request has its first token: what its prompt cost."""
 
     handle: int
+    prompt_tokens: int  # those that were used: a prompt that is too long may have been cut
     cached_tokens: int
     queue_time_s: float
     input_logprobs: LogprobRun | None = None
@@ -62,6 +61,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     started: list[Started] = []
     ended: list[Ended] = []
     logprobs: dict[int, LogprobRun] = {}  # by handle
+    retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
 
 
 ToDetokenizer = Open | StepOutput | Shutdown

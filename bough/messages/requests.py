@@ -58,4 +58,12 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the process. Open requests are aborted first."""
 
 
-ToScheduler = Generate | Abort | StreamEnded | FlushCache | GetState | Shutdown
+class Garbled(msgspec.Struct, frozen=True, tag=True):
+    """Stands where a frame arrived that is no message; made by receivers, never sent. `handle` is the request of which
+    it speaks, where that can be read: somebody waits for its answer."""
+
+    handle: int | None
+    error: str
+
+
+ToScheduler = Generate | Abort | StreamEnded | FlushCache | GetState | Shutdown | Garbled

@@ -25,7 +25,8 @@ class CausalLM(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, vocab_size], in the type of the weights, of those hidden states [n, hidden_size] whose next token is wanted."""
+        """[n, vocab_size], in the type of the weights or wider, of those hidden states [n, hidden_size] whose next
+        token is wanted."""
         ...
 
     def slots(self) -> Iterator[WeightSlot]:

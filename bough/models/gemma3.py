@@ -40,11 +40,9 @@ class Gemma3Block:
         positions: torch.Tensor,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._input_norm(x, residual)
-        attended, _ = self._attention_norm(self._attention(x, rope, positions, ctx))
-        x, residual = self._mlp_input_norm(attended, residual)
-        x, _ = self._mlp_norm(self._mlp(x))
-        return x, residual
+        x, residual = self._attention(x, residual, self._input_norm, rope, positions, ctx)
+        x, residual = self._mlp(self._attention_norm(x)[0], residual, self._mlp_input_norm)
+        return self._mlp_norm(x)[0], residual
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._input_norm.slots(f"{prefix}input_layernorm")

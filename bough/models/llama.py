@@ -39,9 +39,8 @@ class LlamaBlock:
         positions: torch.Tensor,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._input_norm(x, residual)
-        x, residual = self._mlp_norm(self._attention(x, rope, positions, ctx), residual)
-        return self._mlp(x), residual
+        x, residual = self._attention(x, residual, self._input_norm, rope, positions, ctx)
+        return self._mlp(x, residual, self._mlp_norm)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._input_norm.slots(f"{prefix}input_layernorm")

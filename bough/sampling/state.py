@@ -133,6 +133,12 @@ class SamplingState:
             counts = self.output_counts.tensor
             counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
 
+    def plain(self, rows: IntArray) -> bool:
+        """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
+        flags = self.flags
+        special = flags.adjusted(rows) | flags.filtered(rows) | flags.logprobs[rows]
+        return not special.any()
+
     def specs(self, rows: IntArray) -> list[LogprobSpec | None] | None:
         """What logprobs these rows want; None when none of them wants any."""
         if not self.flags.logprobs[rows].any():

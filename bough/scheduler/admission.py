@@ -1,8 +1,8 @@
-"""How many future tokens to reserve for running requests: the new-token ratio.
+"""Who may start: the token budget of a step, and how many future tokens to reserve for those that run.
 
 Reserving every request's `max_new_tokens` would leave most memory idle, because most stop early; reserving nothing
-would lead to retractions. The ratio is the share that is reserved: it falls while decoding goes well and jumps after a
-retraction. The numbers are SGLang's.
+would lead to retractions. The new-token ratio is the share that is reserved: it falls while decoding goes well and
+jumps after a retraction. The numbers are SGLang's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from bough.core.plan import IntArray
+from bough.scheduler.prefix_cache import pages_for
+from bough.scheduler.request import Request
+from bough.scheduler.residents import Residents
+from bough.scheduler.rows import Phase
 
 INITIAL = 0.7
 LOWEST_SHARE = 0.14  # of the initial ratio
@@ -43,3 +47,35 @@ def reserved_pages(
     """Pages that running requests are expected to take yet. `tail_room`: unused places in each row's last page."""
     future = remaining_prompt + np.minimum(remaining_output, FORESIGHT_TOKENS) * ratio - tail_room
     return int(np.ceil(np.maximum(future, 0.0) / page_size).sum())
+
+
+def prefill_budget(chunk_tokens: int, max_prefill_tokens: int, page_size: int) -> int:
+    """Most prompt tokens in one step. Never less than a page, because unfinished prompts grow by whole pages and would
+    stand still; that `chunk_tokens` holds one, or the longest prompt, is the executor's part."""
+    return min(chunk_tokens, max(max_prefill_tokens, page_size))
+
+
+class Forecast:
+    """Compares what a request will need with what those that run leave over. Owns the ratio; counts are in pages."""
+
+    def __init__(self, residents: Residents, conservativeness: float) -> None:
+        self._table = residents.table
+        self._cache = residents.cache
+        self.ratio = NewTokenRatio(conservativeness)
+
+    def need(self, request: Request) -> int:
+        """What a waiting request takes if nothing of it is cached."""
+        future = min(request.max_new - request.generated, FORESIGHT_TOKENS)
+        return pages_for(len(request.tokens) + future, self._cache.page_size)
+
+    def room(self) -> int:
+        """What is left when those that run have had their share."""
+        table = self._table
+        rows = np.flatnonzero(table.phase != Phase.FREE)
+        return self._cache.available - reserved_pages(
+            np.maximum(table.known[rows] - table.length[rows], 0),
+            table.max_new[rows] - table.sampled[rows],
+            table.page_count[rows] * table.page_size - table.length[rows],
+            self.ratio.value,
+            table.page_size,
+        )

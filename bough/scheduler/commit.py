@@ -12,8 +12,9 @@ import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult
-from bough.messages.outputs import Ended, LogprobRun, Started, StepOutput
-from bough.scheduler.planner import Chunk, PlannedStep
+from bough.core.sampling_params import SamplingParams
+from bough.messages.outputs import Ended, LogprobRun, Open, Started, StepOutput
+from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
@@ -56,7 +57,10 @@ class Committer:
         logprobs = {
             int(table.handle[plan.rows[i]]): pack_logprobs(run) for i, run in result.output_logprobs.items() if live[i]
         }
-        message = StepOutput(table.handle[rows].tobytes(), tokens.tobytes(), started, [], logprobs)
+        # A retracted request computes its tokens again before it gets the next one: that is when its count goes out.
+        chunks = (chunk for _, chunk in self._live_chunks(step, live))
+        retractions = {c.request.handle: c.request.retractions for c in chunks if c.final and c.request.retractions}
+        message = StepOutput(table.handle[rows].tobytes(), tokens.tobytes(), started, [], logprobs, retractions)
         ended = self._ended_rows(rows, tokens, result.bad[kept])
         ended += [
             (c.request, FinishLength(0)) for i, c in self._live_chunks(step, live) if c.final and c.request.max_new == 0
@@ -80,7 +84,8 @@ class Committer:
         self._forget(request)
 
     def refuse(self, handle: int, reason: FinishAbort) -> None:
-        """Answers a request that never became one."""
+        """Answers a request that never became one; no token comes, so how it would have been spelt does not matter."""
+        self._outbox.tokens(Open(handle, SamplingParams(), b"", False))
         self._outbox.tokens(StepOutput(b"", b"", [], [Ended(handle, reason, 0)]))
 
     def _ended_rows(self, rows: IntArray, tokens: IntArray, bad: BoolArray) -> list[tuple[Request, FinishReason]]:
@@ -114,9 +119,14 @@ class Committer:
                 request.started = True
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens
-                queue_time_s = request.admitted_at - request.queued_at
                 started.append(
-                    Started(request.handle, request.cached_tokens, queue_time_s, _join_logprobs(request.input_logprobs))
+                    Started(
+                        request.handle,
+                        request.prompt_len,
+                        request.cached_tokens,
+                        request.queue_time_s,
+                        _join_logprobs(request.input_logprobs),
+                    )
                 )
         return started
 

@@ -6,7 +6,7 @@ A refused request gets its terminal message like any other; nothing that was sen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -41,8 +41,11 @@ class Intake:
                 err_type="QueueFullError",
             )
         tokens = np.frombuffer(message.input_ids, dtype=np.int32)
-        self._check_ids(tokens)
+        self._check_prompt(tokens)
         sampling, spec = message.sampling, message.logprobs
+        self._check_ids("logit_bias", sampling.logit_bias)
+        self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        self._check_ids("token_ids_logprob", () if spec is None else spec.ids)
         longest = min(self._limits.context_length, self._pool_tokens)
         room_for = longest - (sampling.max_new_tokens > 0)
         if len(tokens) > room_for:
@@ -69,19 +72,21 @@ class Intake:
             priority=message.priority,
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
             arrival=next(self._arrivals),
-            queued_at=now,
+            since=now,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
         )
 
-    def _check_ids(self, tokens: IntArray) -> None:
+    def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):
             raise RequestError("The prompt is empty; give at least one token.", field="input_ids")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self._limits.vocab_size:
-            wrong = low if low < 0 else high
-            raise RequestError(
-                f"Token id {wrong} is outside the vocabulary (0 to {self._limits.vocab_size - 1}).", field="input_ids"
-            )
+        self._check_ids("input_ids", (int(tokens.min()), int(tokens.max())))
+
+    def _check_ids(self, field: str, ids: Iterable[int]) -> None:
+        """Refuses ids that the model does not know: it could neither read them nor ever choose them."""
+        last = self._limits.vocab_size - 1
+        for token in ids:
+            if not 0 <= token <= last:
+                raise RequestError(f"{field}: token id {token} is outside the vocabulary (0 to {last}).", field=field)
 
     def _too_long(self, length: int) -> str:
         limits = self._limits
@@ -97,8 +102,6 @@ class Intake:
         )
 
 
-def opening(message: Generate) -> Open:
-    """What the detokenizer must know before the request's first token."""
-    tail = message.input_ids[-4 * PROMPT_TAIL :]
-    ids = () if message.logprobs is None else message.logprobs.ids
-    return Open(message.handle, message.sampling, tail, len(message.input_ids) // 4, message.stream, ids)
+def opening(message: Generate, prompt: IntArray) -> Open:
+    """What the detokenizer must know before the first token after `prompt`, which may be a part of what was sent."""
+    return Open(message.handle, message.sampling, prompt[-PROMPT_TAIL:].tobytes(), message.stream)

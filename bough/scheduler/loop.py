@@ -2,7 +2,8 @@
 
 With overlap, step t + 1 is planned and launched before the result of step t is looked at: the executor always has work
 queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Without overlap each
-step is committed before the next is planned. When there is nothing to do it blocks on the inbox and burns no CPU.
+step is committed before the next is planned. When there is nothing to do it blocks on the inbox and burns no CPU; when
+that lasts, it checks the books.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
@@ -19,10 +20,11 @@ from bough.core.plan import Executor, InFlight
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.memory.tree import PagePool, RadixTree, audit_pages
 from bough.messages.outputs import Reply
-from bough.messages.requests import Abort, FlushCache, Generate, GetState, Shutdown, StreamEnded, ToScheduler
+from bough.messages.requests import Abort, FlushCache, Garbled, Generate, GetState, Shutdown, StreamEnded, ToScheduler
+from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
 from bough.scheduler.intake import Intake, opening
-from bough.scheduler.planner import PlannedStep, Planner
+from bough.scheduler.planner import Planner
 from bough.scheduler.ports import CacheEvents, Inbox, Outbox
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
@@ -35,6 +37,7 @@ from bough.scheduler.waiting_queue import WaitingQueue
 log = logging.getLogger(__name__)
 
 OVERLAP_DEPTH = 1  # steps in flight while the next is planned
+QUIET_S = 1.0  # without a message before the books are checked: a client's next request must not wait for that
 
 
 class Scheduler:
@@ -85,7 +88,7 @@ class Scheduler:
 
     def turn(self) -> None:
         """One turn of the loop: messages, plan and launch, commit what is due."""
-        for message in self._inbox.receive(self._patience()):
+        for message in self._messages():
             self._handle(message)
         self._expire()
         self._launch_next()
@@ -96,25 +99,30 @@ class Scheduler:
 
     # The order of events ----------------------------------------------------------------------------------------------
 
-    def _patience(self) -> float | None:
-        """How long to wait for messages: not at all while there is work, for ever when there is none."""
+    def _messages(self) -> list[ToScheduler]:
+        """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
         if self._in_flight or len(self._queue) or self._table.running:
-            return 0.0
-        if self._dirty:
-            self._go_idle()
+            return self._inbox.receive(0.0)
+        self._settle()
         self._warming_up = self._executor.idle()
-        return 0.0 if self._warming_up else None
+        if self._warming_up:
+            return self._inbox.receive(0.0)
+        if self._dirty:
+            messages = self._inbox.receive(QUIET_S)
+            if messages:
+                return messages
+            self._audit()
+        return self._inbox.receive(None)
 
     def _launch_next(self) -> None:
-        now = self._clock()
-        planned = self._planner.plan(drained=not self._in_flight)
+        planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         if planned is None:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
                 self._commit_oldest()
+            elif self._requests:
+                self._stuck()
             return
-        for chunk in planned.chunks:
-            chunk.request.admitted_at = chunk.request.admitted_at or now
         self._in_flight.append((planned, self._executor.launch(planned.plan)))
         self._dirty = True
 
@@ -123,15 +131,27 @@ class Scheduler:
         self._committer.commit(step, in_flight.wait())
         self._stats.after_step(step, self._committer, self._cache, self._table, len(self._queue))
 
-    def _go_idle(self) -> None:
-        """Nothing runs: check the books, and expect the next load to be like any first one."""
+    def _stuck(self) -> NoReturn:
+        """Nothing is in flight and nothing can be launched, so nothing would ever change: a defect. Better a process
+        that ends and says so than one that spins for ever."""
+        raise RuntimeError(
+            f"The scheduler has {len(self._requests)} requests ({len(self._queue)} of them waiting) and cannot go on "
+            f"with any of them; {self._cache.available} of {self._cache.pool.total} pages are available. This is a "
+            "defect in Bough, please report it."
+        )
+
+    def _settle(self) -> None:
+        """Nothing runs: the next load will be like any first one."""
         self._residents.take_edits()
+        self._planner.ratio.reset()
+        self._stats.idle()
+
+    def _audit(self) -> None:
+        """Checks the books of all pages; takes a tenth of a second when they are many."""
         audit = audit_pages(self._cache.pool, self._cache.tree, self._residents.held())
         if audit.problems:
             log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
             self._cache.pool.repair(audit.leaked)
-        self._planner.ratio.reset()
-        self._stats.idle()
         self._dirty = False
 
     def _expire(self) -> None:
@@ -157,18 +177,26 @@ class Scheduler:
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case Shutdown():
                 self._closing = True
+            case Garbled():
+                self._answer_garbled(message)
             case _:
                 assert_never(message)
 
     def _take(self, message: Generate) -> None:
-        self._outbox.tokens(opening(message))
         try:
             request = self._intake.request(message, len(self._queue), self._clock())
         except RequestError as error:
             self._committer.refuse(message.handle, FinishAbort(error.message, error.status_code, error.err_type))
             return
+        self._outbox.tokens(opening(message, request.tokens))
         self._requests[request.handle] = request
         self._queue.add(request)
+
+    def _answer_garbled(self, message: Garbled) -> None:
+        log.error("a message to the scheduler cannot be read (handle %s): %s", message.handle, message.error)
+        if message.handle is not None and message.handle not in self._requests:
+            text = f"The request cannot be read: {message.error}."
+            self._committer.refuse(message.handle, FinishAbort(text))
 
     def _named(self, handle: int | None) -> list[Request]:
         """The request with this handle, unless it has just ended by itself; without a handle, all."""

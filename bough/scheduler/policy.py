@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CACHE_AWARE = frozenset({"lpm", "dfs-weight"})
 LPM_QUEUE_LIMIT = 128  # matching every waiting prompt each step costs more than the better order brings
 
 
@@ -27,6 +26,11 @@ class Waiting:
     path: tuple[int, ...] = ()
 
 
+def affordable(policy: str, queued: int) -> str:
+    """The policy to order a queue of this length by."""
+    return "fcfs" if policy == "lpm" and queued > LPM_QUEUE_LIMIT else policy
+
+
 def order(policy: str, waiting: Sequence[Waiting], rng: random.Random) -> list[int]:
     """Indices into `waiting`, first to run first. Ties go by arrival."""
     indices = list(range(len(waiting)))
@@ -36,7 +40,7 @@ def order(policy: str, waiting: Sequence[Waiting], rng: random.Random) -> list[i
     if policy == "dfs-weight":
         weight = Counter(node for w in waiting for node in w.path)
         return sorted(indices, key=lambda i: (_branch_key(waiting[i].path, weight), waiting[i].arrival))
-    if policy == "lpm" and len(waiting) <= LPM_QUEUE_LIMIT:
+    if policy == "lpm":
         return sorted(indices, key=lambda i: (-waiting[i].prefix, waiting[i].arrival))
     if policy == "lof":
         return sorted(indices, key=lambda i: (-waiting[i].max_new, waiting[i].arrival))
@@ -57,13 +61,15 @@ class Running:
     row: int
     generated: int
     prompt_len: int
+    arrival: int
     urgency: int = 0
 
 
 def retraction_order(running: Sequence[Running]) -> list[int]:
     """Rows in the order in which they give way when memory runs out: least output first (least work is lost), and of
-    those the longest prompt first (most memory is won). Less urgent requests before more urgent ones."""
-    return [r.row for r in sorted(running, key=lambda r: (r.urgency, r.generated, -r.prompt_len))]
+    those the longest prompt first (most memory is won), and of equals the youngest. Less urgent requests before more
+    urgent ones."""
+    return [r.row for r in sorted(running, key=lambda r: (r.urgency, r.generated, -r.prompt_len, -r.arrival))]
 
 
 def preemption_order(running: Sequence[Running], urgency: int, threshold: int) -> list[int]:

@@ -25,15 +25,27 @@ class Request:
     priority: int
     logprobs: LogprobSpec | None
     arrival: int  # order of arrival; kept over retractions, so a retracted request goes first again
-    queued_at: float
+    since: float  # when it last began to wait, or, while it has a row, to run
     logprob_next: int  # first prompt position whose logprob is still to be computed; prompt_len - 1: none is
-    admitted_at: float = 0.0
     row: int = -1
     node: Node | None = None  # the tree node that this request holds a lock on
     cached_tokens: int = -1  # found in the cache when first admitted
     started: bool = False
     retractions: int = 0
+    queue_time_s: float = 0.0  # from its arrival until it was first admitted
+    ran_s: float = 0.0  # in the stays that a retraction ended
     input_logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+    def begin_running(self, now: float) -> None:
+        if not self.retractions:
+            self.queue_time_s = now - self.since
+        self.since = now
+
+    def begin_waiting_again(self, now: float) -> None:
+        """After a retraction."""
+        self.retractions += 1
+        self.ran_s += now - self.since
+        self.since = now
 
     @property
     def generated(self) -> int:

@@ -100,10 +100,17 @@ class Residents:
         edits, self._edits = tuple(self._edits), []
         return edits
 
+    def put_back(self, edits: tuple[PageSwap, ...]) -> None:
+        """There was no plan to carry these; the next one will."""
+        self._edits = [*edits, *self._edits]
+
     def held(self) -> dict[str, IntArray]:
         """Pages that belong to rows and not to the tree, for the audit."""
         table = self.table
-        held = {r.rid: table.pages[r.row, table.tree_pages[r.row] : table.page_count[r.row]] for r in table.seated()}
+        held = {
+            f"request {r.handle}": table.pages[r.row, table.tree_pages[r.row] : table.page_count[r.row]]
+            for r in table.seated()  # by handle: users may give two requests the same rid
+        }
         held["swapped out"] = np.concatenate([NO_PAGES, *self._swapped_out])
         return held
 

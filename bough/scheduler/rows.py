@@ -11,8 +11,11 @@ from enum import IntEnum
 
 import numpy as np
 
+from bough.core.errors import ResourceError
 from bough.core.plan import IntArray
 from bough.scheduler.request import Request
+
+MAX_TABLE_BYTES = 2**36  # of address space; memory is taken only as rows are used
 
 
 class Phase(IntEnum):
@@ -29,8 +32,7 @@ class RowTable:
 
     def __init__(self, rows: int, context_length: int, page_size: int) -> None:
         self.page_size = page_size
-        self.tokens = np.zeros((rows, context_length), dtype=np.int32)
-        self.pages = np.zeros((rows, -(-context_length // page_size)), dtype=np.int32)
+        self.tokens, self.pages = _large_tables(rows, context_length, -(-context_length // page_size))
         self.page_count = np.zeros(rows, dtype=np.int32)
         self.tree_pages = np.zeros(rows, dtype=np.int32)  # how many of its first pages the tree owns
         self.length = np.zeros(rows, dtype=np.int32)
@@ -93,7 +95,10 @@ class RowTable:
         return request
 
     def decoding(self) -> IntArray:
-        return np.flatnonzero(self.phase == Phase.DECODE).astype(np.int32)
+        """Rows that decode, those that begin on the same page side by side: they read the same prefix, and a device's
+        cache serves it to neighbours."""
+        rows = np.flatnonzero(self.phase == Phase.DECODE)
+        return rows[np.argsort(self.pages[rows, 0], kind="stable")].astype(np.int32)
 
     def prefilling(self) -> list[int]:
         """Rows with more prompt to compute, oldest request first."""
@@ -106,3 +111,19 @@ class RowTable:
     def valid_tokens(self, row: int) -> int:
         """Tokens whose value is known and whose keys and values are computed by a launched step."""
         return int(min(self.length[row], self.known[row]))
+
+
+def _large_tables(rows: int, context_length: int, pages_per_row: int) -> tuple[IntArray, IntArray]:
+    """The tokens and the pages of all rows."""
+    row_bytes = (context_length + pages_per_row) * np.dtype(np.int32).itemsize
+    too_large = ResourceError(
+        f"{rows} rows (--max-running-requests) of {context_length} tokens (--context-length) need tables of "
+        f"{rows * row_bytes / 2**30:.1f} GiB on the host; set --max-running-requests to "
+        f"{max(1, min(rows // 2, MAX_TABLE_BYTES // row_bytes))} or less, or lower --context-length."
+    )
+    if rows * row_bytes > MAX_TABLE_BYTES:
+        raise too_large
+    try:
+        return np.zeros((rows, context_length), dtype=np.int32), np.zeros((rows, pages_per_row), dtype=np.int32)
+    except MemoryError:
+        raise too_large from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
-from bough.scheduler.planner import PlannedStep
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.rows import RowTable
 

@@ -1,4 +1,8 @@
-"""Requests that have waited or run for too long; off unless set."""
+"""Requests that have waited or run for too long; off unless set.
+
+Waiting counts from when a request last began to wait: one that ran and was retracted has not waited all that time.
+Running counts all its stays in a row and none of the waits between them.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,10 @@ class Timeouts:
         due: list[tuple[Request, FinishAbort]] = []
         if self._waiting_s is not None:
             text = f"The request waited longer than {self._waiting_s:g} s (--waiting-timeout-s)."
-            late = [r for r in queue if now - r.queued_at > self._waiting_s]
+            late = [r for r in queue if now - r.since > self._waiting_s]
             due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
         if self._running_s is not None:
             text = f"The request ran longer than {self._running_s:g} s (--running-timeout-s)."
-            late = [r for r in table.seated() if now - r.admitted_at > self._running_s]
+            late = [r for r in table.seated() if r.ran_s + now - r.since > self._running_s]
             due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
         return due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from bough.scheduler.request import Request
 
@@ -25,13 +25,6 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         del self._requests[self._index(request)]
-
-    def take(self, chosen: Callable[[Request], bool]) -> list[Request]:
-        """Removes and returns those that are chosen."""
-        taken = [r for r in self._requests if chosen(r)]
-        if taken:
-            self._requests = [r for r in self._requests if not chosen(r)]
-        return taken
 
     def snapshot(self) -> list[Request]:
         return list(self._requests)

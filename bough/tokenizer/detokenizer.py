@@ -41,13 +41,14 @@ class Stream:
     ids: list[int] = field(default_factory=list)
     logprobs: list[LogprobRun] = field(default_factory=list)
     started: Started | None = None
+    retractions: int = 0
     sent: bool = False
 
     def due(self) -> bool:
         """The first token goes out at once, whatever the interval: it is what people wait for."""
         return self.interval > 0 and bool(self.ids) and (not self.sent or len(self.ids) >= self.interval)
 
-    def take(self, handle: int, finish: FinishReason | None = None, retractions: int = 0) -> Delta:
+    def take(self, handle: int, finish: FinishReason | None = None) -> Delta:
         delta = Delta(
             handle,
             "".join(self.text),
@@ -55,7 +56,7 @@ class Stream:
             self.started,
             self.logprobs,
             finish,
-            retractions,
+            self.retractions,
         )
         self.text, self.ids, self.logprobs, self.started, self.sent = [], [], [], None, True
         return delta
@@ -100,6 +101,9 @@ class Detokenizer:
         for started in message.started:
             if (stream := self._streams.get(started.handle)) is not None:
                 stream.started = started
+        for handle, retractions in message.retractions.items():
+            if (stream := self._streams.get(handle)) is not None:
+                stream.retractions = retractions
         ended = {end.handle: end for end in message.ended}
         handles = np.frombuffer(message.handles, dtype=np.int64).tolist()
         tokens = np.frombuffer(message.tokens, dtype=np.int32).tolist()
@@ -119,8 +123,7 @@ class Detokenizer:
                 deltas.append(stream.take(handle))
         for end in ended.values():
             if (stream := self._streams.get(end.handle)) is not None:
-                _flush(stream)
-                deltas.append(self._close(end.handle, stream, end.reason, end))
+                deltas.append(self._close(end.handle, stream, _flush(stream, end.reason), end))
         if deltas:
             self._outlet.deltas(Deltas(deltas))
 
@@ -130,26 +133,32 @@ class Detokenizer:
         is_stop_token = end is not None and isinstance(end.reason, FinishStop)
         if stream.decoder is None or (is_stop_token and not stream.keep_stop_token):
             return None
-        text = stream.decoder.push((token,))
-        if stream.stops is None:
-            stream.text.append(text)
-            return None
-        try:
-            outcome = stream.stops.push(text)
-        except RequestError as error:
-            return FinishAbort(error.message, error.status_code, error.err_type)
-        stream.text.append(outcome.emit)
-        return None if outcome.matched is None else FinishStop(outcome.matched)
+        return _add_text(stream, stream.decoder.push((token,)))
 
     def _close(self, handle: int, stream: Stream, reason: FinishReason, end: Ended | None) -> Delta:
         del self._streams[handle]
-        return stream.take(handle, reason, 0 if end is None else end.retractions)
+        if end is not None:
+            stream.retractions = end.retractions
+        return stream.take(handle, reason)
 
 
-def _flush(stream: Stream) -> None:
-    """The request has ended: what was held back as half a character or a possible stop goes out."""
-    rest = stream.decoder.flush() if stream.decoder is not None else ""
-    if stream.stops is not None:
-        outcome = stream.stops.push(rest)
-        rest = outcome.emit + stream.stops.flush()
-    stream.text.append(rest)
+def _add_text(stream: Stream, text: str) -> FinishReason | None:
+    """Passes on what no stop can claim; a reason when a stop is complete or cannot be searched for."""
+    if stream.stops is None:
+        stream.text.append(text)
+        return None
+    try:
+        outcome = stream.stops.push(text)
+    except RequestError as error:
+        return FinishAbort(error.message, error.status_code, error.err_type)
+    stream.text.append(outcome.emit)
+    return None if outcome.matched is None else FinishStop(outcome.matched)
+
+
+def _flush(stream: Stream, reason: FinishReason) -> FinishReason:
+    """The request has ended: what was held back as half a character or a possible stop goes out. That half character
+    may itself complete a stop, which then is the reason; an abort stays one."""
+    stopped = _add_text(stream, stream.decoder.flush()) if stream.decoder is not None else None
+    if stopped is None and stream.stops is not None:
+        stream.text.append(stream.stops.flush())
+    return reason if stopped is None or isinstance(reason, FinishAbort) else stopped

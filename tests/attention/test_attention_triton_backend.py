@@ -1,4 +1,4 @@
-"""The Triton back end on a tiny model gives what the torch back end gives, over prompts, chunks, decodes and mixtures."""
+"""The Triton back end on a tiny model gives what the torch back end gives: prompts, chunks, decodes, mixtures."""
 
 from __future__ import annotations
 

@@ -40,3 +40,16 @@ def test_one_batch_measures_each_size(tiny_model: Path, capsys: pytest.CaptureFi
     load = ["--batch-size", "1", "3", "--input-len", "8", "--output-len", "4", "--json"]
     assert main(["bench", "one-batch", *load, "--model", str(tiny_model), *TINY]) == 0
     assert [line["batch_size"] for line in lines_of(capsys)] == [1, 3]
+
+
+@pytest.mark.parametrize("flag", ["--num-prompts", "--input-len", "--output-len", "--repeat"])
+def test_a_load_of_nothing_is_refused(flag: str, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offline", flag, "0", "--model", str(tiny_model), *TINY]) == 2
+    assert capsys.readouterr().err == f"bough: {flag} must be at least 1, got 0.\n"
+
+
+def test_a_load_that_was_not_served_has_no_figures(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--num-prompts", "2", "--input-len", "600", "--vocab", "100"]
+    assert main(["bench", "offline", *load, "--model", str(tiny_model), *TINY]) == 1
+    seen = capsys.readouterr()
+    assert seen.out == "" and "2 of 2 requests failed, the first with: The prompt has 600 tokens" in seen.err

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -74,6 +76,26 @@ def test_interrupt_is_quiet_and_closes_the_engine(capsys: Capture) -> None:
     assert main(["generate", "a"], engine.make) == 130
     assert capsys.readouterr().err == ""
     assert engine.closed
+
+
+def test_sigterm_is_quiet_and_closes_the_engine(capsys: Capture) -> None:
+    class Ended(FakeEngine):
+        def generate(self, *arguments: Any, **options: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("still here")
+
+    engine, before = Ended(), signal.getsignal(signal.SIGTERM)
+    assert main(["generate", "a"], engine.make) == 143
+    assert capsys.readouterr().err == ""
+    assert engine.closed and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_thread_may_run_a_command_too(capsys: Capture) -> None:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(main(["--version"])))
+    thread.start()
+    thread.join()
+    assert codes == [0]
 
 
 def test_defects_are_not_hidden() -> None:

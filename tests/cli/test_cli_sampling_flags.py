@@ -57,8 +57,8 @@ def test_flags_win_over_the_commands_own_defaults() -> None:
     [
         (["--top-k", "many"], "top_k must be a whole number, got 'many'."),
         (["--stop-token-ids", "x"], "stop_token_ids must be a whole number, got 'x'."),
-        (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0."),
-        (["--temperature", "nan"], "temperature must be a number of at least 0, got nan."),
+        (["--temperature", "-1"], "temperature must be a number between 0 and 1000000, got -1.0."),
+        (["--temperature", "nan"], "temperature must be a number between 0 and 1000000, got nan."),
         (["--top-p", "0"], "top_p must be in (0, 1], got 0.0."),
         (["--stop-regex", "("], "stop_regex '(' is not valid"),
     ],
@@ -67,3 +67,7 @@ def test_bad_values_are_settings_errors(argv: list[str], text: str) -> None:
     with pytest.raises(SettingsError) as caught:
         given(*argv)
     assert str(caught.value).startswith(text)
+
+
+def test_the_help_promises_no_more_than_holds() -> None:
+    assert "end-of-sequence or stop token" in HELP["min_new_tokens"]

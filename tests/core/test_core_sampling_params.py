@@ -38,21 +38,37 @@ def test_it_crosses_processes_unchanged() -> None:
     [
         ({"temperatur": 1}, "temperatur", "Did you mean 'temperature'"),
         ({"wholly_unknown": 1}, "wholly_unknown", "Known fields"),
-        ({"temperature": -0.1}, "temperature", "at least 0"),
+        ({"temperature": -0.1}, "temperature", "between 0 and 1000000"),
         ({"temperature": float("nan")}, "temperature", "number"),
-        ({"temperature": "hot"}, "temperature", "Expected"),
+        ({"temperature": "hot"}, "temperature", "temperature must be a number, got 'hot'"),
+        ({"temperature": 1e7}, "temperature", "between 0 and 1000000"),
         ({"top_p": 0}, "top_p", r"\(0, 1\]"),
         ({"top_p": 1.1}, "top_p", r"\(0, 1\]"),
         ({"top_k": 0}, "top_k", "at least 1"),
         ({"min_p": -0.1}, "min_p", r"\[0, 1\]"),
         ({"frequency_penalty": 3}, "frequency_penalty", r"\[-2, 2\]"),
         ({"repetition_penalty": 0}, "repetition_penalty", r"\(0, 2\]"),
-        ({"max_new_tokens": -1}, "max_new_tokens", "at least 0"),
-        ({"max_new_tokens": 1.5}, "max_new_tokens", "Expected"),
+        ({"max_new_tokens": -1}, "max_new_tokens", "between 0 and"),
+        ({"max_new_tokens": 2**31}, "max_new_tokens", "2147483647"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens", "must be a whole number, got 1.5"),
         ({"min_new_tokens": 9, "max_new_tokens": 3}, "min_new_tokens", "larger"),
         ({"n": 0}, "n", "between 1"),
         ({"stop": ""}, "stop", "empty string"),
-        ({"stop": [3]}, "stop", "Expected"),
+        ({"stop": [3]}, "stop", "list of strings, got 3"),
+        ({"stop": ["a", 3]}, "stop", r"list of strings, got \('a', 3\)"),
+        ({"stop": "a\ud800"}, "stop", "surrogate"),
+        ({"stop_regex": ""}, "stop_regex", "empty string"),
+        ({"stop_regex": "\udc00"}, "stop_regex", "surrogate"),
+        ({"stop_token_ids": [2**64]}, "stop_token_ids", "not a token id"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "not a token id"),
+        ({"stop_token_ids": "x"}, "stop_token_ids", "list of token ids, got 'x'"),
+        ({"logit_bias": {2**65: 1}}, "logit_bias", "not a token id"),
+        ({"logit_bias": {1: 10**400}}, "logit_bias", "map token ids"),
+        ({"sampling_seed": 2**64}, "sampling_seed", "64-bit"),
+        ({"sampling_seed": -(2**70)}, "sampling_seed", "64-bit"),
+        ({"stream_interval": 0}, "stream_interval", "between 1"),
+        ({"stream_interval": -3}, "stream_interval", "between 1"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens", "true or false, got 1"),
         ({"stop_regex": "(("}, "stop_regex", "not valid"),
         ({"logit_bias": [1]}, "logit_bias", "map token ids"),
         ({"logit_bias": {"1": float("inf")}}, "logit_bias", "finite"),
@@ -63,6 +79,20 @@ def test_each_mistake_names_its_field(given: dict[str, object], field: str, word
     with pytest.raises(RequestError, match=words) as caught:
         SamplingParams.parse(given)
     assert caught.value.field == field and caught.value.status_code == 400
+
+
+def test_parameters_made_by_hand_are_checked_like_any_other() -> None:
+    made = SamplingParams(stop="x", stop_token_ids=[3])  # type: ignore[arg-type]
+    assert SamplingParams.parse(made) == SamplingParams(stop=("x",), stop_token_ids=(3,))
+    assert SamplingParams.parse(SamplingParams(temperature=1.0), {"temperature": 0.3}).temperature == 1.0
+    with pytest.raises(RequestError, match="temperature must be a number"):
+        SamplingParams.parse(SamplingParams(temperature="hot"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_every_64_bit_seed_crosses_processes(seed: int) -> None:
+    params = SamplingParams.parse({"sampling_seed": seed})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_not_an_object() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bough.core.errors import SettingsError
-from bough.core.settings import Settings, all_fields
+from bough.core.settings import UNBUILT_SETTINGS, Settings, all_fields
 
 
 def test_flat_and_grouped_forms_are_the_same() -> None:
@@ -24,6 +26,17 @@ def test_none_means_not_given() -> None:
     assert Settings.from_flat({"page_size": None, "max_total_tokens": None}) == Settings()
 
 
+def test_a_path_is_as_good_as_its_text() -> None:
+    settings = Settings.from_flat({"model": Path("m"), "tokenizer_path": Path("t"), "chat_template": Path("c")})
+    model = settings.model
+    assert (model.model_path, model.tokenizer_path, model.chat_template) == ("m", "t", "c")
+
+
+def test_what_is_not_built_may_be_left_at_its_default() -> None:
+    assert Settings.from_flat(UNBUILT_SETTINGS) == Settings() == Settings.from_flat({"tp_size": None})
+    assert not UNBUILT_SETTINGS.keys() & {f.name for _, f in all_fields()}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -38,6 +51,9 @@ def test_none_means_not_given() -> None:
         ({"dtype": "float8"}, "float32"),
         ({"schedule_policy": "lpn"}, "Did you mean 'lpm'"),
         ({"model": "a", "model_path": "b"}, "same setting"),
+        ({"model_path": 5}, "a string"),
+        ({"tp_size": 2}, "tp_size: this engine does not have it yet"),
+        ({"trust_remote_code": True}, "trust_remote_code: this engine does not have it yet"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], words: str) -> None:

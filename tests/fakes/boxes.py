@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,16 +12,18 @@ from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import Open, Reply, Started, StepOutput
 from bough.messages.requests import Generate, LogprobRequest, ToScheduler
+from bough.scheduler.request import Request
 
 
 def generate(handle: int, prompt: list[int], **options: object) -> Generate:
     """A request as the client would send it; sampling fields and request fields mixed."""
-    fields = {name: options.pop(name) for name in ("priority", "namespace", "seed", "stream") if name in options}
+    names = ("rid", "priority", "namespace", "seed", "stream")
+    fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)
     assert logprobs is None or isinstance(logprobs, LogprobRequest)
     return Generate(
         handle=handle,
-        rid=f"r{handle}",
+        rid=str(fields.pop("rid", f"r{handle}")),
         input_ids=np.array(prompt, dtype=np.int32).tobytes(),
         sampling=SamplingParams(**options),  # type: ignore[arg-type]
         seed=int(fields.pop("seed", 0)),  # type: ignore[call-overload]
@@ -28,16 +32,45 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
     )
 
 
+def waiting_request(arrival: int = 0, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> Request:
+    """A request as intake makes them; sampling fields and the request's own mixed."""
+    own = {name: fields.pop(name) for name in list(fields) if name in Request.__slots__}
+    sampling = SamplingParams(**fields)
+    made: dict[str, Any] = {
+        "handle": arrival,
+        "rid": f"r{arrival}",
+        "tokens": np.array(prompt, dtype=np.int32),
+        "prompt_len": len(prompt),
+        "sampling": sampling,
+        "seed": 0,
+        "max_new": sampling.max_new_tokens,
+        "stop_ids": frozenset(sampling.stop_token_ids),
+        "namespace": "",
+        "priority": 0,
+        "logprobs": None,
+        "arrival": arrival,
+        "since": 0.0,
+        "logprob_next": len(prompt) - 1,
+    }
+    return Request(**(made | own))
+
+
 class FakeInbox:
-    """Messages that a test puts in. Waiting for ever on an empty box means the scheduler is idle: the test is told."""
+    """Messages that a test puts in: `pending` ones are there, a batch of `later` comes only to one who waits. Waiting
+    for ever on an empty box means the scheduler is idle: the test is told."""
 
     def __init__(self) -> None:
         self.pending: list[ToScheduler] = []
+        self.later: list[list[ToScheduler]] = []
+        self.waits: list[float | None] = []  # how long it was willing to wait, each time that it was
         self.idle_waits = 0
 
     def receive(self, timeout_s: float | None = 0.0) -> list[ToScheduler]:
-        if not self.pending and timeout_s is None:
-            self.idle_waits += 1
+        if timeout_s != 0.0 and not self.pending:
+            self.waits.append(timeout_s)
+            if self.later:
+                return self.later.pop(0)
+            self.idle_waits += timeout_s is None
         messages, self.pending = self.pending, []
         return messages
 

@@ -52,12 +52,16 @@ class FakeExecutor:
         self.poisoned_rows: set[int] = set()
         self.plans: list[BatchPlan] = []
         self.computed_tokens = 0
+        self.postponed = 0  # pieces of work for quiet moments
 
     def limits(self) -> Limits:
         return self._limits
 
     def idle(self) -> bool:
-        return False
+        if not self.postponed:
+            return False
+        self.postponed -= 1
+        return True
 
     def close(self) -> None:
         pass

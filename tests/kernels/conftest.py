@@ -1,4 +1,4 @@
-"""Where kernels are tested: on the GPU if there is one, else on the CPU with Triton's interpreter (`tests/conftest.py`)."""
+"""Where kernels are tested: on the GPU if there is one, else on the CPU (see `tests/conftest.py`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Times the skinny products on a GPU: every shape of two models, 1 to 16 rows, several cuts, against torch.
+"""Times the skinny products on a GPU: every shape of two models, 1 to 16 rows, a few cuts, against torch.
 
     PYTHONPATH=. python tests/kernels/gpu_bench_linear.py [--all] [--only NAME] [--rows 1,16]
 
 Each time is that of one launch in a CUDA graph of twenty over rotating copies of the weight, so that the cache does not
 serve it. A line gives torch's time, that of the cut which `config_for` chooses, and the best cut (`*` where it is the
-chosen one) with its rate of reading the weight and its speed relative to torch. `--all` prints every cut.
-Fused products are compared with what they replace: norm, product and activation as launches of their own.
+chosen one) with its rate of reading the weight and its speed relative to torch. `--all` prints every cut. Of a cut by
+rows, k is the length of a piece. Fused products are measured up to two rows, and compared with what they replace: norm,
+product and activation as launches of their own.
 """
 
 from __future__ import annotations
@@ -22,10 +23,28 @@ from gpu_timing import compile_all, distance, graph_us, table_row
 from bough.kernels.activation.triton import silu_mul
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear import triton as skinny
-from bough.kernels.skinny_linear.tiling import Tiling, config_for, power_of_two_above
+from bough.kernels.skinny_linear.tiling import Tiling, config_for, fused_config_for, power_of_two_above
 
 EPS = 1e-6
 ROTATION_BYTES = 160 << 20  # well beyond the second-level cache
+PIECE = 256  # inputs: 16 bytes for each thread of a warp
+BY_ROWS = (  # elements of a program's rows, warps, whether in pieces, which leave each row to a warp; smallest first
+    (2048, 1, True),
+    (4096, 1, True),
+    (4096, 2, False),
+    (8192, 4, False),
+    (8192, 4, True),
+    (16384, 4, True),
+    (16384, 8, True),
+    (16384, 8, False),
+    (32768, 8, False),
+)
+BY_TILES = (  # outputs, inputs, stages
+    (32, 128, 5),
+    (32, 256, 4),
+    (64, 128, 5),
+)
+FUSED_ROWS = 2  # beyond, fused products are far slower than what they replace
 WIDTHS = (18, 3, 7, 6, 9, 9, 30, 9, 6, 7)
 
 
@@ -36,13 +55,10 @@ class Shape:
     n: int  # rows of the weight
     k: int
 
-    @property
-    def outputs(self) -> int:
-        return self.n // 2 if self.kind == "gate_up" else self.n
-
     def choice(self, m: int) -> Tiling:
-        fused = self.kind != "linear"
-        return config_for(m, self.outputs, self.k, normed=fused, gated=self.kind == "gate_up")
+        if self.kind == "linear":
+            return config_for(m, self.n, self.k)
+        return fused_config_for(m, self.k, gated=self.kind == "gate_up")
 
 
 SHAPES = (
@@ -92,36 +108,39 @@ class Bench:
         return silu_mul(y) if self.shape.kind == "gate_up" else y
 
 
-def cuts(shape: Shape, m: int) -> Iterator[Tiling]:
+def cuts(shape: Shape, m: int) -> list[Tiling]:
     """The chosen cut first, then others worth measuring."""
-    chosen = shape.choice(m)
-    yield chosen
-    others: list[Tiling] = []
-    if m <= 4:
-        width = power_of_two_above(shape.k)
-        for elements, warps in ((4096, 2), (8192, 4), (16384, 4), (16384, 8), (32768, 8)):
-            if elements >= width and elements // width <= 32:
-                others.append(Tiling(True, elements // width, width, num_warps=warps))
-    for block_n, block_k, warps, stages in (
-        (16, 128, 4, 6),
-        (16, 256, 4, 4),
-        (16, 512, 4, 3),
-        (32, 128, 4, 5),
-        (32, 256, 4, 4),
-        (64, 128, 4, 5),
-        (64, 256, 8, 3),
-    ):
-        splits = (1,) if shape.kind != "linear" or shape.n > 8192 else (1, 2, 4, 8)
-        for split in splits:
-            programs = -(-shape.outputs // block_n) * split
-            if programs >= 64 and block_k * split * 2 <= shape.k and (split == 1 or programs <= 1100):
-                others.append(Tiling(False, block_n, block_k, split, warps, stages))
-    yield from (cut for cut in others if cut != chosen)
+    others = list(cuts_by_rows(shape, BY_ROWS if m == 1 else BY_ROWS[:5])) if m <= 4 else []
+    if shape.kind == "linear" and m > 1:
+        others += cuts_by_tiles(shape)
+    return list(dict.fromkeys([shape.choice(m), *others]))
+
+
+def cuts_by_rows(shape: Shape, programs: tuple[tuple[int, int, bool], ...]) -> Iterator[Tiling]:
+    """Pieces only where each warp has a row, and the largest programs in one piece only where rows are long."""
+    width = power_of_two_above(shape.k)
+    for elements, warps, in_pieces in programs:
+        block_n = elements // width
+        if block_n >= (warps if in_pieces else 1) and block_n <= 16 and (in_pieces or width > 2048 or warps <= 4):
+            yield Tiling(True, block_n, PIECE if in_pieces else width, num_warps=warps)
+
+
+def cuts_by_tiles(shape: Shape) -> Iterator[Tiling]:
+    """Few outputs in narrow tiles, their inputs split among as many programs as keep the device busy, or twice that."""
+    for block_n, block_k, stages in BY_TILES:
+        programs, split = -(-shape.n // block_n), 1
+        if programs < 96 and block_n > 32:
+            continue
+        while programs * split < 96 and block_k * split * 4 <= shape.k:
+            split *= 2
+        yield Tiling(False, block_n, block_k, split, num_stages=stages)
+        if programs * split <= 132 and block_n == 32 and block_k * split * 4 <= shape.k:
+            yield Tiling(False, block_n, block_k, 2 * split, num_stages=stages)
 
 
 def described(cut: Tiling) -> str:
     if cut.by_rows:
-        return f"rows n{cut.block_n} w{cut.num_warps}"
+        return f"rows n{cut.block_n} k{cut.block_k} w{cut.num_warps}"
     return f"tiles n{cut.block_n} k{cut.block_k} /{cut.split_k} w{cut.num_warps} s{cut.num_stages}"
 
 
@@ -154,12 +173,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="print every cut, fastest first")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument("--rows", default="1,2,4,8,16", help="numbers of rows, with commas between")
+    parser.add_argument("--rows", default="1,2,4,16", help="numbers of rows, with commas between")
     options = parser.parse_args()
     print(table_row(("shape", "M", "N", "K", "torch us", "chosen us", "best cut", "us", "TB/s", "speed"), WIDTHS))
     for shape in SHAPES:
         if options.only in shape.name:
-            measure(shape, [int(m) for m in options.rows.split(",")], options.all)
+            rows = [int(m) for m in options.rows.split(",")]
+            measure(shape, [m for m in rows if shape.kind == "linear" or m <= FUSED_ROWS], options.all)
             torch.cuda.empty_cache()
 
 

@@ -13,13 +13,21 @@ pytest.importorskip("triton")
 
 from bough.kernels.skinny_linear import reference
 from bough.kernels.skinny_linear import triton as skinny
-from bough.kernels.skinny_linear.tiling import MAX_WIDTH_BY_ROWS, Tiling, config_for
+from bough.kernels.skinny_linear.tiling import (
+    MAX_WIDTH_BY_ROWS,
+    Tiling,
+    config_for,
+    fused_config_for,
+    fused_worth,
+    worth,
+)
 
 # In the interpreter: a gate far below zero, whose activation is zero as it should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-ROWS = Tiling(True, 16, 0, num_warps=2)
+ROWS = Tiling(True, 16, 128, num_warps=2)
+PIECES = Tiling(True, 8, 32, num_warps=1)
 TILES = Tiling(False, 16, 32)
 SHARED = Tiling(False, 32, 16, split_k=4)
 N, K = 42, 100  # neither is a multiple of any block
@@ -52,7 +60,8 @@ def runs_here(config: Tiling | None, dtype: torch.dtype, device: torch.device) -
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    ("m", "config"), [(1, ROWS), (3, ROWS), (1, TILES), (16, TILES), (1, SHARED), (5, SHARED), (16, SHARED)]
+    ("m", "config"),
+    [(1, ROWS), (3, ROWS), (2, PIECES), (1, TILES), (16, TILES), (1, SHARED), (5, SHARED), (16, SHARED)],
 )
 def test_linear(m: int, config: Tiling, biased: bool, dtype: torch.dtype, device: torch.device) -> None:
     if not runs_here(config, dtype, device):
@@ -65,7 +74,7 @@ def test_linear(m: int, config: Tiling, biased: bool, dtype: torch.dtype, device
     assert distance(y, reference.skinny_linear(wide_x, wide_weight, wide_bias if biased else None)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("config", [ROWS, TILES, SHARED])
+@pytest.mark.parametrize("config", [ROWS, PIECES, TILES, SHARED])
 def test_writes_to_a_given_tensor_and_leaves_what_it_borrowed(config: Tiling, device: torch.device) -> None:
     x, _, _, weight, _ = Operands(2, N, K, torch.float32, device).given
     wide = torch.zeros(2, N + 5, device=device)
@@ -80,12 +89,10 @@ def test_writes_to_a_given_tensor_and_leaves_what_it_borrowed(config: Tiling, de
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("added", "plus_one"), [(False, True), (True, False)])
-@pytest.mark.parametrize(("m", "config"), [(1, ROWS), (3, ROWS), (1, TILES), (16, TILES)])
+@pytest.mark.parametrize(("m", "config"), [(1, ROWS), (3, ROWS), (2, PIECES)])
 def test_norm_linear_and_gate_up(
     m: int, config: Tiling, added: bool, plus_one: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if not runs_here(config, dtype, device):
-        pytest.skip("needs a GPU")
     operands = Operands(m, N, K, dtype, device)
     x, residual, norm_weight, weight, bias = operands.given
     kept = residual.clone()
@@ -106,32 +113,88 @@ def test_norm_linear_and_gate_up(
     assert torch.equal(residual, kept)
 
 
-def test_float16_rows_larger_than_the_norms_weight_allows(device: torch.device) -> None:
-    """By tiles a stream of 30,000 times a weight of 4 would overflow: such products take the norm first."""
-    x, _, _, weight, _ = Operands(2, N, K, torch.float16, device).given
-    norm_weight = torch.full((K,), 4.0, dtype=torch.float16, device=device)
-    y, _ = skinny.skinny_norm_linear(x.sign() * 30000, None, norm_weight, EPS, False, weight, config=TILES)
-    assert distance(y, x.sign().double() * 4 @ weight.double().T) < 2e-3
-
-
 @pytest.mark.parametrize(
-    ("m", "config"), [(17, TILES), (5, ROWS), (1, Tiling(True, 4, 0, split_k=2)), (0, Tiling(False, 16, 32, 2))]
+    ("m", "config"), [(17, TILES), (5, ROWS), (1, Tiling(True, 4, 128, split_k=2)), (1, Tiling(False, 16, 32, 2))]
 )
 def test_refuses_cuts_that_do_not_fit(m: int, config: Tiling, device: torch.device) -> None:
+    many = 16 * skinny.MAX_SHARED_TILES + 1
+    x, weight = torch.zeros(m, 1, device=device), torch.zeros(many, 1, device=device)
+    with pytest.raises(ValueError, match="skinny product"):
+        skinny.skinny_linear(x, weight, config=config)
+
+
+@pytest.mark.parametrize(("m", "config"), [(5, ROWS), (1, TILES)])
+def test_fused_products_are_taken_by_rows_only(m: int, config: Tiling, device: torch.device) -> None:
     x, weight = torch.zeros(m, K, device=device), torch.zeros(2 * N, K, device=device)
-    with pytest.raises(ValueError, match=r"skinny product|cannot be split"):
+    with pytest.raises(ValueError, match="cannot be taken by rows"):
         skinny.skinny_gate_up(x, None, weight[0], EPS, False, weight, "silu", config=config)
+    with pytest.raises(ValueError, match="cannot be taken by rows"):
+        skinny.skinny_norm_linear(x, None, weight[0], EPS, False, weight, config=config)
 
 
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA, (256, 64), (50000, 28672), (896, 4864)])
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_cuts_are_ones_that_the_kernels_take(m: int, n: int, k: int, itemsize: int) -> None:
-    for fused in ({}, {"normed": True}, {"normed": True, "gated": True}):
-        cut = config_for(m, n, k, itemsize, **fused)
-        assert all(side & (side - 1) == 0 and side > 0 for side in (cut.block_n, cut.block_k, cut.split_k))
-        assert not (fused and cut.split_k > 1)
-        assert k <= MAX_WIDTH_BY_ROWS if cut.by_rows else min(cut.block_n, cut.block_k) >= 16
+    cut = config_for(m, n, k, itemsize)
+    fused = [fused_config_for(m, k, itemsize, gated=gated) for gated in (False, True)] if fused_worth(m, n, k) else []
+    for each in (cut, *fused):
+        sides = (each.block_n, each.block_k, each.split_k, each.num_warps)
+        assert all(side & (side - 1) == 0 and side > 0 for side in sides)
+        assert each.num_warps <= 16
+        assert k <= MAX_WIDTH_BY_ROWS if each.by_rows else min(each.block_n, each.block_k) >= 16
+    assert all(each.by_rows for each in fused)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "cut"),
+    [
+        (1, 4096, 1024, Tiling(True, 16, 1024, num_warps=8)),
+        (2, 4096, 1024, Tiling(True, 4, 1024, num_warps=2)),
+        (1, 1024, 3072, Tiling(True, 1, 4096, num_warps=2)),
+        (2, 4096, 4096, Tiling(True, 2, 4096, num_warps=4)),
+        (1, 128256, 4096, Tiling(True, 2, 4096, num_warps=4)),
+        (1, 4096, 14336, Tiling(True, 1, 16384, num_warps=4)),
+        (16, 4096, 1024, Tiling(False, 32, 128, 1, 4, 5)),
+        (16, 1024, 3072, Tiling(False, 32, 128, 4, 4, 5)),
+        (16, 4096, 4096, Tiling(False, 32, 128, 2, 4, 5)),
+        (16, 4096, 14336, Tiling(False, 32, 128, 2, 4, 5)),
+        (16, 28672, 4096, Tiling(False, 64, 128, 1, 4, 5)),
+        (16, 128256, 4096, Tiling(False, 32, 256, 1, 4, 4)),
+    ],
+)
+def test_plain_cuts_are_the_fastest_measured(m: int, n: int, k: int, cut: Tiling) -> None:
+    assert config_for(m, n, k) == cut
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "gated", "cut"),
+    [
+        (1, 1024, False, Tiling(True, 8, 1024, num_warps=4)),
+        (2, 1024, False, Tiling(True, 4, 1024, num_warps=2)),
+        (1, 4096, False, Tiling(True, 4, 4096, num_warps=8)),
+        (1, 1024, True, Tiling(True, 4, 1024, num_warps=4)),
+        (2, 1024, True, Tiling(True, 4, 1024, num_warps=2)),
+        (1, 4096, True, Tiling(True, 2, 4096, num_warps=4)),
+    ],
+)
+def test_fused_cuts_are_the_fastest_measured(m: int, k: int, gated: bool, cut: Tiling) -> None:
+    assert fused_config_for(m, k, gated=gated) == cut
+
+
+def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
+    assert all(worth(1, n, k) for n, k in (*QWEN, *LLAMA))
+    slower = {(6144, 1024), (4096, 14336)}
+    assert {shape for shape in (*QWEN, *LLAMA) if not worth(2, *shape)} == slower
+    tied = slower | {(6144, 4096), (28672, 4096)}
+    for m in (4, 8, 16):
+        assert {shape for shape in (*QWEN, *LLAMA) if not worth(m, *shape)} == tied
+    assert not worth(17, 1024, 1024)
+    assert [(m, k) for m in (1, 2, 4) for k in (1024, 4096) if fused_worth(m, 4096, k)] == [
+        (1, 1024),
+        (1, 4096),
+        (2, 1024),
+    ]
 
 
 @pytest.mark.gpu
@@ -143,7 +206,7 @@ def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     wide_x, wide_residual, wide_norm, wide_weight, wide_bias = operands.exact
     y = skinny.skinny_linear(x, weight, bias)
     assert distance(y, reference.skinny_linear(wide_x, wide_weight, wide_bias)) < 2e-2
-    if k <= 8192:
+    if fused_worth(m, n, k):
         start, wide_start = (x, residual, norm_weight, EPS, False), (wide_x, wide_residual, wide_norm, EPS, False)
         y, _ = skinny.skinny_norm_linear(*start, weight)
         assert distance(y, reference.skinny_norm_linear(*wide_start, wide_weight)[0]) < 2e-2

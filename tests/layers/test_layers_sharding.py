@@ -18,6 +18,7 @@ from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
 from bough.layers.mlp import GatedMLP
+from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.rope import rope_table
 from bough.layers.weights import WeightSlot
@@ -66,6 +67,12 @@ def checkpoint_of(config: ModelConfig) -> dict[str, torch.Tensor]:
     return {slot.name: torch.randn(slot.target.shape) for layer in layers for slot in layer.slots("")}
 
 
+def norm_of(config: ModelConfig) -> RmsNorm:
+    norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_plus_one, placement(Topology()))
+    norm.norm.weight.fill_(1.0)
+    return norm
+
+
 def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -> torch.Tensor:
     layer = SelfAttention(config, 0, placement(topology))
     fill(layer, checkpoint_of(config))
@@ -84,7 +91,8 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
     backend = build_backend("torch")
     backend.prepare(batch)
     ctx = ForwardContext(backend, KVPool(config, TOKENS, 1, torch.float32, CPU, topology), batch)
-    return layer(x, rope_table(config.rope, config.head_dim, TOKENS, CPU), batch.positions, ctx)
+    rope = rope_table(config.rope, config.head_dim, TOKENS, CPU)
+    return layer(x, None, norm_of(config), rope, batch.positions, ctx)[0]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -103,7 +111,7 @@ def test_mlp_of_the_ranks_sums_to_the_whole() -> None:
     def output(topology: Topology) -> torch.Tensor:
         layer = GatedMLP(CONFIG, placement(topology))
         fill(layer, checkpoint_of(CONFIG))
-        return layer(x)
+        return layer(x, None, norm_of(CONFIG))[0]
 
     parts = [output(Topology(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
@@ -115,7 +123,8 @@ def test_partial_results_pass_through_the_given_reduction() -> None:
     for layer in (plain, reduced):
         fill(layer, checkpoint_of(CONFIG))
     x = torch.randn(2, CONFIG.hidden_size)
-    torch.testing.assert_close(reduced(x), plain(x) * 2)
+    norm = norm_of(CONFIG)
+    torch.testing.assert_close(reduced(x, None, norm)[0], plain(x, None, norm)[0] * 2)
 
 
 def test_uneven_shares_are_refused_by_name() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.core.errors import ResourceError
 from bough.loader import catalogue, fetch
 
 
@@ -66,6 +67,20 @@ def test_remove_frees_the_bytes_and_leaves_nothing(home: Path) -> None:
     put_model(catalogue.DEFAULT, 1000)
     assert catalogue.remove(catalogue.DEFAULT) == 1000
     assert list((home / "models").iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_said_in_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put_model(catalogue.DEFAULT, 1000)
+
+    def refuse(*arguments: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(fetch.os, "open", refuse)
+    with pytest.raises(ResourceError, match=f"Cannot delete {path.parent}: Permission denied"):
+        catalogue.remove(catalogue.DEFAULT)
+    with pytest.raises(ResourceError, match=r"Cannot write to .*BOUGH_HOME"):
+        catalogue.pull(catalogue.DEFAULT, progress=False, download=never)
+    assert path.exists()
 
 
 def test_torch_free_modules_load_neither_torch_nor_numpy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ def test_a_hash_names_the_whole_prefix_and_the_namespace() -> None:
     assert len(chain(1, 2, 3, 4, page_size=2)) == 2
     first, second = chain(1, 2)
     assert hash_blocks(ids(2).tobytes(), 4, first, "") == (second,)
-    assert 0 <= second < 2**64
+    assert all(-(2**63) <= h < 2**63 for h in chain(*range(100))) and min(chain(*range(100))) < 0
 
 
 def test_hashes_follow_from_the_tokens_alone() -> None:
@@ -36,7 +37,8 @@ def test_hashes_follow_from_the_tokens_alone() -> None:
     start = blake2b(b"n", digest_size=8).digest()
     first = blake2b(start + b"\x01\0\0\0", digest_size=8).digest()
     second = blake2b(first + b"\x02\0\0\0", digest_size=8).digest()
-    assert chain(1, 2, namespace="n") == (int.from_bytes(first, "big"), int.from_bytes(second, "big"))
+    expected = tuple(int.from_bytes(link, "big", signed=True) for link in (first, second))
+    assert chain(1, 2, namespace="n") == expected
 
 
 def test_a_leaf_is_announced_below_its_parent() -> None:
@@ -47,8 +49,8 @@ def test_a_leaf_is_announced_below_its_parent() -> None:
     tree.insert(ids(1, 2, 3, 4), ids(1, 2), "n")
     tree.insert(ids(1, 2, 3, 4, 5, 6), ids(1, 2, 3), "n")
     assert seen == [
-        BlockStored(hashes[:2], None, (1, 2, 3, 4), 2, "n"),
-        BlockStored(hashes[2:], hashes[1], (5, 6), 2, "n"),
+        BlockStored(hashes[:2], None, (1, 2, 3, 4), 2, namespace="n"),
+        BlockStored(hashes[2:], hashes[1], (5, 6), 2, namespace="n"),
     ]
 
 
@@ -85,7 +87,18 @@ def test_no_listener_no_hashes() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [BlockStored((1, 2**64 - 1), None, (7, 8), 1, "n"), BlockRemoved((3,)), AllBlocksCleared()]
+    ("event", "on_the_wire"),
+    [
+        (
+            BlockStored((1, -(2**63)), -5, (7, 8), 1, namespace="n"),
+            ["BlockStored", [1, -(2**63)], -5, [7, 8], 1, None, "GPU", "n"],
+        ),
+        (BlockStored((1,), None, (7,), 1), ["BlockStored", [1], None, [7], 1, None, "GPU", ""]),
+        (BlockRemoved((3,)), ["BlockRemoved", [3], "GPU"]),
+        (AllBlocksCleared(), ["AllBlocksCleared"]),
+    ],
 )
-def test_events_cross_a_wire(event: KVEvent) -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=KVEvent) == event
+def test_an_event_on_the_wire_is_an_array_that_begins_with_its_name(event: KVEvent, on_the_wire: list[Any]) -> None:
+    encoded = msgspec.msgpack.encode(event)
+    assert msgspec.msgpack.decode(encoded) == on_the_wire
+    assert msgspec.msgpack.decode(encoded, type=KVEvent) == event

@@ -204,7 +204,7 @@ class TreeMachine(RuleBasedStateMachine):
         for start in range(0, len(tokens), self.page_size):
             page = np.array(tokens[start : start + self.page_size], dtype=np.int32).tobytes()
             link = blake2b(link + page, digest_size=8).digest()
-        return int.from_bytes(link, "big")
+        return int.from_bytes(link, "big", signed=True)
 
 
 class PagedTreeMachine(TreeMachine):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
 import zmq
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop, finish_to_dict
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Started, StepOutput, ToClient, ToDetokenizer
-from bough.messages.requests import Abort, FlushCache, ToScheduler
+from bough.messages.requests import Abort, FlushCache, Garbled, Generate, ToScheduler
 from tests.fakes.boxes import generate
 
 
@@ -31,12 +33,54 @@ def test_messages_arrive_whole_and_in_order(tmp_path: Path) -> None:
     context.term()
 
 
-def test_every_output_form_survives_the_wire() -> None:
-    import msgspec
+def receive_frame(folder: Path, frame: bytes) -> list[ToScheduler]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = Addresses.in_folder(folder).scheduler
+    receiver: Receiver[ToScheduler] = Receiver(context, address, ToScheduler, Garbled)
+    socket = context.socket(zmq.PUSH)
+    socket.connect(address)
+    socket.send(frame)
+    received = receiver.receive(5.0)
+    receiver.close()
+    context.destroy()
+    return received
 
+
+@pytest.mark.parametrize("field", Generate.__struct_fields__)
+def test_a_wrong_type_in_any_field_of_a_request_is_handed_on_as_garbled(tmp_path: Path, field: str) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(generate(7, [1, 2], priority=1, stream=True)))
+    (message,) = receive_frame(tmp_path, msgspec.msgpack.encode({**fields, field: [["wrong"]]}))
+    assert isinstance(message, Garbled) and field in message.error
+    assert message.handle == (None if field == "handle" else 7)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa6handle\xa1\xff"])
+def test_noise_is_garbled_and_belongs_to_nobody(tmp_path: Path, frame: bytes) -> None:
+    (message,) = receive_frame(tmp_path, frame)
+    assert isinstance(message, Garbled) and message.handle is None and message.error
+
+
+def test_all_of_several_messages_go_out_or_none(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = Addresses.in_folder(tmp_path).scheduler
+    receiver: Receiver[ToScheduler] = Receiver(context, address, ToScheduler)
+    sender = Sender(context, address)
+    with pytest.raises(OverflowError):
+        sender.send(Abort(1), Abort(2**70))
+    sender.send(Abort(3), Abort(4))
+    received: list[ToScheduler] = []
+    while len(received) < 2:
+        received += receiver.receive(5.0)
+    assert received == [Abort(3), Abort(4)]
+    sender.close()
+    receiver.close()
+    context.term()
+
+
+def test_every_output_form_survives_the_wire() -> None:
     run = LogprobRun(b"\0" * 4, b"\0" * 4, 0, b"", b"", b"")
     endings = [Ended(1, FinishStop(3), 0), Ended(2, FinishStop("x"), 1), Ended(3, FinishAbort("no", 500), 0)]
-    step = StepOutput(b"12345678", b"1234", [Started(1, 2, 0.5, run)], endings, {1: run})
+    step = StepOutput(b"12345678", b"1234", [Started(1, 9, 2, 0.5, run)], endings, {1: run}, {2: 1})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=ToDetokenizer) == step
     deltas = Deltas([Delta(1, "a", b"", None, [run], FinishLength(2), 1)])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=ToClient) == deltas

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.settings import MemorySettings
+from bough.memory.tree import Audit, audit_pages
 from bough.messages.requests import Abort, FlushCache, GetState, LogprobRequest, Shutdown, StreamEnded
+from bough.scheduler import loop
+from tests.fakes.boxes import generate
 from tests.fakes.executor import VOCAB, FakeExecutor, oracle
 from tests.fakes.scheduler_bench import Bench
 
 OVERLAP = pytest.mark.parametrize("disable_overlap_schedule", [False, True])
 MIXED = pytest.mark.parametrize("enable_mixed_chunk", [False, True])
-PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
+PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -25,7 +31,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 def test_many_requests_get_what_each_would_get_alone(
     page_size: int, enable_mixed_chunk: bool, disable_overlap_schedule: bool
 ) -> None:
-    executor = FakeExecutor(rows=4, pages=512 // page_size, page_size=page_size, chunk_tokens=16)
+    executor = FakeExecutor(rows=4, pages=512 // page_size, page_size=page_size, chunk_tokens=max(16, page_size))
     bench = Bench(executor, enable_mixed_chunk=enable_mixed_chunk, disable_overlap_schedule=disable_overlap_schedule)
     prompts = {h: prompt_of(h, 3 + 5 * h % 40) for h in range(12)}
     for handle, prompt in prompts.items():
@@ -37,16 +43,18 @@ def test_many_requests_get_what_each_would_get_alone(
 
 
 @OVERLAP
-@PAGE_SIZES
-def test_a_small_pool_retracts_and_loses_nothing(page_size: int, disable_overlap_schedule: bool) -> None:
-    executor = FakeExecutor(rows=6, pages=96 // page_size, page_size=page_size)
+@pytest.mark.parametrize(("page_size", "pages", "max_new"), [(1, 96, 30), (4, 24, 30), (16, 6, 30), (64, 8, 70)])
+def test_a_small_pool_retracts_and_loses_nothing(
+    page_size: int, pages: int, max_new: int, disable_overlap_schedule: bool
+) -> None:
+    executor = FakeExecutor(rows=6, pages=pages, page_size=page_size, context_length=100, chunk_tokens=64)
     # A conservativeness of 0 reserves nothing for the future, so the pool must overflow.
     bench = Bench(executor, disable_overlap_schedule=disable_overlap_schedule, schedule_conservativeness=0.0)
     for handle in range(6):
-        bench.ask(handle, prompt_of(handle, 10 + handle), max_new_tokens=30)
+        bench.ask(handle, prompt_of(handle, 10 + handle), max_new_tokens=max_new)
     bench.run()
     for handle in range(6):
-        assert bench.out.outputs[handle] == oracle(prompt_of(handle, 10 + handle), 30)
+        assert bench.out.outputs[handle] == oracle(prompt_of(handle, 10 + handle), max_new)
     assert sum(bench.out.retractions.values()) > 0
 
 
@@ -211,8 +219,6 @@ def test_prompt_logprobs_start_where_asked_and_cap_the_match() -> None:
     bench.run()
     run = bench.out.started[2].input_logprobs
     assert run is not None and bench.out.started[2].cached_tokens == 4
-    import numpy as np
-
     assert np.frombuffer(run.tokens, np.int32).tolist() == prompt[5:]
     bench.ask(3, prompt, max_new_tokens=1, logprobs=LogprobRequest(start=17))
     bench.run()
@@ -231,6 +237,108 @@ def test_waiting_and_running_timeouts() -> None:
     bench.now = 30.0
     bench.run()
     assert isinstance(bench.out.ended[1], FinishAbort) and "ran longer" in bench.out.ended[1].message
+
+
+def preempted_bench(**settings: float) -> Bench:
+    """Request 1 ran for ten seconds in the only row, then an urgent request took it; the clock stands at ten."""
+    executor = FakeExecutor(rows=1, context_length=600, pages=600)
+    bench = Bench(executor, schedule_policy="priority", **settings)
+    bench.ask(1, prompt_of(1, 5), max_new_tokens=500)
+    bench.turn(3)
+    bench.now = 10.0
+    bench.ask(2, prompt_of(2, 5), max_new_tokens=500, priority=50)
+    bench.turn(3)
+    assert 2 in bench.out.started and 1 not in bench.out.ended
+    return bench
+
+
+def test_a_retracted_request_has_not_waited_while_it_ran() -> None:
+    bench = preempted_bench(waiting_timeout_s=5.0)
+    bench.now = 14.0
+    bench.turn()
+    assert 1 not in bench.out.ended
+    bench.now = 16.0
+    bench.turn()
+    assert isinstance(bench.out.ended[1], FinishAbort) and "waited" in bench.out.ended[1].message
+
+
+def test_a_retracted_request_does_not_run_while_it_waits() -> None:
+    bench = preempted_bench(running_timeout_s=15.0)
+    bench.now = 20.0
+    bench.submit(Abort(2))
+    bench.turn(3)  # request 1 runs again
+    bench.now = 24.0
+    bench.turn()
+    assert 1 not in bench.out.ended
+    bench.now = 26.0
+    bench.turn()
+    assert isinstance(bench.out.ended[1], FinishAbort) and "ran longer" in bench.out.ended[1].message
+
+
+def test_queue_time_ends_when_a_request_is_first_admitted() -> None:
+    bench = Bench(FakeExecutor(rows=1))
+    bench.ask(1, prompt_of(1, 5), max_new_tokens=20)
+    bench.ask(2, prompt_of(2, 5), max_new_tokens=1)
+    bench.turn(2)
+    bench.now = 3.0
+    bench.run()
+    assert [bench.out.started[h].queue_time_s for h in (1, 2)] == [0.0, 3.0]
+
+
+@pytest.mark.parametrize("max_prefill_tokens", [1, 8, 17])
+def test_a_prefill_limit_below_a_page_means_a_page(max_prefill_tokens: int) -> None:
+    executor = FakeExecutor(page_size=16, pages=16, chunk_tokens=32)
+    bench = Bench(executor, max_prefill_tokens=max_prefill_tokens)
+    bench.ask(1, prompt_of(1, 40), max_new_tokens=3)
+    bench.run(limit=50)
+    assert bench.out.outputs[1] == oracle(prompt_of(1, 40), 3)
+    assert max(plan.query_lens.sum() for plan in executor.plans) <= max(16, max_prefill_tokens)
+
+
+def test_a_scheduler_that_can_neither_run_nor_wait_stops_with_a_message() -> None:
+    # An executor that breaks its promise: its steps are smaller than a page and smaller than the prompt.
+    bench = Bench(FakeExecutor(page_size=16, pages=16, chunk_tokens=8))
+    bench.ask(1, prompt_of(1, 40), max_new_tokens=3)
+    with pytest.raises(RuntimeError, match=r"1 requests \(1 of them waiting\).*defect"):
+        bench.turn()
+
+
+def test_the_books_are_checked_when_it_stays_quiet_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    audits: list[int] = []
+
+    def audit(*books: Any) -> Audit:
+        audits.append(len(bench.out.ended))
+        return audit_pages(*books)
+
+    monkeypatch.setattr(loop, "audit_pages", audit)
+    bench = Bench()
+    bench.ask(1, prompt_of(1, 5), max_new_tokens=2)
+    bench.inbox.later = [[generate(2, prompt_of(2, 5), max_new_tokens=2)], [generate(3, prompt_of(3, 5))]]
+    bench.run()
+    assert audits == [3], "once, and after all three: each next request came within the quiet second"
+    assert bench.inbox.waits == [1.0, 1.0, 1.0, None]
+    bench.submit(GetState(1))
+    bench.run()
+    assert audits == [3], "nothing has run since"
+
+
+def test_postponed_work_is_done_before_the_scheduler_waits() -> None:
+    executor = FakeExecutor()
+    bench = Bench(executor)
+    executor.postponed = 3
+    bench.submit(GetState(1))
+    bench.turn(3)
+    assert executor.postponed == 0 and bench.inbox.waits == []
+    bench.run()
+    assert bench.out.replies[0].data["warming_up"] and bench.inbox.waits == [None]
+
+
+def test_two_requests_may_have_the_same_rid() -> None:
+    bench = Bench(FakeExecutor(page_size=4, pages=32))  # the audit of every turn sees the pages of both
+    for handle in (1, 2):
+        bench.ask(handle, prompt_of(handle, 5), max_new_tokens=3, rid="same")
+    bench.run()
+    assert all(bench.out.outputs[h] == oracle(prompt_of(h, 5), 3) for h in (1, 2))
 
 
 def test_an_urgent_request_preempts_and_the_other_resumes() -> None:

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.settings import SCHEDULE_POLICIES, MemorySettings
-from bough.messages.requests import Abort, StreamEnded
+from bough.messages.requests import Abort, LogprobRequest, StreamEnded
 from tests.fakes.executor import FakeExecutor, oracle
 from tests.fakes.scheduler_bench import Bench
 
 # Few different tokens and short prompts: shared prefixes, splits and duplicates are the rule.
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
-ASK = st.tuples(st.just("ask"), PROMPTS, st.integers(0, 14), st.integers(0, 40), st.sampled_from(["", "x"]))
+# Prompt logprobs are computed anew although the tree has their pages, which makes duplicates that must be swapped.
+STARTS = st.sampled_from([None, None, -1, 0, 5])
+ASK = st.tuples(st.just("ask"), PROMPTS, st.integers(0, 14), st.integers(0, 40), st.sampled_from(["", "x"]), STARTS)
 END = st.tuples(st.sampled_from(["abort", "end"]), st.integers(0, 30))
 TURN = st.tuples(st.just("turn"), st.integers(1, 6))
 CONFIG = st.fixed_dictionaries(
@@ -41,9 +43,11 @@ def test_any_load_ends_well(actions: list, config: dict, machine: tuple, share: 
     ended_early: set[int] = set()
     for action in actions:
         match action:
-            case ("ask", prompt, max_new, priority, namespace):
+            case ("ask", prompt, max_new, priority, namespace, start):
+                options = {"max_new_tokens": max_new, "priority": priority, "namespace": namespace}
+                logprobs = None if start is None else LogprobRequest(start=start)
+                bench.ask(len(asked), prompt, logprobs=logprobs, **options)
                 asked[len(asked)] = (prompt, max_new)
-                bench.ask(len(asked) - 1, prompt, max_new_tokens=max_new, priority=priority, namespace=namespace)
             case ("abort", handle):
                 bench.submit(Abort(handle))
             case ("end", handle):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bough import Engine, RequestError
+from bough import Engine, RequestError, SamplingParams
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
 FRANCE = "The capital of France is"
@@ -175,6 +175,15 @@ def test_prompt_logprobs_equal_those_of_generating_the_same_tokens(engine: Engin
         ({"prompt": "a", "input_ids": [1]}, "exactly one"),
         ({}, "exactly one"),
         ({"prompt": "a\ud800b"}, "surrogate"),
+        ({"prompt": {"a": 1}}, "list of strings"),
+        ({"prompt": "a", "rid": 5}, "rid must be a string"),
+        ({"prompt": "a", "rid": "\ud800"}, "surrogate"),
+        ({"prompt": "a", "priority": 2**70}, "priority"),
+        ({"prompt": "a", "sampling_params": SamplingParams(n="x")}, "whole number"),  # type: ignore[arg-type]
+        ({"prompt": "a", "sampling_params": {"sampling_seed": 2**64}}, "sampling_seed"),
+        ({"prompt": "a", "sampling_params": {"stop_token_ids": [2**64]}}, "stop_token_ids"),
+        ({"prompt": "a", "sampling_params": {"logit_bias": {2**65: 1}}}, "logit_bias"),
+        ({"prompt": "a", "return_logprob": True, "logprob_start_len": 2**70}, "logprob_start_len"),
     ],
 )
 def test_bad_input_gets_a_clear_error_and_the_engine_serves_on(
@@ -183,6 +192,48 @@ def test_bad_input_gets_a_clear_error_and_the_engine_serves_on(
     with pytest.raises(RequestError, match=words):
         engine.generate(**arguments)
     assert text_of(engine.generate(FRANCE, {**GREEDY, "max_new_tokens": 2})).startswith(" Paris")
+
+
+def test_parameters_made_by_hand_may_hold_a_single_stop(engine: Engine) -> None:
+    stopped = engine.generate(FRANCE, SamplingParams(temperature=0, max_new_tokens=16, stop=" Paris"))  # type: ignore[arg-type]
+    assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": " Paris"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reader_who_pauses_gets_what_has_come_in_few_pieces(engine: Engine, count: int) -> None:
+    sampling = {**GREEDY, "max_new_tokens": 60, "ignore_eos": True}
+    prompts = [FRANCE, "Two plus two is"][:count]
+    stream = engine.generate(prompts, sampling, stream=True)
+    next(stream)
+    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+        pass  # the reader's pause: until the engine is through
+    rest = list(stream)
+    # Per prompt: what has come meanwhile, and perhaps the last delta, which may still have been under way.
+    assert len(rest) <= 2 * count and all(len(p["output_ids"]) == 60 for p in rest[-count:])
+
+
+def test_an_id_in_use_is_refused_and_a_longer_one_is_another(engine: Engine) -> None:
+    long = {"max_new_tokens": 3000, "ignore_eos": True}
+    one, two = (engine.generate(FRANCE, long, stream=True, rid=rid) for rid in ("job", "job-2"))
+    next(one)
+    next(two)
+    with pytest.raises(RequestError, match="'job' is in use"):
+        engine.generate(FRANCE, GREEDY, rid="job")
+    engine.abort_request("job")
+    assert list(one)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert next(two)["meta_info"]["finish_reason"] is None
+    two.close()
+    assert engine.generate(FRANCE, GREEDY, rid="job")["meta_info"]["id"] == "job"
+
+
+def test_answers_carry_the_prompt_on_demand_and_the_model_is_described(engine: Engine) -> None:
+    assert engine.tokenizer is not None
+    meta = engine.generate(FRANCE, GREEDY, return_prompt_token_ids=True)["meta_info"]
+    assert meta["prompt_token_ids"] == engine.tokenizer.encode(FRANCE)
+    assert (meta["weight_version"], meta["reasoning_tokens"]) == ("default", 0)
+    info = engine.get_model_info()
+    assert info["is_generation"] is True and info["served_model_name"] == "SmolLM2-135M-Instruct"
+    assert info["model_path"].endswith(".gguf") and info["tokenizer_path"] == info["model_path"]
 
 
 def test_one_bad_prompt_of_a_batch_leaves_the_others_alone(engine: Engine) -> None:

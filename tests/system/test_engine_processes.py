@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,12 +10,25 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bough import Engine, EngineDeadError, ModelError, ResourceError, SettingsError
+import bough
+from bough import (
+    Engine,
+    EngineDeadError,
+    ModelError,
+    RequestError,
+    ResourceError,
+    SamplingParams,
+    SettingsError,
+)
+from bough.client.inputs import Inputs
+from bough.launch.link import Link
+from tests.conftest import TINY_LLAMA
 
 PATIENCE_S = 60.0
 
@@ -135,6 +149,31 @@ def test_control_c_in_generate_aborts_and_ends_cleanly(tiny_model: Path) -> None
     assert out.split() == ["aborted", "0", "2"] and process.returncode == 0, err
 
 
+def test_control_c_in_a_stream_aborts_it_and_the_engine_serves_on(tiny_model: Path) -> None:
+    body = """
+    e = start(context_length=4096)
+    sampling = {"max_new_tokens": 4000, "ignore_eos": True}
+    try:
+        for i, piece in enumerate(e.generate(input_ids=[1, 2], sampling_params=sampling, stream=True, rid="r")):
+            if i == 5:
+                print("up", flush=True)
+    except KeyboardInterrupt:
+        for _ in range(500):
+            if e.get_server_info()["internal_states"][0]["num_running_reqs"] == 0:
+                break
+            time.sleep(0.01)
+        print("aborted", e.get_server_info()["internal_states"][0]["num_running_reqs"], flush=True)
+        sampling["max_new_tokens"] = 2
+        print(len(e.generate(input_ids=[3], sampling_params=sampling, rid="r")["output_ids"]))
+    """
+    process = run_script(body, tiny_model, wait=False)
+    assert process.stdout is not None and process.stdout.readline().strip() == "up"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert out.split() == ["aborted", "0", "2"] and process.returncode == 0, err
+    assert "Traceback" not in err
+
+
 def test_an_idle_engine_burns_no_cpu(tiny_model: Path) -> None:
     with tiny_engine(tiny_model) as engine:
         engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 4})
@@ -164,6 +203,117 @@ def test_a_start_that_cannot_work_says_why(
     with pytest.raises(kind, match=words):
         Engine(**settings)
     assert not children_of(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"config.json": '{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}'}, "MambaForCausalLM"),
+        ({"config.json": '{"architectures": '}, r"config\.json"),
+        ({"config.json": json.dumps(TINY_LLAMA), "model.safetensors": "\x7f" * 500}, r"model\.safetensors is damaged"),
+        ({"config.json": json.dumps(TINY_LLAMA)}, "has no tokenizer"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_is_told_what_matters_most(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelError, match=words):
+        Engine(tmp_path)
+    assert not children_of(os.getpid())
+
+
+def test_a_childs_own_error_is_preferred_to_a_missing_tokenizer(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = threading.Event()
+    die = Link.die
+
+    def note(self: Link, error: EngineDeadError) -> None:
+        died.set()
+        die(self, error)
+
+    def no_tokenizer(*arguments: object) -> None:
+        assert died.wait(PATIENCE_S)
+        raise ModelError("has no tokenizer")
+
+    monkeypatch.setattr(Link, "die", note)
+    monkeypatch.setattr("bough.launch.engine.open_tokenizer", no_tokenizer)
+    with pytest.raises(ResourceError, match="max-total-tokens"):
+        tiny_engine(tiny_model, max_total_tokens=10**12)
+
+
+def test_a_request_that_slips_past_the_checks_is_refused_alone(tiny_model: Path) -> None:
+    with tiny_engine(tiny_model) as engine:
+        prompt = engine._reader.read(input_ids=[1, 2, 3]).prompts[0]
+        wrong = {"rid": 5, "seed": "x", "namespace": 7, "priority": 1.5, "logprobs": 3}
+        wrong["sampling"] = SamplingParams(stop="x")  # type: ignore[arg-type]
+        for field, value in wrong.items():
+            inputs = Inputs((replace(prompt, **{field: value}),), batched=False)  # type: ignore[arg-type]
+            with pytest.raises(RequestError, match="cannot be read"):
+                engine._wait(engine._client.generate(inputs))
+        assert "output_ids" in engine.generate(input_ids=[1], sampling_params={"max_new_tokens": 2})
+
+
+def test_a_cut_prompt_is_billed_as_it_was_used(tiny_model: Path) -> None:
+    with tiny_engine(tiny_model, context_length=64, allow_auto_truncate=True) as engine:
+        ids = [2 + i % 100 for i in range(200)]
+        output = engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 4}, return_prompt_token_ids=True)
+        assert output["meta_info"]["prompt_tokens"] == 63 and output["meta_info"]["prompt_token_ids"] == ids[:63]
+
+
+def test_files_in_the_users_folder_are_not_imported(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('a stranger was imported')")
+    code = f"""
+    import bough
+    with bough.Engine({str(tiny_model)!r}, load_format="dummy", skip_tokenizer_init=True, max_total_tokens=4096) as e:
+        print(len(e.generate(input_ids=[1], sampling_params=dict(max_new_tokens=2, ignore_eos=True))["output_ids"]))
+    """
+    script = tmp_path / "elsewhere" / "script.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(code))
+    path = os.pathsep.join([str(Path(bough.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "2", done.stderr
+
+
+def test_an_engine_that_is_forgotten_on_its_own_thread_still_ends(tiny_model: Path) -> None:
+    engine = tiny_engine(tiny_model)
+    children = children_of(os.getpid())
+    loop, finalize = engine._link.loop, engine._at_exit
+    loop.call_soon_threadsafe(finalize)  # as the garbage collector does, when it runs there
+    wait_gone(children)
+    for thread in threading.enumerate():
+        if thread.name == "bough-cleanup":
+            thread.join(PATIENCE_S)
+    assert loop.is_closed()
+
+
+def test_sigterm_ends_a_command_in_order(tiny_model: Path, tmp_path: Path) -> None:
+    load = ["--num-prompts", "1", "--input-len", "4", "--output-len", "4000", "--vocab", "100"]
+    options = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens", "4096", "--cpu-threads", "1"]
+    command = [sys.executable, "-m", "bough.cli.main", "bench", "offline", *load, *options]
+    command += ["--model", str(tiny_model), "--context-length", "4096", "--repeat", "1000"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while len(children := children_of(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children) == 2 and list(tmp_path.glob("bough-*"))
+    process.terminate()
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143 and errors == ""
+    wait_gone(children)
+    assert list(tmp_path.glob("bough-*")) == []
 
 
 def test_an_unsupported_architecture_lists_the_supported_ones(tmp_path: Path) -> None:

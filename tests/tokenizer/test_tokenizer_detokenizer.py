@@ -33,7 +33,7 @@ class Outlet:
 def start(stream: bool = True, interval: int = 1, **sampling: Any) -> tuple[Detokenizer, Outlet]:
     outlet = Outlet()
     detokenizer = Detokenizer(ByteTokenizer(), outlet, interval)  # type: ignore[arg-type]
-    detokenizer.handle(Open(1, SamplingParams.parse(sampling), b"", 3, stream))
+    detokenizer.handle(Open(1, SamplingParams.parse(sampling), b"", stream))
     return detokenizer, outlet
 
 
@@ -122,20 +122,20 @@ def test_start_and_logprobs_travel_with_their_tokens() -> None:
         StepOutput(
             np.array([1], dtype=np.int64).tobytes(),
             np.array([97], dtype=np.int32).tobytes(),
-            [Started(1, 5, 0.0)],
+            [Started(1, 9, 5, 0.0)],
             [],
             {1: run},
         )
     )
     detokenizer.handle(step(98, logprobs={1: run}))
     detokenizer.handle(step(99, FinishLength(3), logprobs={1: run}))
-    assert [len(d.logprobs) for d in outlet.items] == [1, 2] and outlet.items[0].started == Started(1, 5, 0.0)
+    assert [len(d.logprobs) for d in outlet.items] == [1, 2] and outlet.items[0].started == Started(1, 9, 5, 0.0)
     assert outlet.items[1].started is None
 
 
 def test_a_regex_that_cannot_be_searched_ends_that_request_alone() -> None:
     detokenizer, outlet = start(stop_regex=[r"(\w+\s?)+\d\d\d$"])
-    detokenizer.handle(Open(2, SamplingParams(), b"", 3, True))
+    detokenizer.handle(Open(2, SamplingParams(), b"", True))
     for _ in range(5000):
         detokenizer.handle(step(ord("a")))
         if outlet.stopped:
@@ -143,6 +143,34 @@ def test_a_regex_that_cannot_be_searched_ends_that_request_alone() -> None:
     assert outlet.stopped == [1] and isinstance(outlet.items[-1].finish, FinishAbort)
     detokenizer.handle(step(ord("b"), FinishLength(1), handle=2))
     assert outlet.items[-1].handle == 2 and outlet.items[-1].text == "b"
+
+
+def test_a_slow_regex_in_the_flush_ends_that_request_alone() -> None:
+    detokenizer, outlet = start(stop_regex=[r"(\w+\s?)+\d\d\d$"])
+    detokenizer.handle(Open(2, SamplingParams(), b"", True))
+    stops = detokenizer._streams[1].stops
+    assert stops is not None
+    stops._spent_s = 1e9  # every search from now on is one too many
+    detokenizer.handle(StepOutput(b"", b"", [], [Ended(1, FinishLength(0), 0)]))
+    assert isinstance(outlet.items[-1].finish, FinishAbort) and outlet.stopped == []
+    detokenizer.handle(step(ord("b"), FinishLength(1), handle=2))
+    assert outlet.items[-1].text == "b"
+
+
+def test_a_stop_that_half_a_character_completes_counts() -> None:
+    detokenizer, outlet = start(stop=["b\ufffd"])
+    feed(detokenizer, "abé".encode()[:3], FinishLength(3))
+    assert text_of(outlet) == "a" and outlet.items[-1].finish == FinishStop("b\ufffd")
+    detokenizer, outlet = start(stop=["b\ufffd"])
+    feed(detokenizer, "abé".encode()[:3], FinishAbort("gone", 499))
+    assert outlet.items[-1].finish == FinishAbort("gone", 499)
+
+
+def test_retractions_are_known_when_a_stop_string_ends_the_stream() -> None:
+    detokenizer, outlet = start(stop=["b"])
+    detokenizer.handle(step(ord("a")))
+    detokenizer.handle(step(ord("b"), retractions={1: 3, 99: 1}))
+    assert outlet.items[-1].finish == FinishStop("b") and outlet.items[-1].retractions == 3
 
 
 def test_shutdown_ends_the_loop() -> None:

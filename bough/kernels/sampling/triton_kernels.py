@@ -117,31 +117,30 @@ def pick_kernel(
     if usable:
         if tl.load(random + row):
             number = uniform(tl.load(seed + row), position)
-            k, p, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-            limited = (k < vocab_size) | (p < 1.0) | (least > 0.0)
-            if FILTERED & limited:
-                token = draw_filtered(
-                    line,
-                    found + place * groups * SEGMENT,
-                    found_ids + place * groups * SEGMENT,
-                    counts + place * groups,
-                    tl.load(floors + place),
-                    groups,
-                    tl.sum(masses, 0),
-                    peak,
-                    scale,
-                    k,
-                    p,
-                    least,
-                    number,
-                    vocab_size,
-                    SHIFT,
-                    GROUPS,
-                    SEGMENT,
-                    BLOCK,
-                )
-            else:
-                token = draw_any(line, masses, number, peak, scale, vocab_size, TILES, TILE)
+            token = draw_any(line, masses, number, peak, scale, vocab_size, TILES, TILE)
+            if FILTERED:  # by itself, so that it is decided when the kernel is compiled
+                k, p, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+                if (k < vocab_size) | (p < 1.0) | (least > 0.0):
+                    token = draw_filtered(
+                        line,
+                        found + place * groups * SEGMENT,
+                        found_ids + place * groups * SEGMENT,
+                        counts + place * groups,
+                        tl.load(floors + place),
+                        groups,
+                        tl.sum(masses, 0),
+                        peak,
+                        scale,
+                        k,
+                        p,
+                        least,
+                        number,
+                        vocab_size,
+                        SHIFT,
+                        GROUPS,
+                        SEGMENT,
+                        BLOCK,
+                    )
         else:
             token = first_best(line, tops, peak, vocab_size, TILES, TILE)
     tl.store(tokens + place, token.to(tl.int64))

@@ -1,4 +1,5 @@
-"""The device code of the skinny products: one kernel by rows, one by tiles, each with a norm before or a gate behind.
+"""The device code of the skinny products: one kernel by rows, which may have a norm before it and a gate behind, and
+one by tiles.
 
 A tensor that a product does not have is given as None, and the code for it is then not compiled.
 """
@@ -32,13 +33,19 @@ def product_by_rows(
     PLUS_ONE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
-    """Weight rows whole and in registers, used by each row of `x` in turn."""
+    """Weight rows whole and in registers, used by each row of `x` in turn.
+
+    They are held as [rows, pieces, inputs of a piece]. Triton deals out the warps along the last side first and along
+    the first side next: where a piece is what one warp reads at once, each warp has rows of its own, and sums them
+    without waiting for the others.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    inside = (n < N)[:, None] & (k < K)[None, :]
-    offsets = n.to(tl.int64)[:, None] * K + k[None, :]
+    k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    inside = (n < N)[:, None, None] & (k < K)[None, :, :]
+    offsets = n.to(tl.int64)[:, None, None] * K + k[None, :, :]
     w = tl.load(weight + offsets, mask=inside, other=0.0, eviction_policy="evict_first")
     if up_weight is not None:
         u = tl.load(up_weight + offsets, mask=inside, other=0.0, eviction_policy="evict_first")
@@ -49,83 +56,60 @@ def product_by_rows(
                 held = tl.load(residual + m * residual_stride + k, mask=k < K, other=0.0)
                 row = (row.to(tl.float32) + held.to(tl.float32)).to(row.dtype)
                 tl.store(stream + m * K + k, row, mask=(k < K) & (tl.program_id(0) == 0))
+            scale = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
+            if PLUS_ONE:
+                scale += 1.0
             wide = row.to(tl.float32)
-            inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / K + eps)
-            row = (wide * inverse * _norm_scale(norm_weight, k, K, PLUS_ONE)).to(row.dtype)
-        y = tl.sum(w.to(tl.float32) * row.to(tl.float32)[None, :], axis=1)
+            row = (wide * tl.rsqrt(tl.sum(wide * wide) / K + eps) * scale).to(row.dtype)
+        y = _sums(w, row)
         if bias is not None:
             y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
         y = y.to(row.dtype)
         if up_weight is not None:
-            y = gated(y, tl.sum(u.to(tl.float32) * row.to(tl.float32)[None, :], axis=1).to(row.dtype), ACTIVATION)
+            y = gated(y, _sums(u, row).to(row.dtype), ACTIVATION)
         tl.store(out + m * out_stride + n, y, mask=n < N)
+
+
+@triton.jit
+def _sums(w, row):
+    """The products of weight rows [rows, pieces, piece] with a row [pieces, piece] of `x`."""
+    return tl.sum(tl.sum(w.to(tl.float32) * row.to(tl.float32)[None, :, :], axis=1), axis=1)
 
 
 @triton.jit(do_not_specialize=["M"])
 def product_by_tiles(
     x,
-    residual,
-    norm_weight,
     weight,
-    up_weight,
     bias,
     out,
-    stream,
     partials,
     arrivals,
     x_stride,
-    residual_stride,
     out_stride,
-    eps,
     M,
     N,
     K: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
 ):
-    """Tiles of the weight on tensor cores, `x` padded to their smallest side.
-
-    A norm is folded in: the rows are scaled by its weight on the way in and by the inverse of their length on the way
-    out, so that the length can be summed in the same pass over `x` that multiplies.
-    """
+    """Tiles of the weight on tensor cores, `x` padded to their smallest side."""
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     weight_rows = n.to(tl.int64)[:, None] * K
     share: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for start in range(0, share, BLOCK_K):
         k = split * share + start + tl.arange(0, BLOCK_K)
         here = (m < M)[:, None] & (k < K)[None, :]
         rows = tl.load(x + m[:, None] * x_stride + k[None, :], mask=here, other=0.0)
-        if norm_weight is not None:
-            if residual is not None:
-                held = tl.load(residual + m[:, None] * residual_stride + k[None, :], mask=here, other=0.0)
-                rows = (rows.to(tl.float32) + held.to(tl.float32)).to(rows.dtype)
-                # The programs share the writing; not in place, since others may still read the old stream.
-                mine = here & (m % tl.num_programs(0) == tile)[:, None]
-                tl.store(stream + m[:, None] * K + k[None, :], rows, mask=mine)
-            wide = rows.to(tl.float32)
-            squares += wide * wide
-            rows = (wide * _norm_scale(norm_weight, k, K, PLUS_ONE)[None, :]).to(rows.dtype)
         inside = (n < N)[:, None] & (k < K)[None, :]
         w = tl.load(weight + weight_rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(rows, w.T, acc, input_precision="ieee")
-        if up_weight is not None:
-            u = tl.load(up_weight + weight_rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-            up_acc = tl.dot(rows, u.T, up_acc, input_precision="ieee")
 
     target = out + m[:, None] * out_stride + n[None, :]
     written = (m < M)[:, None] & (n < N)[None, :]
-    if norm_weight is not None:
-        inverse = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
-        acc *= inverse
-        up_acc *= inverse
     if SPLIT_K > 1:
         part = tl.num_programs(0) * BLOCK_M * BLOCK_N
         own = partials + (tile * BLOCK_M + m[:, None]) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -139,19 +123,7 @@ def product_by_tiles(
             tl.store(target, _with_bias(total, bias, n, N).to(out.dtype.element_ty), mask=written)
             tl.store(arrivals + tile, 0)  # as the next product finds it
     else:
-        y = _with_bias(acc, bias, n, N).to(out.dtype.element_ty)
-        if up_weight is not None:
-            y = gated(y, up_acc.to(out.dtype.element_ty), ACTIVATION)
-        tl.store(target, y, mask=written)
-
-
-@triton.jit
-def _norm_scale(norm_weight, k, K: tl.constexpr, PLUS_ONE: tl.constexpr):
-    """The factors of the norm at inputs `k`."""
-    scale = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
-    if PLUS_ONE:
-        scale += 1.0
-    return scale
+        tl.store(target, _with_bias(acc, bias, n, N).to(out.dtype.element_ty), mask=written)
 
 
 @triton.jit

@@ -1,9 +1,11 @@
-"""How a skinny product is cut into programs: a pure function of its shape, to be tuned by measurement.
+"""How a skinny product is cut into programs, and when it is worth taking: pure functions of its shape.
 
 There are two ways. *By rows*, a program holds the whole length of a few weight rows in registers: every byte it will
 ever need is asked for at once, which is what counts when the weight is small and latency is all of the time. *By
 tiles*, a program streams its rows through shared memory a tile at a time and multiplies on tensor cores, which costs
 the same for 1 row of `x` as for 16 and keeps many bytes in flight for as long as the weight lasts.
+
+The rules below follow what an H200 measured for the products of a 0.6B and an 8B model (`gpu_bench_linear.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from dataclasses import dataclass
 MAX_ROWS = 16  # the smallest side of a tensor-core product
 MAX_ROWS_BY_ROWS = 4  # beyond, multiplying without tensor cores takes longer than reading the weight
 MAX_WIDTH_BY_ROWS = 16384  # longer weight rows do not fit the registers of a program
-WAVE = 256  # programs that keep a large device busy
+
+LONG_ROW = 4096  # inputs; up to here two rows of `x` are still multiplied faster than a weight row is read
+FEW_OUTPUTS = 4096  # fewer than fill a device with wide tiles: libraries leave part of it idle
+MANY_OUTPUTS = 65536  # a vocabulary's worth: long enough for the rate of reading to be all that counts
+WAVE = 128  # programs by tiles that keep a large device busy, about one for each multiprocessor
+SPLIT_INPUTS = 2048  # inputs that are worth a program of their own even when the device is busy
+WARP_BYTES = 4 << 10  # of the weight: eight pieces of 16 bytes for each thread
+MAX_WARP_BYTES = 8 << 10  # more spills registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,41 +31,79 @@ class Tiling:
 
     by_rows: bool
     block_n: int  # outputs of a program
-    block_k: int  # inputs of a tile; unused by rows, where a tile has all
-    split_k: int = 1  # programs that share an output, each summing a range of inputs; plain products by tiles only
+    block_k: int  # inputs of a tile; by rows, of a piece: short pieces keep each row within a warp (see `device.py`)
+    split_k: int = 1  # programs that share an output, each summing a range of inputs; by tiles only
     num_warps: int = 4
     num_stages: int = 4  # tiles in flight; unused by rows
 
 
-def config_for(m: int, n: int, k: int, itemsize: int = 2, *, normed: bool = False, gated: bool = False) -> Tiling:
-    """The cut for x [m, k] and n outputs: of a gated product, n counts the gated outputs."""
-    weight_bytes = n * k * itemsize * (2 if gated else 1)
-    if m <= 2 and k <= MAX_WIDTH_BY_ROWS and weight_bytes <= 32 << 20:
-        return _by_rows(n, k, itemsize, gated)
-    return _by_tiles(n, k, itemsize, normed, gated)
+def worth(m: int, n: int, k: int) -> bool:
+    """Whether `skinny_linear` has been faster than torch's libraries for x [m, k] and n outputs, not merely as fast."""
+    if m == 1 and k <= MAX_WIDTH_BY_ROWS:
+        return True
+    if m > MAX_ROWS:
+        return False
+    by_rows_at_full_rate = m == 2 and LONG_ROW // 2 <= k <= LONG_ROW
+    return n >= MANY_OUTPUTS or (n <= FEW_OUTPUTS and k <= LONG_ROW) or by_rows_at_full_rate
 
 
-def _by_rows(n: int, k: int, itemsize: int, gated: bool) -> Tiling:
-    """About 16 KiB for each program, in 16-byte pieces, eight for each thread."""
+def fused_worth(m: int, n: int, k: int) -> bool:
+    """Whether a norm fused with its product, or also with the gate, has been faster than launches of their own.
+
+    `n` makes no difference, since every program takes the norm anew for its few outputs.
+    """
+    return (m == 1 and k <= LONG_ROW) or (m == 2 and k <= 1024)
+
+
+def config_for(m: int, n: int, k: int, itemsize: int = 2) -> Tiling:
+    """The cut of a plain product of x [m, k] with n outputs."""
+    if (m == 1 and k <= MAX_WIDTH_BY_ROWS) or (m == 2 and k <= LONG_ROW):
+        return _by_rows(m, n, k, itemsize)
+    return _by_tiles(n, k, itemsize)
+
+
+def fused_config_for(m: int, k: int, itemsize: int = 2, *, gated: bool) -> Tiling:
+    """The cut of a product with a norm before it and, if gated, a gate behind: always by rows."""
     width = power_of_two_above(k)
-    share = (16 << 10) // (width * itemsize * (2 if gated else 1))
-    block_n = max(1, min(share, n // WAVE))
-    block_n = 1 << (block_n.bit_length() - 1)
-    loaded = block_n * width * itemsize * (2 if gated else 1)
-    return Tiling(True, block_n, width, num_warps=min(16, max(1, loaded // (32 * 128))))
+    short = width * itemsize <= WARP_BYTES // 2
+    warps = 2 if m > 1 else 4 if short or gated else 8
+    if not gated:
+        return _rows_of(warps, width, itemsize)
+    block_n = max(1, min(4, 4 * WARP_BYTES // (width * itemsize)))  # twice over: the gate's rows and up's
+    loaded = 2 * block_n * width * itemsize
+    return Tiling(True, block_n, width, num_warps=max(warps, loaded // MAX_WARP_BYTES))
 
 
-def _by_tiles(n: int, k: int, itemsize: int, normed: bool, gated: bool) -> Tiling:
-    """Wide blocks where the weight is tall; where it is not, its inputs are shared among programs."""
-    block_n = 16 if n <= 4096 else 32 if n <= 65536 else 64
-    block_k = 256 * 2 // itemsize
-    if normed or gated:  # more tensors share the stages
-        block_k //= 2
-    split_k = 1
-    if not (normed or gated):
-        while -(-n // block_n) * split_k < WAVE and k // (split_k * 2) >= 2 * block_k:
-            split_k *= 2
-    return Tiling(False, block_n, block_k, split_k)
+def _by_rows(m: int, n: int, k: int, itemsize: int) -> Tiling:
+    """Long rows take few warps where there are few of them, so that all are asked for at once."""
+    width = power_of_two_above(k)
+    if width * itemsize <= WARP_BYTES // 2:
+        warps = 8 if m == 1 else 2
+    else:
+        warps = 2 if m == 1 and n <= 2 * FEW_OUTPUTS else 4
+    return _rows_of(warps, width, itemsize)
+
+
+def _rows_of(warps: int, width: int, itemsize: int) -> Tiling:
+    """As many rows as give each warp its share; for a single row, as many warps as can hold it."""
+    block_n = max(1, warps * WARP_BYTES // (width * itemsize))
+    return Tiling(True, block_n, width, num_warps=max(warps, block_n * width * itemsize // MAX_WARP_BYTES))
+
+
+def _by_tiles(n: int, k: int, itemsize: int) -> Tiling:
+    """Tall weights in wide blocks; where there are few outputs, their inputs are shared among programs."""
+    unit = 128 * 2 // itemsize
+    if n >= MANY_OUTPUTS and k >= LONG_ROW:
+        return Tiling(False, 32, 2 * unit, num_stages=4)
+    if n > FEW_OUTPUTS:
+        return Tiling(False, 64, unit, num_stages=5)
+    programs, split_k = -(-n // 32), 1
+    while programs * split_k < 2 * WAVE:
+        share = k // (2 * split_k)
+        if share < (2 * unit if programs * split_k < WAVE else SPLIT_INPUTS):
+            break
+        split_k *= 2
+    return Tiling(False, 32, unit, split_k, num_stages=5)
 
 
 def power_of_two_above(size: int) -> int:

@@ -3,6 +3,9 @@
 A block is one page of tokens. Its hash covers the block, all blocks before it and the namespace, so two engines that
 cached the same prefix announce the same hash, and a router can tell who holds what without seeing page numbers. The
 tree makes these events only if somebody listens; carrying them elsewhere is the listener's job.
+
+On the wire an event is what SGLang's subscribers read: an array of its name and its fields, in this order. Hashes are
+signed 64-bit numbers for the same reason. `namespace` is ours, and stands last, where others do not look.
 """
 
 from __future__ import annotations
@@ -15,25 +18,29 @@ import msgspec
 from bough.memory.tree.node import Namespace
 
 HASH_BYTES = 8
+DEVICE = "GPU"  # what subscribers call the tier that the model reads from, whatever the device is
 
 
-class BlockStored(msgspec.Struct, frozen=True, tag=True):
+class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Consecutive blocks entered the cache, below the block `parent_block_hash` (None: at the start of a prompt)."""
 
     block_hashes: tuple[int, ...]
     parent_block_hash: int | None
     token_ids: tuple[int, ...]
     block_size: int
+    lora_id: int | None = None
+    medium: str | None = DEVICE
     namespace: Namespace = ""
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """These blocks left the cache."""
 
     block_hashes: tuple[int, ...]
+    medium: str | None = DEVICE
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The cache is empty."""
 
 
@@ -45,9 +52,9 @@ def hash_blocks(tokens: bytes, block_bytes: int, parent: int | None, namespace: 
     if parent is None:
         link = blake2b(namespace.encode(), digest_size=HASH_BYTES).digest()
     else:
-        link = parent.to_bytes(HASH_BYTES, "big")
+        link = parent.to_bytes(HASH_BYTES, "big", signed=True)
     hashes: list[int] = []
     for start in range(0, len(tokens), block_bytes):
         link = blake2b(link + tokens[start : start + block_bytes], digest_size=HASH_BYTES).digest()
-        hashes.append(int.from_bytes(link, "big"))
+        hashes.append(int.from_bytes(link, "big", signed=True))
     return tuple(hashes)

@@ -257,7 +257,7 @@ class RadixTree:
             above = parent.hashes[-1] if start else None
             leaf.hashes = hash_blocks(leaf.tokens, self._page_bytes, above, namespace)
             token_ids = tuple(np.frombuffer(leaf.tokens, TOKEN).tolist())
-            self._on_event(BlockStored(leaf.hashes, above, token_ids, self.page_size, namespace))
+            self._on_event(BlockStored(leaf.hashes, above, token_ids, self.page_size, namespace=namespace))
         return leaf
 
     def _demand_member(self, node: Node) -> None:

@@ -1,0 +1,90 @@
+"""Pushes running requests out when there is no other way on: for a far more urgent one, or when pages run out.
+
+What a retracted request has computed stays in the tree, so it loses little when it comes back. It may only be pushed
+out when no step is in flight, because its last token must have arrived. Which one goes is decided in `policy`; owns
+nothing but the count of retractions.
+"""
+
+from __future__ import annotations
+
+from bough.scheduler.admission import Forecast
+from bough.scheduler.policy import Running, preemption_order, retraction_order
+from bough.scheduler.ranking import Ranking
+from bough.scheduler.request import Request
+from bough.scheduler.residents import Residents
+from bough.scheduler.waiting_queue import WaitingQueue
+
+
+class RoomMaker:
+    """Moves requests from their rows back to the queue."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        queue: WaitingQueue,
+        ranking: Ranking,
+        forecast: Forecast,
+        preemption_threshold: int,
+    ) -> None:
+        self._residents = residents
+        self._table = residents.table
+        self._cache = residents.cache
+        self._queue = queue
+        self._ranking = ranking
+        self._forecast = forecast
+        self._preemption_threshold = preemption_threshold
+        self.retracted = 0  # requests retracted since start
+
+    def make_room(self, now: float, *, drained: bool) -> bool:
+        """Sees to it that every decode can have its next page. False: the steps in flight must be committed first."""
+        if not self._preempt_for_urgent(now, drained):
+            return False
+        decoding = self._table.decoding()
+        while self._residents.pages_for_one(decoding) > self._cache.available or self._starved(len(decoding)):
+            if not drained:
+                return False
+            self._retract(retraction_order(self._running())[0], now)
+            decoding = self._table.decoding()
+        return True
+
+    def _starved(self, decodes: int) -> bool:
+        """Prompts hold all pages between them and none can go on."""
+        return decodes == 0 and self._cache.available == 0 and len(self._table.prefilling()) > 1
+
+    def _preempt_for_urgent(self, now: float, drained: bool) -> bool:
+        """Pushes out less urgent requests when a much more urgent one could not start beside them. False: it should,
+        and cannot yet."""
+        if not self._ranking.by_priority or not len(self._queue):
+            return True
+        head = min(self._queue, key=lambda r: (-self._ranking.urgency(r), r.arrival))
+        victims = preemption_order(self._running(), self._ranking.urgency(head), self._preemption_threshold)
+        if not victims or self._fits(head):
+            return True
+        if not drained:
+            return False
+        for row in victims:
+            self._retract(row, now)
+            if self._fits(head):
+                break
+        return True
+
+    def _fits(self, request: Request) -> bool:
+        """Whether the request could start now, its cached prefix left out of account."""
+        return self._table.free_rows > 0 and self._forecast.need(request) <= self._forecast.room()
+
+    def _running(self) -> list[Running]:
+        table = self._table
+        return [
+            Running(r.row, int(table.known[r.row]) - r.prompt_len, r.prompt_len, r.arrival, self._ranking.urgency(r))
+            for r in table.seated()
+        ]
+
+    def _retract(self, row: int, now: float) -> None:
+        request = self._table.request_in(row)
+        self._residents.leave(request)
+        request.begin_waiting_again(now)
+        self.retracted += 1
+        self._queue.add(request)
+        rest = self._table.seated()
+        generated = sum(int(self._table.known[r.row]) - r.prompt_len for r in rest)
+        self._forecast.ratio.after_retraction(generated, sum(r.max_new for r in rest), len(rest))

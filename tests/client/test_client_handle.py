@@ -1,0 +1,261 @@
+"""The client's handle: from deltas to answers, and who is told what when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bough.client.handle import EngineClient
+from bough.client.inputs import InputReader
+from bough.core.errors import EngineDeadError, RequestError
+from bough.core.finish import FinishAbort, FinishLength
+from bough.messages.outputs import Delta, Deltas, LogprobRun, Reply, Started
+from bough.messages.requests import Abort, FlushCache, Generate
+from tests.fakes.tokenizer import ByteTokenizer
+
+READER = InputReader(ByteTokenizer(), {}, random_seed=11)  # type: ignore[arg-type]
+
+
+class FakeScheduler:
+    """Plays the engine: `script` says what comes back for each request."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, *messages: Any) -> None:
+        self.sent += messages
+
+
+def delta(handle: int, text: str = "", ids: list[int] | None = None, **more: Any) -> Delta:
+    return Delta(handle, text, np.array(ids or [], dtype=np.int32).tobytes(), **more)
+
+
+def test_deltas_become_a_cumulative_answer() -> None:
+    async def go() -> None:
+        port = FakeScheduler()
+        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        task = asyncio.create_task(client.generate(READER.read(prompt="ab", rid="r")))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        (message,) = port.sent
+        assert isinstance(message, Generate) and not message.stream
+        client.receive(Deltas([delta(message.handle, "x", [1], started=Started(message.handle, 2, 1, 0.25))]))
+        client.receive(Deltas([delta(message.handle, "y", [2], finish=FinishLength(2)), delta(999, "stray")]))
+        answer: Any = await task
+        assert answer["text"] == "xy" and answer["output_ids"] == [1, 2]
+        meta = answer["meta_info"]
+        assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == ("r", 2, 2, 1)
+
+    asyncio.run(go())
+
+
+def test_a_slow_reader_gets_several_tokens_in_one_piece() -> None:
+    async def go() -> None:
+        port = FakeScheduler()
+        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        stream = client.stream(READER.read(prompt="a"))
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        handle = port.sent[0].handle
+        client.receive(Deltas([delta(handle, "1", [1])]))
+        assert (await first)["text"] == "1"
+        for i in range(2, 6):
+            client.receive(Deltas([delta(handle, str(i), [i])]))
+        client.receive(Deltas([delta(handle, "6", [6], finish=FinishLength(6))]))
+        assert [piece["text"] async for piece in stream] == ["123456"]
+
+    asyncio.run(go())
+
+
+def test_a_caller_who_leaves_aborts_and_a_refusal_raises() -> None:
+    async def go() -> None:
+        port = FakeScheduler()
+        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        task = asyncio.create_task(client.generate(READER.read(prompt="a")))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert port.sent[-1] == Abort(port.sent[0].handle)
+        refused = asyncio.create_task(client.generate(READER.read(prompt="a")))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        client.receive(Deltas([delta(port.sent[-1].handle, finish=FinishAbort("too long", 400))]))
+        with pytest.raises(RequestError, match="too long"):
+            await refused
+
+    asyncio.run(go())
+
+
+def test_death_reaches_everyone_who_waits_and_everyone_who_comes() -> None:
+    async def go() -> None:
+        client = EngineClient(FakeScheduler(), ByteTokenizer())  # type: ignore[arg-type]
+        waiting = [asyncio.create_task(client.generate(READER.read(prompt="a"))) for _ in range(3)]  # type: ignore[arg-type]
+        call = asyncio.create_task(client.flush_cache())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        client.die(EngineDeadError("the scheduler died"))
+        for task in [*waiting, call]:
+            with pytest.raises(EngineDeadError, match="scheduler died"):
+                await task
+        with pytest.raises(EngineDeadError):
+            await client.generate(READER.read(prompt="a"))
+
+    asyncio.run(go())
+
+
+def test_calls_are_answered_by_number() -> None:
+    async def go() -> None:
+        port = FakeScheduler()
+        client = EngineClient(port, None)
+        task = asyncio.create_task(client.flush_cache())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert isinstance(port.sent[0], FlushCache)
+        client.receive(Reply(port.sent[0].call, True, "done"))
+        assert (await task).message == "done"
+
+    asyncio.run(go())
+
+
+async def begin(stream: AsyncGenerator[dict[str, Any], None]) -> asyncio.Task[dict[str, Any]]:
+    """Asks for the first piece, and returns when the requests have been sent."""
+    first: asyncio.Task[dict[str, Any]] = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    return first
+
+
+def make_client() -> tuple[EngineClient, FakeScheduler]:
+    port = FakeScheduler()
+    return EngineClient(port, ByteTokenizer()), port  # type: ignore[arg-type]
+
+
+def test_a_paused_reader_of_a_batch_finds_each_answer_once() -> None:
+    async def go() -> None:
+        client, port = make_client()
+        stream = client.stream(READER.read(prompt=["a", "b", "c"]))
+        first = await begin(stream)
+        a, b, c = (message.handle for message in port.sent)
+        client.receive(Deltas([delta(b, "1", [1])]))
+        assert (await first)["index"] == 1
+        for i in range(100):
+            client.receive(Deltas([delta(h, "x", [i]) for h in (a, b)]))
+        client.receive(Deltas([delta(h, "y", [7], finish=FinishLength(101)) for h in (a, b)]))
+        client.receive(Deltas([delta(c, finish=FinishAbort("too long", 400))]))
+        pieces = [(p["index"], len(p["output_ids"]), p["meta_info"]["finish_reason"]["type"]) async for p in stream]
+        assert pieces == [(0, 101, "length"), (1, 102, "length"), (2, 0, "abort")]
+
+    asyncio.run(go())
+
+
+def test_logprobs_are_unpacked_once_and_cut_with_the_ids() -> None:
+    class CountingTokenizer(ByteTokenizer):
+        asked = 0
+
+        def token_text(self, token: int) -> str:
+            self.asked += 1
+            return super().token_text(token)
+
+    def run(*tokens: int) -> LogprobRun:
+        ids = np.array(tokens, dtype=np.int32).tobytes()
+        values = np.array([-0.5] * len(tokens), dtype=np.float32).tobytes()
+        return LogprobRun(ids, values, 1, values, ids, b"")
+
+    async def go() -> None:
+        tokenizer, port = CountingTokenizer(), FakeScheduler()
+        client = EngineClient(port, tokenizer)  # type: ignore[arg-type]
+        options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+        stream = client.stream(READER.read(prompt="ab", return_text_in_logprobs=True, **options))  # type: ignore[arg-type]
+        first = await begin(stream)
+        handle = port.sent[0].handle
+        started = Started(handle, 2, 0, 0.0, run(98))
+        client.receive(Deltas([delta(handle, "c", [99], started=started, logprobs=[run(99)])]))
+        meta = (await first)["meta_info"]
+        assert meta["input_token_logprobs"] == [(None, 97, "a"), (-0.5, 98, "b")]
+        assert meta["input_top_logprobs"] == [None, [(-0.5, 98, "b")]]
+        for i in range(50):
+            client.receive(Deltas([delta(handle, "d", [100], logprobs=[run(100)])]))
+            assert len((await anext(stream))["meta_info"]["output_top_logprobs"]) == i + 2
+        assert tokenizer.asked == 1 + 2 + 2 + 2 * 50
+        client.receive(Deltas([delta(handle, finish=FinishLength(51), logprobs=[run(101)])]))
+        assert len((await anext(stream))["meta_info"]["output_token_logprobs"]) == 51
+
+    asyncio.run(go())
+
+
+def test_abort_means_exactly_the_named_request() -> None:
+    async def go() -> None:
+        client, port = make_client()
+        inputs = [READER.read(prompt="a", rid=rid) for rid in ("job", "job-2", "other")]
+        inputs.append(READER.read(prompt="a", rid="many", sampling_params={"n": 2}))
+        tasks = [asyncio.create_task(client.generate(i)) for i in inputs]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        handles = {message.rid: message.handle for message in port.sent}
+        port.sent.clear()
+        client.abort("job")
+        assert port.sent == [Abort(handles["job"])]
+        client.abort("many")
+        assert port.sent[1:] == [Abort(handles["many-0"]), Abort(handles["many-1"])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(go())
+
+
+def test_an_id_is_taken_until_its_request_has_ended() -> None:
+    async def go() -> None:
+        client, port = make_client()
+        stream = client.stream(READER.read(prompt="a", rid="r"))
+        first = await begin(stream)
+        with pytest.raises(RequestError, match="'r' is in use"):
+            await client.generate(READER.read(prompt="a", rid="r"))
+        with pytest.raises(RequestError, match="'s' is in use"):
+            await client.generate(READER.read(prompt=["a", "b"], rid=["s", "s"]))
+        assert len(port.sent) == 1
+        client.receive(Deltas([delta(port.sent[0].handle, finish=FinishLength(0))]))
+        await first  # complete, though the reader has not come to the end
+        again = asyncio.create_task(client.generate(READER.read(prompt="a", rid="r")))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert len(port.sent) == 2
+        await stream.aclose()
+        with pytest.raises(RequestError, match="in use"):
+            await client.generate(READER.read(prompt="a", rid="r"))
+        client.receive(Deltas([delta(port.sent[1].handle, finish=FinishLength(0))]))
+        await again
+
+    asyncio.run(go())
+
+
+def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
+    class NarrowScheduler(FakeScheduler):
+        def send(self, *messages: Any) -> None:
+            if any(getattr(message, "rid", "") == "bad" for message in messages):
+                raise OverflowError
+            super().send(*messages)
+
+    async def go() -> None:
+        port = NarrowScheduler()
+        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        for _ in range(2):  # the second time no id is in use
+            with pytest.raises(OverflowError):
+                await client.generate(READER.read(prompt=["a", "b"], rid=["good", "bad"]))
+        assert port.sent == [] and client._answers == {} and client._rids == {}
+
+    asyncio.run(go())
+
+
+def test_usage_counts_the_prompt_that_was_used() -> None:
+    async def go() -> None:
+        client, port = make_client()
+        inputs = READER.read(prompt="abcdef", return_prompt_token_ids=True)
+        task = asyncio.create_task(client.generate(inputs))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        handle = port.sent[0].handle
+        started = Started(handle, 4, 1, 0.0)
+        client.receive(Deltas([delta(handle, "x", [1], started=started, finish=FinishLength(1), retractions=2)]))
+        meta: dict[str, Any] = (await task)["meta_info"]  # type: ignore[call-overload]
+        assert meta["prompt_tokens"] == 4 and meta["prompt_token_ids"] == list(b"abcd")
+        assert (meta["num_retractions"], meta["weight_version"], meta["reasoning_tokens"]) == (2, "default", 0)
+
+    asyncio.run(go())

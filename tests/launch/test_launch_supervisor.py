@@ -1,0 +1,86 @@
+"""Starting children: with the right package and nobody else's modules, and without leaving one behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+
+import bough
+from bough.core.errors import EngineDeadError
+from bough.launch import supervisor as module
+from bough.launch.link import Link
+from bough.launch.spec import ChildSpec
+from bough.launch.supervisor import Supervisor, child_environment
+from bough.loader.locate import locate
+from bough.messages.channels import Addresses
+
+HOME = str(Path(bough.__file__).resolve().parents[1])
+
+
+def specs(model: Path, folder: Path) -> list[ChildSpec]:
+    settings = {"load_format": "dummy", "skip_tokenizer_init": True, "log_level": "error"}
+    addresses, files = Addresses.in_folder(folder), locate(str(model))
+    return [ChildSpec(role, settings, addresses, files) for role in ("scheduler", "detokenizer")]
+
+
+def test_the_child_finds_this_package_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert child_environment()["PYTHONPATH"] == HOME
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    assert child_environment()["PYTHONPATH"] == f"{HOME}{os.pathsep}/elsewhere"
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: HOME)
+    assert child_environment()["PYTHONPATH"] == "/elsewhere"
+
+
+def test_a_second_child_that_cannot_start_leaves_no_first_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError("no more processes")
+        started.append(real(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    supervisor = Supervisor(lambda error: None)
+    with pytest.raises(OSError, match="no more processes"):
+        supervisor.start(specs(tiny_model, tmp_path))
+    supervisor.close()
+    assert len(started) == 1 and not psutil.pid_exists(started[0].pid)
+
+
+def test_a_child_that_dies_at_once_is_reported_not_raised(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    supervisor = Supervisor(lambda error: None)
+    supervisor.start(specs(tiny_model, tmp_path))
+    with pytest.raises(EngineDeadError, match="ended with exit code 1"):
+        supervisor.wait_until_ready(60.0)
+    assert supervisor.error is not None
+    supervisor.close()
+
+
+def test_a_link_can_be_closed_in_any_state(tmp_path: Path) -> None:
+    Link(Addresses.in_folder(tmp_path)).close()
+    opened = Link(Addresses.in_folder(tmp_path))
+    opened.open()
+    assert not opened.runs_here()
+    opened.say_goodbye()
+    opened.close()
+    failing = Link(Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", "ipc:///no/such/folder/c"))
+    with pytest.raises(zmq.ZMQError, match="No such file"):
+        failing.open()
+    failing.say_goodbye()
+    failing.close()

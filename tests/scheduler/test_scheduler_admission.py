@@ -1,0 +1,90 @@
+"""What memory allows, as tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bough.memory.tree import PagePool, RadixTree
+from bough.scheduler.admission import (
+    DECAY_STEPS,
+    FORESIGHT_TOKENS,
+    Forecast,
+    NewTokenRatio,
+    prefill_budget,
+    reserved_pages,
+)
+from bough.scheduler.prefix_cache import PrefixCache
+from bough.scheduler.residents import Residents
+from bough.scheduler.rows import RowTable
+from tests.fakes.boxes import waiting_request
+
+
+@pytest.mark.parametrize(("conservativeness", "start"), [(0.0, 0.0), (0.5, 0.35), (1.0, 0.7), (10.0, 1.0)])
+def test_the_ratio_falls_to_a_seventh_of_its_start_and_no_further(conservativeness: float, start: float) -> None:
+    ratio = NewTokenRatio(conservativeness)
+    assert ratio.value == pytest.approx(start)
+    for _ in range(DECAY_STEPS + 100):
+        ratio.after_decode()
+    assert ratio.value == pytest.approx(start * 0.14)
+    ratio.reset()
+    assert ratio.value == pytest.approx(start)
+
+
+@pytest.mark.parametrize(
+    ("generated", "max_new", "requests", "expected"),
+    [(0, 0, 0, 0.0), (30, 99, 1, 0.5), (100, 199, 5, 1.0), (500, 10, 1, 1.0)],
+)
+def test_a_retraction_sets_the_ratio_from_what_is_left(
+    generated: int, max_new: int, requests: int, expected: float
+) -> None:
+    ratio = NewTokenRatio(1.0)
+    ratio.after_retraction(generated, max_new, requests)
+    assert ratio.value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ratio", "page_size", "expected"),
+    [
+        # each row: prompt still to compute, output still to come, unused places in its last page
+        ([], 1.0, 4, 0),
+        ([(0, 10, 0)], 0.5, 1, 5),
+        ([(0, 10, 0)], 0.0, 1, 0),
+        ([(6, 10, 0)], 0.0, 4, 2),
+        ([(0, 3, 3)], 1.0, 4, 0),  # its own page has room for all
+        ([(0, 4, 3)], 1.0, 4, 1),
+        ([(0, 1, 0), (0, 1, 0)], 1.0, 64, 2),  # rows share no pages
+        ([(0, 0, 5)], 1.0, 4, 0),
+        ([(0, 10**6, 0)], 1.0, 1, FORESIGHT_TOKENS),
+    ],
+)
+def test_reserved_pages(rows: list[tuple[int, int, int]], ratio: float, page_size: int, expected: int) -> None:
+    prompt, output, room = np.array(rows, dtype=np.int32).reshape(-1, 3).T
+    assert reserved_pages(prompt, output, room, ratio, page_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "max_prefill_tokens", "page_size", "expected"),
+    [
+        (2048, 16384, 1, 2048),
+        (2048, 100, 1, 100),
+        (2048, 8, 16, 16),  # never below a page
+        (2048, 17, 16, 17),
+        (64, 8, 64, 64),
+        (40, 8, 64, 40),  # a context below a page: no prompt is longer than 40
+    ],
+)
+def test_prefill_budget(chunk_tokens: int, max_prefill_tokens: int, page_size: int, expected: int) -> None:
+    assert prefill_budget(chunk_tokens, max_prefill_tokens, page_size) == expected
+
+
+def test_a_forecast_weighs_a_request_against_those_that_run() -> None:
+    cache = PrefixCache(PagePool(20), RadixTree(4), 4, share=True)
+    residents = Residents(RowTable(2, 64, 4), cache)
+    forecast = Forecast(residents, conservativeness=1.0)
+    assert forecast.room() == 20
+    assert forecast.need(waiting_request(prompt=[1] * 6, max_new_tokens=3)) == 3
+    assert forecast.need(waiting_request(prompt=[1] * 6, prompt_len=4, max_new_tokens=3)) == 2  # 2 of 3 are there
+    running = waiting_request(prompt=list(range(6)), max_new_tokens=20)
+    residents.admit(running, cache.match_and_lock(running.tokens, ""))
+    assert forecast.room() == 20 - 5  # 6 of the prompt and 0.7 * 20 of the output, in pages of 4

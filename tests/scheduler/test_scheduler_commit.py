@@ -1,0 +1,156 @@
+"""Results of steps as tables: tokens in; recorded tokens, endings and messages out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.core.plan import PositionLogprobs, StepResult
+from bough.memory.tree import PagePool, RadixTree
+from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
+from bough.scheduler.commit import BAD_LOGITS, Committer
+from bough.scheduler.prefix_cache import PrefixCache
+from bough.scheduler.request import Request
+from bough.scheduler.residents import Residents
+from bough.scheduler.rows import RowTable
+from tests.fakes.boxes import FakeOutbox, waiting_request
+
+EOS = 50
+PROMPT = [1, 2, 3]
+
+
+class Desk:
+    """A committer with real rows and pages, and steps made by hand."""
+
+    def __init__(self) -> None:
+        self.table = RowTable(4, 32, 1)
+        self.cache = PrefixCache(PagePool(64), RadixTree(), 1, share=True)
+        self.residents = Residents(self.table, self.cache)
+        self.out = FakeOutbox()
+        self.forgotten: list[int] = []
+        self.committer = Committer(self.residents, self.out, (EOS,), lambda r: self.forgotten.append(r.handle))
+        self._assembly = Assembly(self.table)
+
+    def seat(self, handle: int, **fields: Any) -> Request:
+        request = waiting_request(handle, PROMPT, **fields)
+        self.out.opened.add(handle)
+        self.residents.admit(request, self.cache.match_and_lock(request.tokens[:0], ""))
+        return request
+
+    def prefill(self, *requests: Request, count: int = len(PROMPT)) -> PlannedStep:
+        chunks = []
+        for request in requests:
+            first = int(self.table.length[request.row])
+            final = first + count == len(PROMPT)
+            chunks.append(Chunk(request, first, count, self.residents.grow(request.row, count), final))
+        none = np.zeros(0, dtype=np.int32)
+        return self._assembly.assemble([], (), Decodes(none, none, none), chunks)
+
+    def decode(self, *requests: Request) -> PlannedStep:
+        rows = np.array([r.row for r in requests], dtype=np.int32)
+        return self._assembly.assemble([], (), Decodes(rows, *self.residents.grow_by_one(rows)), [])
+
+    def commit(self, step: PlannedStep, *tokens: int, bad: tuple[int, ...] = (), **logprobs: Any) -> None:
+        columns = np.array(tokens, dtype=np.int32).reshape(-1, 1)
+        failed = np.array([i in bad for i in range(len(tokens))], dtype=np.bool_)
+        found = {"output_logprobs": {}, "input_logprobs": {}} | logprobs
+        self.committer.commit(
+            step, StepResult(step.plan.step, columns, np.ones(len(tokens), np.int32), failed, **found)
+        )
+
+
+def run_of(*tokens: int) -> PositionLogprobs:
+    values = np.array(tokens, dtype=np.int32)
+    empty = np.zeros((len(tokens), 0), dtype=np.float32)
+    return PositionLogprobs(values, -values.astype(np.float32), empty, empty.astype(np.int32), empty)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "outputs", "bad", "expected"),
+    [
+        ({"max_new_tokens": 3}, [7, 8], False, None),
+        ({"max_new_tokens": 2}, [7, 8], False, FinishLength(2)),
+        ({"max_new_tokens": 9}, [7, EOS], False, FinishStop(EOS)),
+        ({"max_new_tokens": 2}, [7, EOS], False, FinishStop(EOS)),  # a stop says more than a length
+        ({"max_new_tokens": 9, "ignore_eos": True}, [7, EOS], False, None),
+        ({"max_new_tokens": 9, "stop_token_ids": (8,)}, [7, 8], False, FinishStop(8)),
+        ({"max_new_tokens": 9, "stop_token_ids": (8,), "ignore_eos": True}, [EOS, 8], False, FinishStop(8)),
+        ({"max_new_tokens": 9, "stop_token_ids": (8,)}, [7, 9], False, None),
+        ({"max_new_tokens": 2}, [7, EOS], True, BAD_LOGITS),
+    ],
+)
+def test_why_a_request_ends(
+    sampling: dict[str, Any], outputs: list[int], bad: bool, expected: FinishReason | None
+) -> None:
+    desk = Desk()
+    request = desk.seat(1, **sampling)
+    desk.commit(desk.prefill(request), outputs[0])
+    desk.commit(desk.decode(request), outputs[1], bad=(0,) if bad else ())
+    assert desk.out.outputs[1] == outputs
+    assert desk.out.ended.get(1) == expected
+    assert desk.forgotten == ([] if expected is None else [1])
+    assert desk.table.running == (expected is None)
+    known = request.tokens if expected is not None else desk.table.tokens[request.row, : len(PROMPT) + 2]
+    assert known.tolist() == PROMPT + outputs
+
+
+def test_one_of_many_ends_alone() -> None:
+    desk = Desk()
+    requests = [desk.seat(handle, max_new_tokens=9) for handle in range(3)]
+    desk.commit(desk.prefill(*requests), 7, EOS, 8)
+    assert desk.out.ended == {1: FinishStop(EOS)} and desk.table.running == 2
+    assert desk.committer.generated_tokens == 3 and desk.committer.prompt_tokens == 9
+
+
+def test_a_prompt_starts_when_its_last_chunk_is_done() -> None:
+    desk = Desk()
+    request = desk.seat(1, max_new_tokens=2, queue_time_s=1.5)
+    desk.commit(desk.prefill(request, count=2))
+    assert desk.out.started == {} and desk.out.outputs == {}
+    desk.commit(desk.prefill(request, count=1), 7)
+    assert desk.out.started[1].queue_time_s == 1.5 and desk.out.started[1].cached_tokens == 0
+
+
+def test_no_new_tokens_end_with_the_prompt() -> None:
+    desk = Desk()
+    desk.commit(desk.prefill(desk.seat(1, max_new_tokens=0)))
+    assert desk.out.ended == {1: FinishLength(0)} and 1 in desk.out.started
+
+
+def test_the_result_of_a_row_that_has_moved_on_is_dropped() -> None:
+    desk = Desk()
+    first = desk.seat(1, max_new_tokens=9)
+    desk.commit(desk.prefill(first), 7)
+    late = desk.decode(first)
+    desk.committer.end(first, FinishAbort("enough"))
+    second = desk.seat(2, max_new_tokens=9)
+    assert second.row == late.plan.rows[0], "the row has a new owner"
+    desk.commit(late, 8)
+    assert desk.out.outputs == {1: [7]} and desk.table.known[second.row] == len(PROMPT)
+
+
+def test_prompt_logprobs_of_all_chunks_are_joined() -> None:
+    desk = Desk()
+    request = desk.seat(1, max_new_tokens=1, logprob_next=0)
+    desk.commit(desk.prefill(request, count=2), input_logprobs={0: run_of(2, 3)})
+    desk.commit(desk.prefill(request, count=1), 7, input_logprobs={0: run_of(4)})
+    joined = desk.out.started[1].input_logprobs
+    assert joined is not None and np.frombuffer(joined.tokens, np.int32).tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("seated", [True, False])
+def test_an_ending_outside_of_a_step_frees_the_row_and_is_told_once(seated: bool) -> None:
+    desk = Desk()
+    request = desk.seat(1) if seated else waiting_request(1)
+    desk.out.opened.add(1)
+    desk.committer.end(request, FinishAbort("enough"))
+    assert desk.out.ended == {1: FinishAbort("enough")} and desk.forgotten == [1] and desk.table.running == 0
+
+
+def test_a_dropped_request_ends_without_a_word() -> None:
+    desk = Desk()
+    desk.committer.drop(desk.seat(1))
+    assert desk.out.ended == {} and desk.forgotten == [1] and desk.cache.available == 64

@@ -1,0 +1,115 @@
+"""What is refused at the door, with which words, and what a request looks like that is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bough.core.errors import RequestError
+from bough.core.plan import Limits, LogprobSpec
+from bough.core.settings import SchedulerSettings
+from bough.messages.requests import LogprobRequest
+from bough.scheduler.intake import Intake, opening
+from tests.fakes.boxes import generate
+
+VOCAB, CONTEXT = 100, 32
+
+
+def intake(pages: int = 64, **settings: Any) -> Intake:
+    limits = Limits(4, 1, (pages,), CONTEXT, VOCAB, 16, "test")
+    return Intake(limits, SchedulerSettings(**settings), eos_ids=(98, 99))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field", "words"),
+    [
+        ([], {}, "input_ids", "empty"),
+        ([1, VOCAB], {}, "input_ids", r"input_ids: token id 100 is outside the vocabulary \(0 to 99\)"),
+        ([1, -1], {}, "input_ids", "token id -1 "),
+        ([1], {"logit_bias": {5: 1.0, VOCAB: 1.0}}, "logit_bias", r"logit_bias: token id 100 .* \(0 to 99\)"),
+        ([1], {"logit_bias": {-1: 1.0}}, "logit_bias", "logit_bias: token id -1 "),
+        ([1], {"stop_token_ids": (0, VOCAB)}, "stop_token_ids", "stop_token_ids: token id 100 "),
+        ([1], {"stop_token_ids": (-7,)}, "stop_token_ids", "stop_token_ids: token id -7 "),
+        ([1], {"logprobs": LogprobRequest(ids=(3, 2**40))}, "token_ids_logprob", "token_ids_logprob: token id 1099511"),
+        ([1], {"logprobs": LogprobRequest(ids=(-1,))}, "token_ids_logprob", "token_ids_logprob: token id -1 "),
+        ([1], {"logprobs": LogprobRequest(start=1)}, "logprob_start_len", "smaller than the prompt's 1 tokens"),
+        ([1] * CONTEXT, {}, "input_ids", "32 tokens, the context is 32"),
+    ],
+)
+def test_refusals_name_the_field(prompt: list[int], options: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as refusal:
+        intake().request(generate(1, prompt, **options), 0, 0.0)
+    assert refusal.value.field == field and refusal.value.status_code == 400
+
+
+def test_the_ends_of_the_vocabulary_belong_to_it() -> None:
+    options = {"logit_bias": {0: 1.0, VOCAB - 1: 1.0}, "stop_token_ids": (0, VOCAB - 1)}
+    message = generate(1, [0, VOCAB - 1], logprobs=LogprobRequest(top=2, ids=(0, VOCAB - 1)), **options)
+    request = intake().request(message, 0, 0.0)
+    assert request.logprobs == LogprobSpec(2, (0, VOCAB - 1))
+
+
+def test_a_prompt_that_the_pool_cannot_hold_names_the_pool() -> None:
+    with pytest.raises(RequestError, match=r"at most 9 fit the KV cache of 10 tokens.*--max-total-tokens"):
+        intake(pages=10).request(generate(1, [1] * 10), 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "queued", "taken"), [(None, 10**6, True), (2, 1, True), (2, 2, False), (0, 0, False)]
+)
+def test_a_full_queue(limit: int | None, queued: int, taken: bool) -> None:
+    door = intake(max_queued_requests=limit)
+    if taken:
+        assert door.request(generate(1, [1]), queued, 0.0).arrival == 0
+        return
+    with pytest.raises(RequestError, match="--max-queued-requests") as refusal:
+        door.request(generate(1, [1]), queued, 0.0)
+    assert refusal.value.status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "asked", "truncate", "kept", "max_new"),
+    [
+        (10, 5, False, 10, 5),
+        (10, 1000, False, 10, 22),  # cut to the context
+        (CONTEXT - 1, 5, False, CONTEXT - 1, 1),
+        (CONTEXT, 0, False, CONTEXT, 0),  # nothing is generated, so the prompt may fill the context
+        (50, 5, True, CONTEXT - 1, 1),
+        (50, 0, True, CONTEXT, 0),
+    ],
+)
+def test_lengths(prompt_len: int, asked: int, truncate: bool, kept: int, max_new: int) -> None:
+    message = generate(1, [1] * prompt_len, max_new_tokens=asked)
+    request = intake(allow_auto_truncate=truncate).request(message, 0, 0.0)
+    assert (len(request.tokens), request.prompt_len, request.max_new) == (kept, kept, max_new)
+
+
+@pytest.mark.parametrize(
+    ("options", "stop_ids"),
+    [
+        ({}, {98, 99}),
+        ({"stop_token_ids": (3,)}, {3, 98, 99}),
+        ({"ignore_eos": True}, set()),
+        ({"ignore_eos": True, "stop_token_ids": (3,)}, {3}),
+    ],
+)
+def test_stop_ids(options: dict[str, Any], stop_ids: set[int]) -> None:
+    assert intake().request(generate(1, [1], **options), 0, 0.0).stop_ids == stop_ids
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "first", "cap"),
+    [(None, 4, 4), (LogprobRequest(), 4, 4), (LogprobRequest(start=0), 0, 0), (LogprobRequest(start=2), 2, 2)],
+)
+def test_where_logprobs_begin_and_the_cache_ends(logprobs: LogprobRequest | None, first: int, cap: int) -> None:
+    request = intake().request(generate(1, [1] * 5, logprobs=logprobs), 0, 7.0)
+    assert (request.logprob_next, request.match_cap, request.since) == (first, cap, 7.0)
+
+
+def test_an_opening_carries_the_end_of_the_prompt_that_is_used() -> None:
+    message = generate(3, list(range(60)), stream=True)
+    opened = opening(message, intake(allow_auto_truncate=True).request(message, 0, 0.0).tokens)
+    assert (opened.handle, opened.stream) == (3, True)
+    assert np.frombuffer(opened.prompt_tail, np.int32).tolist() == list(range(CONTEXT - 9, CONTEXT - 1))

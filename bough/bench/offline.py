@@ -18,7 +18,13 @@ from bough.core.errors import RequestError, SettingsError
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--workload", choices=[*WORKLOADS, "random", "shared-prefix"], default="random")
+    load.add_argument(
+        "--workload",
+        nargs="+",
+        choices=[*WORKLOADS, "random", "shared-prefix"],
+        default=["random"],
+        help="one or several, run one after the other on the same engine",
+    )
     load.add_argument("--num-prompts", type=int, default=16, help="requests (random)")
     load.add_argument("--input-len", type=int, default=128, help="prompt tokens (random), own tokens (shared-prefix)")
     load.add_argument("--output-len", type=int, default=32)
@@ -34,11 +40,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     _check(args)
-    jobs = _jobs_of(args)
-    results = [_measure(settings, jobs, args.repeat, "with prefix cache")]
+    loads = {name: _jobs_of(name, args) for name in args.workload}
+    results = _measure(settings, loads, args.repeat, "")
     if args.compare_no_cache:
-        results.append(_measure({**settings, "disable_radix_cache": True}, jobs, args.repeat, "without prefix cache"))
-        results[0]["speed_up"] = results[1]["duration_s"] / results[0]["duration_s"]
+        plain = _measure({**settings, "disable_radix_cache": True}, loads, args.repeat, " without prefix cache")
+        for cached, uncached in zip(results, plain, strict=True):
+            cached["speed_up"] = uncached["duration_s"] / cached["duration_s"]
+        results += plain
     for result in results:
         print(json.dumps(result) if args.json else _as_text(result))
     return 0
@@ -50,38 +58,38 @@ def _check(args: argparse.Namespace) -> None:
             raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
 
 
-def _jobs_of(args: argparse.Namespace) -> list[Job]:
-    if args.workload == "random":
+def _jobs_of(name: str, args: argparse.Namespace) -> list[Job]:
+    if name == "random":
         return random_jobs(args.num_prompts, args.input_len, args.output_len, args.seed, args.vocab)
-    if args.workload == "shared-prefix":
+    if name == "shared-prefix":
         return shared_prefix_jobs(
             args.groups, args.per_group, args.prefix_len, args.input_len, args.output_len, args.seed, args.vocab
         )
-    return workload(args.workload, args.seed, args.vocab)
+    return workload(name, args.seed, args.vocab)
 
 
-def _measure(settings: dict[str, Any], jobs: list[Job], repeat: int, label: str) -> dict[str, Any]:
-    """Starts an engine, lets it warm up, and runs the load `repeat` times on an empty cache; the best run counts."""
+def _measure(settings: dict[str, Any], loads: dict[str, list[Job]], repeat: int, label: str) -> list[dict[str, Any]]:
+    """Starts an engine, lets it warm up, and runs each load `repeat` times on an empty cache; the best run counts."""
     from bough.launch.engine import Engine
 
     began = time.perf_counter()
     with Engine(**settings) as engine:
-        started_s = time.perf_counter() - began
         engine.generate(input_ids=[1, 2, 3, 4], sampling_params={"max_new_tokens": 2, "ignore_eos": True})
         first_token_s = time.perf_counter() - began
         while engine.get_server_info()["internal_states"][0]["warming_up"]:
             time.sleep(0.05)
         warm_s = time.perf_counter() - began
-        runs = [_run_once(engine, jobs) for _ in range(repeat)]
-    best = min(runs, key=lambda run: float(run["duration_s"]))
-    return {
-        "run": label,
-        **best,
-        "durations_s": [run["duration_s"] for run in runs],
-        "start_s": started_s,
-        "first_token_s": first_token_s,
-        "warm_s": warm_s,
-    }
+        runs = {name: [_run_once(engine, jobs) for _ in range(repeat)] for name, jobs in loads.items()}
+    return [
+        {
+            "run": name + label,
+            **min(of_load, key=lambda run: float(run["duration_s"])),
+            "durations_s": [run["duration_s"] for run in of_load],
+            "first_token_s": first_token_s,  # from the start of the engine
+            "warm_s": warm_s,  # until every graph is captured
+        }
+        for name, of_load in runs.items()
+    ]
 
 
 def _run_once(engine: Any, jobs: list[Job]) -> dict[str, Any]:

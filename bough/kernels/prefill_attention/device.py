@@ -254,12 +254,15 @@ def _fold(
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)  # softcap * tanh
         scale = 1.0
     if MASKED:
-        # Not infinite: at the edge of a window a query may see no key of the block. Its weights are then wrong but
-        # finite, and vanish with the first real score, as each query sees at least itself.
+        # Not infinite: at the edge of a window a query may see no key of the block, and infinity minus infinity is
+        # not a number.
         scores = tl.where(visible, scores, -1e30)
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)
     shrink = tl.exp2(top - new_top)
     weights = tl.exp2(scores * scale - new_top[:, None])
+    if MASKED:
+        # Where a query sees nothing, that difference is the rounding of huge numbers, and its power anything.
+        weights = tl.where(visible, weights, 0.0)
     norm = norm * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, norm, new_top

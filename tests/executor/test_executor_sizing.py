@@ -9,7 +9,7 @@ import pytest
 from bough.core.errors import ResourceError
 from bough.core.settings import MemorySettings
 from bough.executor.machine import free_memory_bytes, usable_cores
-from bough.executor.sizing import CacheSize, size_cpu_cache
+from bough.executor.sizing import CacheSize, size_cpu_cache, size_gpu_cache
 
 GIB = 2**30
 
@@ -58,3 +58,27 @@ def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert free_memory_bytes(tmp_path) > 1_000_000
     assert usable_cores(tmp_path) >= 1
+
+
+def gpu_size(settings: MemorySettings, free: int = 100 * GIB, step: int = 10 * GIB) -> CacheSize:
+    return size_gpu_cache(
+        settings, free_bytes=free, total_bytes=140 * GIB, activation_bytes=step, bytes_per_token=2**20
+    )
+
+
+def test_a_gpu_gives_what_weights_and_the_largest_step_leave() -> None:
+    assert gpu_size(MemorySettings()).pages == (100 - 10 - 14) * 1024 and "90%" in gpu_size(MemorySettings()).note
+    assert gpu_size(MemorySettings(mem_fraction_static=0.5)).pages == (100 - 10 - 70) * 1024
+    assert gpu_size(MemorySettings(max_total_tokens=1000, page_size=16)).pages == 62
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "words"),
+    [
+        (MemorySettings(max_total_tokens=10**6), 10 * GIB, "set it to"),
+        (MemorySettings(), 100 * GIB, "chunked-prefill-size"),
+    ],
+)
+def test_a_gpu_without_room_says_what_to_set(settings: MemorySettings, step: int, words: str) -> None:
+    with pytest.raises(ResourceError, match=words):
+        gpu_size(settings, step=step)

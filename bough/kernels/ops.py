@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from bough.kernels.activation import reference as activation
+from bough.kernels.embedding.reference import embedding
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.rms_norm.reference import rms_norm
 
@@ -32,6 +33,7 @@ class Norm(NamedTuple):
 class Ops:
     """What a model's layers compute with."""
 
+    embedding: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     linear: Linear
     rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
@@ -65,6 +67,7 @@ class Ops:
 
 
 REFERENCE = Ops(
+    embedding=embedding,
     linear=torch.nn.functional.linear,
     rms_norm=rms_norm,
     silu_mul=activation.silu_mul,

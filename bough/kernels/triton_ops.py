@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.activation import triton as activation
+from bough.kernels.embedding.triton import embedding
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
@@ -52,6 +53,7 @@ class TritonOps(Ops):
 
 
 TRITON = TritonOps(
+    embedding=embedding,
     linear=linear,
     rms_norm=rms_norm,
     silu_mul=activation.silu_mul,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
@@ -16,12 +15,12 @@ class Embedding:
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float, placement: Placement) -> None:
         self.weight = placement.empty(vocab_size, hidden_size)
+        self._embedding = placement.ops.embedding
         # Models with a scale were trained with it rounded to the type of the weights.
         self._scale = float(torch.tensor(scale, dtype=placement.dtype))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        x = F.embedding(token_ids, self.weight)
-        return x if self._scale == 1.0 else x.mul_(self._scale)
+        return self._embedding(token_ids, self.weight, self._scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}.weight", self.weight)

@@ -31,8 +31,12 @@ def norm_rope_store_(
     """
     c, s = cos[positions, None], sin[positions, None]
     cos_of, signed_sin_of = torch.cat((c, c), dim=-1), torch.cat((-s, s), dim=-1)
-    q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-    for part, weight in ((q, q_weight), (k, k_weight)):
-        normed = part if weight is None else rms_norm(part, weight, eps, plus_one=plus_one)[0]
-        part.copy_(apply_rope(normed, cos_of, signed_sin_of))
+    q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+    if q_weight is None and k_weight is None:  # both at once: on a CPU each operation costs more than its arithmetic
+        qk = qkv[:, : heads + kv_heads]
+        qk.copy_(apply_rope(qk, cos_of, signed_sin_of))
+    else:
+        for part, weight in ((q, q_weight), (k, k_weight)):
+            normed = part if weight is None else rms_norm(part, weight, eps, plus_one=plus_one)[0]
+            part.copy_(apply_rope(normed, cos_of, signed_sin_of))
     store_kv(k.to(k_cache.dtype), v.to(v_cache.dtype), k_cache, v_cache, slots)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +39,19 @@ def tiny_engine(model: Path, **settings: object) -> Engine:
     return Engine(model, **{**options, **settings})
 
 
+ELSEWHERE: set[int] = set()  # children of engines that other tests keep alive
+
+
+@pytest.fixture(autouse=True)
+def only_my_children() -> Iterator[None]:
+    ELSEWHERE.clear()
+    ELSEWHERE.update(p.pid for p in children_of(os.getpid()))
+    yield
+
+
 def children_of(pid: int) -> list[psutil.Process]:
-    return [p for p in psutil.Process(pid).children() if "bough::" in " ".join(p.cmdline())]
+    found = psutil.Process(pid).children()
+    return [p for p in found if p.pid not in ELSEWHERE and "bough::" in " ".join(p.cmdline())]
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:

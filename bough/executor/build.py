@@ -70,6 +70,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
 def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
+    check_attention_backend(settings.model.attention_backend, device.type)
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
         return _build_cpu(_load(files, settings, device), settings)
@@ -83,6 +84,16 @@ def resolve_device(settings: ModelSettings) -> torch.device:
     if settings.device == "cuda" and not available:
         raise SettingsError("--device cuda: torch sees no CUDA device here; `bough doctor` tells what is missing.")
     return torch.device("cuda" if available and settings.device in ("auto", "cuda") else "cpu")
+
+
+def check_attention_backend(name: str, device_type: str) -> None:
+    """The torch back end needs the rows' exact lengths on the host, which a GPU's graphs do not give it; Triton's needs a
+    GPU."""
+    own = "torch" if device_type == "cpu" else "triton"
+    if name not in ("auto", own):
+        raise SettingsError(
+            f"--attention-backend {name} does not run on this device ({device_type}); use {own} or auto."
+        )
 
 
 def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
@@ -125,9 +136,8 @@ def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         note=size.note,
     )
     pool = KVPool(config, size.pages, limits.page_size, dtype, loaded.device, topology)
-    name = settings.model.attention_backend
-    attention = build_backend("torch" if name == "auto" else name)
-    return LoadedModel(ThreadedExecutor(TorchExecutor(loaded.model, pool, attention, limits)), config)
+    executor = TorchExecutor(loaded.model, pool, build_backend("torch"), limits)
+    return LoadedModel(ThreadedExecutor(executor), config)
 
 
 def _resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -10,7 +10,6 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
-from bough.attention.torch_backend import TorchAttention
 from bough.attention.triton_backend import TritonAttention
 from bough.core.plan import Limits
 from bough.core.settings import Settings
@@ -68,8 +67,6 @@ def _largest_graph(settings: Settings, rows: int) -> int:
 
 
 def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
-    if settings.model.attention_backend == "torch":
-        return TorchAttention()
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     heads = loaded.topology.share(config.num_heads, "num_heads")
 

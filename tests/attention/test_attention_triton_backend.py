@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,11 @@ import torch
 
 from bough.attention.triton_backend import TritonAttention
 from bough.core.model_config import ModelConfig, RopeConfig
+from bough.distributed.topology import Topology
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.prefill_attention.triton import config_for
+from bough.layers.weights import WeightSlot
+from bough.models.registry import build_model
 from tests.fakes.forward import Forward, load_model
 
 CONFIG = ModelConfig(
@@ -59,8 +63,5 @@ def test_it_agrees_with_the_torch_back_end(page_size: int, window: int | None) -
             torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
 
 
-def load_model_slots(config: ModelConfig):  # type: ignore[no-untyped-def]
-    from bough.distributed.topology import Topology
-    from bough.models.registry import build_model
-
+def load_model_slots(config: ModelConfig) -> Iterator[WeightSlot]:
     return build_model(config, Topology(), torch.float32, torch.device("cpu")).slots()

@@ -87,8 +87,7 @@ def resolve_device(settings: ModelSettings) -> torch.device:
 
 
 def check_attention_backend(name: str, device_type: str) -> None:
-    """The torch back end needs the rows' exact lengths on the host, which a GPU's graphs do not give it; Triton's needs a
-    GPU."""
+    """Triton's needs a GPU; torch's needs the rows' exact lengths on the host, which a GPU's graphs do not give it."""
     own = "torch" if device_type == "cpu" else "triton"
     if name not in ("auto", own):
         raise SettingsError(

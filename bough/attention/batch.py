@@ -16,12 +16,21 @@ from bough.core.plan import IntArray
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkPlaces:
+    """Where the rows of a step that compute more than decodes do stand, on the device."""
+
+    query_starts: torch.Tensor  # [batch + 1] int32
+    context_lens: torch.Tensor  # [batch] int32
+    blocks: torch.Tensor  # [blocks, 2] int32, of `query_blocks`; a negative place stands for no block
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Rows of a step, back to back in the token dimension."""
 
     rows: torch.Tensor  # [batch] int32, indices into page_table
     lengths: torch.Tensor  # [batch] int32, keys that the row's last query sees, its own included
-    decodes: int  # the first so many rows compute one token each
+    decodes: int  # the first so many rows compute one token each; of a captured step those whose length is not 0
     query_lens: IntArray  # [batch] tokens each row computes, at least 1
     query_starts: IntArray  # [batch + 1] where each row's tokens begin
     context_lens: IntArray  # [batch] tokens of the row in the cache before this step
@@ -29,3 +38,4 @@ class AttentionBatch:
     slots: torch.Tensor  # [tokens] int64, where each new token's key and value go: page * page_size + offset
     positions: torch.Tensor  # [tokens] int64
     page_size: int
+    chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own

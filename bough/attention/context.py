@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
@@ -16,3 +18,4 @@ class ForwardContext:
     attention: AttentionBackend
     pool: KVPool
     batch: AttentionBatch
+    wanted: torch.Tensor | None = None  # [n] tokens whose hidden states are asked for; None: all, in their order

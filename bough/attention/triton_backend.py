@@ -8,29 +8,20 @@ their new tokens directly. Owns the decode plan and its scratch memory, one for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from bough.attention.base import AttentionSpec
-from bough.attention.batch import AttentionBatch
+from bough.attention.batch import AttentionBatch, ChunkPlaces
+from bough.core.plan import IntArray
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.prefill_attention.blocks import query_blocks
 from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention
 from bough.memory.pools.kv_pool import KVPool
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The rows of a step that compute more than decodes do, on the device."""
-
-    rows: torch.Tensor  # [chunks] int32
-    query_starts: torch.Tensor  # [chunks + 1] int32, from the first chunk's first token
-    context_lens: torch.Tensor  # [chunks] int32
-    blocks: torch.Tensor  # [blocks, 2] int32
 
 
 class TritonAttention:
@@ -48,12 +39,14 @@ class TritonAttention:
         self._works: dict[int | None, DecodeWork] = {}
         self._planned: set[int | None] = set()
         self._batch: AttentionBatch | None = None
-        self._chunks: Chunks | None = None
+        self._chunks: ChunkPlaces | None = None
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._planned.clear()
-        self._chunks = self._lay_out_chunks(batch) if len(batch.query_lens) > batch.decodes else None
+        self._chunks = batch.chunks
+        if self._chunks is None and len(batch.query_lens) > batch.decodes:
+            self._chunks = self._lay_out_chunks(batch)
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
@@ -80,13 +73,13 @@ class TritonAttention:
             )
         if chunks is not None:
             prefill_attention(
-                q[n:],
-                k[n:],
-                v[n:],
+                q,
+                k,
+                v,
                 keys,
                 values,
                 batch.page_table,
-                chunks.rows,
+                batch.rows,
                 chunks.query_starts,
                 chunks.context_lens,
                 chunks.blocks,
@@ -94,7 +87,7 @@ class TritonAttention:
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
-                out=out[n:],
+                out=out,
                 config=self._prefill,
             )
         return out
@@ -110,14 +103,17 @@ class TritonAttention:
             self._planned.add(window)
         return work
 
-    def _lay_out_chunks(self, batch: AttentionBatch) -> Chunks:
-        n = batch.decodes
-        starts = batch.query_starts[n:] - batch.query_starts[n]
-        return Chunks(
-            rows=batch.rows[n:],
-            query_starts=self._to_device(starts),
-            context_lens=self._to_device(batch.context_lens[n:]),
+    def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
+        return ChunkPlaces(
+            query_starts=self._to_device(batch.query_starts),
+            context_lens=self._to_device(batch.context_lens),
             blocks=self._to_device(
-                query_blocks(batch.query_lens[n:], self._prefill.block_queries, batch.context_lens[n:])
+                chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._prefill.block_queries)
             ),
         )
+
+
+def chunk_blocks(query_lens: IntArray, context_lens: IntArray, decodes: int, block_queries: int) -> IntArray:
+    """The blocks of the rows behind the decodes, with the rows' places in the whole batch. [blocks, 2]"""
+    blocks = query_blocks(query_lens[decodes:], block_queries, context_lens[decodes:])
+    return blocks + np.array([decodes, 0], dtype=np.int32)

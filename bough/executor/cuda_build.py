@@ -16,10 +16,11 @@ from bough.core.settings import Settings
 from bough.executor.build import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.staging import Staging
 from bough.kernels.decode_attention.work import DecodeWork
-from bough.kernels.prefill_attention.triton import config_for
+from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.memory.pools.kv_pool import KVPool
 from bough.sampling.state import SamplingState
 
@@ -49,12 +50,15 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         rows, settings.memory.page_size, (size.pages,), config.context_length, config.vocab_size, chunk, size.note
     )
     pool = KVPool(config, size.pages, limits.page_size, loaded.dtype, device, loaded.topology)
+    inputs = CudaInputs(limits, device, staging)
+    block_queries = _prefill_config(loaded).block_queries
     executor = CudaExecutor(
         loaded.model,
         pool,
         _build_attention(loaded, settings, limits, staging),
         limits,
-        CudaInputs(limits, device, staging),
+        inputs,
+        MixedInputs(limits, block_queries, inputs.page_table, inputs.last_tokens, staging),
         staging,
         SamplingState(rows, config.vocab_size, device),
         largest_graph=0 if settings.model.disable_cuda_graph else _largest_graph(settings, rows),
@@ -80,8 +84,13 @@ def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, 
             window=window,
         )
 
-    kv = kv_heads.stop - kv_heads.start
-    return TritonAttention(staging.to_device, make_work, config_for(heads, kv, config.head_dim, loaded.dtype))
+    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded))
+
+
+def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
+    config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
+    heads = loaded.topology.share(config.num_heads, "num_heads")
+    return config_for(heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
 
 
 def _profile(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, staging: Staging) -> int:

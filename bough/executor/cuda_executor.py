@@ -1,13 +1,14 @@
 """The executor for GPUs: everything is queued, nothing is waited for.
 
-`launch` copies a step's few integers to the device, queues the forward pass (a captured graph for decodes, kernel by
-kernel with prompts), the sampling and the copy of the tokens back to pinned memory, and returns. Sampled tokens stay on
+`launch` copies a step's few integers to the device, queues the forward pass (a captured graph, or kernel by kernel
+where there is none), the sampling and the copy of the tokens back to pinned memory, and returns. Sampled tokens stay on
 the device as the input of the next step. The order of things on the stream is described in `cuda_inputs`.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,9 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.graphs import Captured, DecodeGraphs
-from bough.executor.layout import StepLayout, prompt_targets
+from bough.executor.graphs import Captured, Ladder, Pauses, decode_sizes, mixed_sizes
+from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
+from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
@@ -29,6 +31,16 @@ from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
+
+WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """A decode step: the forward pass, and the sampling of rows that ask for nothing special."""
+
+    forward: Captured[torch.Tensor]
+    sample: Captured[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class CudaExecutor:
         attention: AttentionBackend,
         limits: Limits,
         inputs: CudaInputs,
+        mixed: MixedInputs,
         staging: Staging,
         sampling: SamplingState,
         *,
@@ -79,9 +92,15 @@ class CudaExecutor:
         self._attention = attention
         self._limits = limits
         self._inputs = inputs
+        self._mixed = mixed
         self._staging = staging
         self._sampling = sampling
-        self._graphs = self._make_graphs(largest_graph) if largest_graph else None
+        pauses = Pauses()
+        sizes = decode_sizes(largest_graph) if largest_graph else []
+        self._decode_graphs = Ladder("decode", sizes, self._capture_decode, pauses)
+        sizes = mixed_sizes(limits.chunk_tokens, mixed.largest) if largest_graph else []
+        self._mixed_graphs = Ladder("mixed", sizes, self._capture_mixed, pauses)
+        self._graph_memory = torch.cuda.graph_pool_handle()
 
     def limits(self) -> Limits:
         return self._limits
@@ -92,10 +111,7 @@ class CudaExecutor:
     @torch.inference_mode()
     def idle(self) -> bool:
         """Uses a quiet moment to capture one graph; False when there is nothing left to do."""
-        if self._graphs is None or self._graphs.complete:
-            return False
-        torch.cuda.synchronize()
-        return self._graphs.capture_next()
+        return self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> CudaStep:
@@ -106,45 +122,71 @@ class CudaExecutor:
             return self._launch_decodes(plan, layout)
         return self._launch_mixed(plan, layout)
 
-    def _make_graphs(self, largest: int) -> DecodeGraphs:
-        return DecodeGraphs(self._decode_logits, self._sample_decodes, self._inputs.pad_decode, largest)
-
     def _launch_decodes(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
         batch = len(plan.rows)
-        captured = self._find_graph(batch)
+        captured = self._decode_graphs.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, layout, batch)
             logits = self._decode_logits(batch)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, layout, size)
-            logits = graph.forward()[:batch]
+            logits = graph.forward.replay()[:batch]
             if self._sampling.plain(plan.rows):
-                tokens = self._staging.to_host(graph.sample()[:batch])
+                tokens = self._staging.to_host(graph.sample.replay()[:batch])
                 return CudaStep(plan, self._record(), tokens, None, {})
         return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
 
-    def _find_graph(self, batch: int) -> tuple[int, Captured] | None:
-        """The rung for this batch and its graphs, if they exist; captures them if it is time to."""
-        if self._graphs is None:
-            return None
-        size = self._graphs.size_for(batch)
-        if self._graphs.wants_pause(size):
-            torch.cuda.synchronize()
-            self._graphs.capture(size)
-        graph = self._graphs.find(size)
-        return None if graph is None else (size, graph)
-
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
-        token_ids, batch = self._inputs.mixed_batch(plan, layout)
-        hidden = self._forward(token_ids, batch)
-        inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
+        self._inputs.append_pages(layout)
+        hidden, inputs = self._mixed_hidden(plan, layout)
         if not plan.sample.any():
             return CudaStep(plan, self._record(), None, None, inputs)
-        last = self._staging.to_device((layout.query_starts[1:][plan.sample] - 1).astype(np.int64))
-        logits = self._model.logits(hidden.index_select(0, last))
         rows = self._staging.to_device(plan.rows[plan.sample])
-        return self._finish(plan, logits, rows, inputs)
+        return self._finish(plan, self._model.logits(hidden), rows, inputs)
+
+    def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
+        """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
+        captured = None if plan.input_logprobs else self._mixed_graphs.find(len(layout.token_ids))
+        if captured is not None:
+            size, graph = captured
+            self._mixed.send(plan, layout, size)
+            return graph.replay()[: int(plan.sample.sum())], {}
+        token_ids, batch = self._inputs.mixed_batch(layout)
+        wanted = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
+        if not plan.input_logprobs:
+            return self._forward(token_ids, batch, wanted), {}
+        hidden = self._forward(token_ids, batch)
+        inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
+        return hidden.index_select(0, wanted), inputs
+
+    # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
+
+    def _capture_decode(self, size: int) -> DecodeGraph:
+        self._inputs.pad_decode()
+        self._sample_decodes(size, self._decode_logits(size))
+        torch.cuda.synchronize()
+        forward = Captured(lambda: self._decode_logits(size), self._graph_memory)
+        logits = forward.replay()
+        return DecodeGraph(forward, Captured(lambda: self._sample_decodes(size, logits), self._graph_memory))
+
+    def _capture_mixed(self, size: int) -> Captured[torch.Tensor] | None:
+        self._staging.next_step()
+        self._mixed.pad(size)
+        for _ in range(2):  # the first run compiles
+            torch.cuda.synchronize()
+            began = time.monotonic()
+            self._captured_hidden(size)
+            launched = time.monotonic()
+            torch.cuda.synchronize()
+        if time.monotonic() - began > WORTH_A_GRAPH * (launched - began):
+            return None
+        return Captured(lambda: self._captured_hidden(size), self._graph_memory)
+
+    def _captured_hidden(self, size: int) -> torch.Tensor:
+        """The hidden states of the tokens that sample, of the step in the persistent buffers. Can be captured."""
+        inputs = self._mixed.take(size)
+        return self._forward(inputs.token_ids, inputs.batch, inputs.wanted)
 
     def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> CudaStep:
         """Samples, and sends the tokens on two ways: to the next step, and to the host."""
@@ -169,9 +211,12 @@ class CudaExecutor:
         token_ids, batch = self._inputs.decode_batch(size)
         return self._model.logits(self._forward(token_ids, batch))
 
-    def _forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def _forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         self._attention.prepare(batch)
-        return self._model.forward(token_ids, batch.positions, ForwardContext(self._attention, self._pool, batch))
+        context = ForwardContext(self._attention, self._pool, batch, wanted)
+        return self._model.forward(token_ids, batch.positions, context)
 
     def _record(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -41,6 +41,10 @@ class CudaInputs:
         self._write_table(layout.rewritten)
         return layout
 
+    def append_pages(self, layout: StepLayout) -> None:
+        """The pages that rows get with a step of prompts; those of decodes go with `send_decode`."""
+        self._write_table(layout.appended)
+
     def _write_table(self, writes: TableWrites) -> None:
         if len(writes.places):
             places = self._staging.to_device(writes.places)
@@ -100,9 +104,8 @@ class CudaInputs:
 
     # Any step ---------------------------------------------------------------------------------------------------------
 
-    def mixed_batch(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
+    def mixed_batch(self, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
         """A step with prompts in it, in fresh tensors."""
-        self._write_table(layout.appended)
         to_device = self._staging.to_device
         rows = to_device(layout.rows)
         ids = to_device(layout.token_ids)

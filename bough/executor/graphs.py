@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps at a ladder of batch sizes, captured only after the engine answers.
+"""CUDA graphs of steps at a ladder of sizes, captured only after the engine answers.
 
 A step runs eagerly until its size has a graph. Graphs are captured one at a time, when nothing is in flight: in idle
-moments until the ladder is complete, smallest first, and under load at most one every `PAUSE_STEPS` steps, the size
-that is used most. All share one memory pool: only one graph runs at a time.
+moments until the ladder is complete, smallest first, and under load at most one every `PAUSE_STEPS` steps, of a size
+that comes back. All share one memory pool: only one graph runs at a time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -20,94 +20,98 @@ log = logging.getLogger(__name__)
 PAUSE_STEPS = 32  # a capture takes tens of milliseconds, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
 
+Output = TypeVar("Output")
+Graph = TypeVar("Graph")
 
-def ladder(largest: int) -> list[int]:
+
+def decode_sizes(largest: int) -> list[int]:
     """Batch sizes worth a graph of their own; padding to the next costs little at any size."""
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, largest + 1, 32)]
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-class Captured:
-    """The graphs of one batch size: the forward pass, and the sampling of rows that ask for nothing special."""
-
-    def __init__(
-        self, run: Callable[[], torch.Tensor], sample: Callable[[torch.Tensor], torch.Tensor], pool: Any
-    ) -> None:
-        self._forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"):
-            self._logits = run()
-        self._sampling = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._sampling, pool=pool, capture_error_mode="thread_local"):
-            self._tokens = sample(self._logits)
-
-    def forward(self) -> torch.Tensor:
-        """Queues the forward pass; its logits stay valid until the next."""
-        self._forward.replay()
-        return self._logits
-
-    def sample(self) -> torch.Tensor:
-        """Queues the sampling behind it; the tokens stay valid until the next."""
-        self._sampling.replay()
-        return self._tokens
+def mixed_sizes(chunk: int, largest: int) -> list[int]:
+    """Token counts worth a graph: steps of about an eighth. A full chunk fits exactly, and so do those with decodes
+    beside it, up to `largest`."""
+    sizes, size = [], 16
+    while size < chunk:
+        sizes.append(size)
+        size += max(16, 1 << (size.bit_length() - 4))
+    beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
+    return sorted({*sizes, *beside, largest})
 
 
-class DecodeGraphs:
-    """Owns the graphs. `run(size)` computes the logits of the step in the persistent buffers, `sample(size, logits)`
-    draws its tokens, `pad` empties the buffers."""
+class Captured(Generic[Output]):
+    """One graph: what it computes stays valid until any other graph of the pool is replayed."""
 
-    def __init__(
-        self,
-        run: Callable[[int], torch.Tensor],
-        sample: Callable[[int, torch.Tensor], torch.Tensor],
-        pad: Callable[[], None],
-        largest: int,
-    ) -> None:
-        self._run = run
-        self._sample = sample
-        self._pad = pad
-        self._sizes = ladder(largest)
-        self._graphs: dict[int, Captured] = {}
-        self._uses: Counter[int] = Counter()
+    def __init__(self, run: Callable[[], Output], pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._output = run()
+
+    def replay(self) -> Output:
+        """Queues the work."""
+        self._graph.replay()
+        return self._output
+
+
+class Pauses:
+    """When a capture may interrupt the load: shared by all ladders of an executor."""
+
+    def __init__(self) -> None:
         self._steps_since_capture = PAUSE_STEPS
-        self._pool = torch.cuda.graph_pool_handle()
+
+    def step(self) -> None:
+        self._steps_since_capture += 1
 
     @property
-    def complete(self) -> bool:
-        return len(self._graphs) == len(self._sizes)
+    def due(self) -> bool:
+        return self._steps_since_capture >= PAUSE_STEPS
 
-    def size_for(self, batch: int) -> int:
-        """The rung that a batch is padded to; the batch itself where it is beyond the ladder."""
-        return next((size for size in self._sizes if size >= batch), batch)
+    def captured(self) -> None:
+        self._steps_since_capture = 0
 
-    def find(self, size: int) -> Captured | None:
-        """The graph of this rung, if there is one yet; notes that it was wanted."""
+
+class Ladder(Generic[Graph]):
+    """Owns the graphs of one kind of step. `capture(size)` makes one when nothing is in flight; None means that graphs
+    of this size and above would not pay."""
+
+    def __init__(self, kind: str, sizes: Sequence[int], capture: Callable[[int], Graph | None], pauses: Pauses) -> None:
+        self._kind = kind
+        self._sizes = list(sizes)
+        self._capture = capture
+        self._pauses = pauses
+        self._graphs: dict[int, Graph] = {}
+        self._uses: Counter[int] = Counter()
+
+    def find(self, count: int) -> tuple[int, Graph] | None:
+        """The rung that so many rows or tokens are padded to, with its graph; None where there is none yet. Captures it
+        if it is time to."""
+        self._pauses.step()
+        size = next((size for size in self._sizes if size >= count), None)
+        if size is None:
+            return None
         self._uses[size] += 1
-        self._steps_since_capture += 1
-        return self._graphs.get(size)
-
-    def wants_pause(self, size: int) -> bool:
-        """Whether it is time to capture this size, although there is work to do."""
-        return (
-            size in self._sizes
-            and size not in self._graphs
-            and self._uses[size] >= USES_BEFORE_CAPTURE
-            and self._steps_since_capture >= PAUSE_STEPS
-        )
+        if size not in self._graphs and self._uses[size] > USES_BEFORE_CAPTURE and self._pauses.due:
+            self._add(size)
+        graph = self._graphs.get(size)
+        return None if graph is None else (size, graph)
 
     def capture_next(self) -> bool:
         """Captures the smallest rung that is missing; False when none is."""
         missing = [size for size in self._sizes if size not in self._graphs]
         if missing:
-            self.capture(missing[0])
+            self._add(missing[0])
         return bool(missing)
 
-    def capture(self, size: int) -> None:
-        """Nothing may be in flight. The step is first run eagerly on padding, so that every kernel is compiled and
-        every buffer allocated."""
-        began = time.monotonic()
-        self._pad()
-        self._sample(size, self._run(size))
+    def _add(self, size: int) -> None:
         torch.cuda.synchronize()
-        self._graphs[size] = Captured(lambda: self._run(size), lambda logits: self._sample(size, logits), self._pool)
-        self._steps_since_capture = 0
-        log.debug("captured the decode graphs of size %d in %.0f ms", size, 1e3 * (time.monotonic() - began))
+        began = time.monotonic()
+        graph = self._capture(size)
+        self._pauses.captured()
+        if graph is None:
+            self._sizes = [kept for kept in self._sizes if kept < size]
+            log.debug("no %s graphs from size %d on: their work takes longer than their launching", self._kind, size)
+            return
+        self._graphs[size] = graph
+        log.debug("captured the %s graph of size %d in %.0f ms", self._kind, size, 1e3 * (time.monotonic() - began))

@@ -136,6 +136,13 @@ def _place_tokens(given: IntArray, from_device: IntArray, total: int) -> LongArr
     return ids
 
 
+def sampled_tokens(plan: BatchPlan, query_starts: IntArray) -> LongArray:
+    """The places of the tokens that sample: their rows' last ones. Never empty, because no product likes to be: of a
+    step in which nobody samples, the last token. [n] int64"""
+    ends = query_starts[1:]
+    return (ends[plan.sample] if plan.sample.any() else ends[-1:]).astype(np.int64) - 1
+
+
 def prompt_targets(plan: BatchPlan, want: InputLogprobs) -> LongArray:
     """The prompt tokens whose logprobs are asked: position p of the chunk tells of the token at p + 1, which for the
     last one is not in the plan's tokens. [count] int64"""

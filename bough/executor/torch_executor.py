@@ -13,7 +13,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
 from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.device_rows import DeviceRows
-from bough.executor.layout import prompt_targets
+from bough.executor.layout import prompt_targets, sampled_tokens
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import input_logprobs, output_logprobs
@@ -40,7 +40,8 @@ class TorchExecutor:
         self._sampling.setup(plan.setups)
         token_ids, batch = self._rows.apply(plan)
         self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch)
+        last = torch.from_numpy(sampled_tokens(plan, batch.query_starts))
+        context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs else last)
         hidden = self._model.forward(token_ids, batch.positions, context)
 
         inputs = {w.index: self._input_logprobs(plan, w, hidden, batch.query_starts) for w in plan.input_logprobs}
@@ -48,8 +49,9 @@ class TorchExecutor:
         if not len(sampling_rows):
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
-        last = torch.from_numpy((batch.query_starts[1:][plan.sample] - 1).astype(np.int64))
-        logits = self._model.logits(hidden.index_select(0, last)).float()
+        if plan.input_logprobs:
+            hidden = hidden.index_select(0, last)
+        logits = self._model.logits(hidden).float()
         sampled = sample(self._sampling, logits, sampling_rows)
         tokens = sampled.tokens.numpy()
         self._rows.advance(sampling_rows, tokens)

@@ -56,7 +56,7 @@ class SelfAttention:
         positions: torch.Tensor,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attends with the norm of x + residual; returns the result and that sum."""
+        """Attends with the norm of x + residual; returns the result and that sum, of the tokens that are wanted."""
         spec, pool = self._spec, ctx.pool
         qkv, stream = self._qkv.after(norm, x, residual)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
@@ -79,7 +79,10 @@ class SelfAttention:
             pool.values[spec.layer],
         )
         q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
-        return self._output(ctx.attention.run(q, k, v, spec, pool).flatten(1)), stream
+        attended = ctx.attention.run(q, k, v, spec, pool).flatten(1)
+        if ctx.wanted is not None:
+            attended, stream = attended.index_select(0, ctx.wanted), stream.index_select(0, ctx.wanted)
+        return self._output(attended), stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._qkv.slots(prefix)

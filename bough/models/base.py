@@ -21,7 +21,8 @@ class CausalLM(Protocol):
     def config(self) -> ModelConfig: ...
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """Hidden states [tokens, hidden_size] of int64 [tokens]; writes the tokens' keys and values to the pool."""
+        """Hidden states [wanted, hidden_size] of int64 [tokens], those that `ctx.wanted` names; writes the keys and
+        values of all tokens to the pool."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

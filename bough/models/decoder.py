@@ -6,6 +6,7 @@ An architecture gives it the class of its blocks and where its tensors stand in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -58,9 +59,11 @@ class Decoder:
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x, residual = self._embedding(token_ids), None
+        inner = ctx if ctx.wanted is None else replace(ctx, wanted=None)
         for layer, block in enumerate(self._blocks):
             rope = self._local_rope if self.config.slides(layer) else self._rope
-            x, residual = block(x, residual, rope, positions, ctx)
+            # What nobody asks for is dropped as soon as no key or value depends on it: in the last layer.
+            x, residual = block(x, residual, rope, positions, ctx if layer == len(self._blocks) - 1 else inner)
         return self._norm(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

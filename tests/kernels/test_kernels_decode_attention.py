@@ -175,7 +175,7 @@ def test_items_cover_each_key_once(lengths: list[int], window: int | None, chunk
         assert parts[-1][2] == length
         assert all(left[2] == right[1] for left, right in itertools.pairwise(parts))
         assert all(first < last for _, first, last, _ in parts)
-        assert {alone for *_, alone in parts} == {int(len(parts) == 1)}
+        assert {count for *_, count in parts} == {len(parts)}
         assert int(work.first_item[place]) == items.index(parts[0])
 
 

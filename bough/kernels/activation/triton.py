@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.overlap import overlap, take_turn
+
 
 def config_for(rows: int, size: int) -> int:
     """Outputs per program: short blocks spread a few rows over the device, long ones do with fewer programs."""
@@ -34,12 +36,17 @@ def _launch(x: torch.Tensor, activation: str, config: int | None) -> torch.Tenso
     block = config or config_for(rows, size)
     grid = (rows, triton.cdiv(size, block))
     warps = max(1, min(8, block // 256))
-    _gated_rows[grid](source, out, source.stride(0), SIZE=size, ACTIVATION=activation, BLOCK=block, num_warps=warps)
+    _gated_rows[grid](
+        source, out, source.stride(0), SIZE=size, ACTIVATION=activation, BLOCK=block, num_warps=warps, **overlap()
+    )
     return out
 
 
 @triton.jit
-def _gated_rows(x, out, x_stride, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_rows(
+    x, out, x_stride, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    take_turn(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < SIZE

@@ -2,9 +2,9 @@
 """Decode attention in Triton: as fast as the keys and values can be read.
 
 One program attends over one item (a range of a row's keys, see `work`) for all query heads of one kv head together, so
-that each key is read once and the tensor cores have at least a few real rows. A row that was not cut is finished there;
-for the others a second kernel weighs the parts by their log-sum-exp. Both are always launched, with a grid that depends
-on the batch alone, so that the pair can be captured in a graph whatever the lengths.
+that each key is read once and the tensor cores have at least a few real rows. Of a row that was cut, the last program
+to finish weighs the parts by their log-sum-exp, in their order, so that the result does not depend on who was last. The
+grid depends on the batch alone, so that the launch can be captured in a graph whatever the lengths.
 
 Scores are kept in units of log2, since exp2 is what the hardware has.
 """
@@ -18,11 +18,10 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
+from bough.kernels.overlap import overlap, take_turn
 
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
-COMBINE_SPLITS = 8
-COMBINE_WIDTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +85,7 @@ def decode_attention(
         out,
         work.partial,
         work.log_sums,
+        work.arrivals,
         batch,
         q.stride(0),
         q.stride(1),
@@ -105,17 +105,7 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-    )
-    _combine[(triton.cdiv(heads * head_dim, COMBINE_WIDTH), batch)](
-        work.first_item,
-        work.partial,
-        work.log_sums,
-        out,
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        BLOCK_S=COMBINE_SPLITS,
-        BLOCK_E=COMBINE_WIDTH,
-        num_warps=4,
+        **overlap(),
     )
     return out
 
@@ -134,6 +124,7 @@ def _attend(
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
+    arrivals: tl.tensor,
     batch: int,
     q_row_stride: int,
     q_head_stride: int,
@@ -151,8 +142,10 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One item for the query heads of one kv head."""
+    take_turn(OVERLAP)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     if item >= tl.load(first_item + batch):
@@ -160,7 +153,7 @@ def _attend(
     place = tl.load(items + item * FIELDS)
     first = tl.load(items + item * FIELDS + 1)
     last = tl.load(items + item * FIELDS + 2)
-    alone = tl.load(items + item * FIELDS + 3)
+    parts = tl.load(items + item * FIELDS + 3)
     pages = page_table + tl.load(rows + place).to(tl.int64) * table_stride
 
     member = tl.arange(0, BLOCK_G)
@@ -201,52 +194,55 @@ def _attend(
         top = new_top
 
     result = acc * (v_scale / norm)[:, None]
-    if alone:
-        out_offsets = (place.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(out + out_offsets, result.to(out.dtype.element_ty), mask=wanted)
+    target = out + (place.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + d[None, :]
+    if parts == 1:
+        tl.store(target, result.to(out.dtype.element_ty), mask=wanted)
     else:
         line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
         tl.store(log_sums + line, top + tl.log2(norm), mask=member < GROUP)
+        tl.debug_barrier()  # all threads of the program have written before one of them says so
+        counter = arrivals + place * KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
+            begin = tl.load(first_item + place)
+            whole = _weigh(
+                partial, log_sums, begin, parts, head, d, member < GROUP, wanted,
+                KV_HEADS * GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
+            )  # fmt: skip
+            tl.store(target, whole.to(out.dtype.element_ty), mask=wanted)
+            tl.store(counter, 0)  # as the next launch finds it
 
 
 @triton.jit
-def _combine(
-    first_item: tl.tensor,
+def _weigh(
     partial: tl.tensor,
     log_sums: tl.tensor,
-    out: tl.tensor,
+    begin: tl.tensor,
+    parts: tl.tensor,
+    head: tl.tensor,
+    d: tl.tensor,
+    held: tl.tensor,
+    wanted: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-) -> None:
-    """Weighs the parts of one row, for BLOCK_E neighbouring elements of its heads."""
-    place = tl.program_id(1)
-    begin = tl.load(first_item + place)
-    end = tl.load(first_item + place + 1)
-    if end - begin == 1:
-        return
-    element = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    wanted = element < HEADS * HEAD_DIM
-    head = element // HEAD_DIM
-    top = tl.full([BLOCK_E], float("-inf"), tl.float32)
-    norm = tl.zeros([BLOCK_E], tl.float32)
-    acc = tl.zeros([BLOCK_E], tl.float32)
-    for start in range(begin, end, BLOCK_S):
-        item = start + tl.arange(0, BLOCK_S)
-        held = (item < end)[:, None] & wanted[None, :]
-        line = item.to(tl.int64)[:, None]
-        log_sum = tl.load(log_sums + line * HEADS + head[None, :], mask=held, other=float("-inf"))
-        part = tl.load(partial + line * (HEADS * HEAD_DIM) + element[None, :], mask=held, other=0.0)
-        new_top = tl.where(wanted, tl.maximum(top, tl.max(log_sum, 0)), 0.0)
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> tl.tensor:
+    """The results of `parts` items from `begin` as one. Other programs wrote them: they are read past the L1 cache."""
+    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for number in range(parts):
+        line = (begin.to(tl.int64) + number) * HEADS + head
+        log_sum = tl.load(log_sums + line, mask=held, other=0.0, cache_modifier=".cg")
+        part = tl.load(partial + line[:, None] * HEAD_DIM + d[None, :], mask=wanted, other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, log_sum)
         shrink = tl.exp2(top - new_top)
-        weights = tl.exp2(log_sum - new_top[None, :])
-        norm = norm * shrink + tl.sum(weights, 0)
-        acc = acc * shrink + tl.sum(weights * part, 0)
+        weight = tl.exp2(log_sum - new_top)
+        norm = norm * shrink + weight
+        acc = acc * shrink[:, None] + part * weight[:, None]
         top = new_top
-    out_offsets = place.to(tl.int64) * (HEADS * HEAD_DIM) + element
-    tl.store(out + out_offsets, (acc / norm).to(out.dtype.element_ty), mask=wanted)
+    return acc / norm[:, None]
 
 
 @triton.jit

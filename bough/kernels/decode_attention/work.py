@@ -5,8 +5,9 @@ A step may hold one row of a hundred thousand keys or a thousand rows of fifty. 
 and neither too few nor too many; but under CUDA graphs only the device knows the lengths. So one small kernel, run once
 a step, cuts the rows into *items* (a row and a range of its keys), and all layers with the same window attend by them.
 
-`DecodeWork` owns the list of items and the memory for the results of rows that were cut. It belongs to one window and
-one stream: what a step writes, the next one overwrites.
+`DecodeWork` owns the list of items, the memory for the results of rows that were cut, and the counters by which the
+items of a row find out which of them is the last. It belongs to one window and one stream: what a step writes, the next
+one overwrites.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import triton
 import triton.language as tl
 
 KEY_STEP = 128  # chunks are a multiple of it: only the end of a row leaves a program with less than a block of keys
-SHORTEST_CHUNK = 128  # below it the combination costs more than the further programs save
-PROGRAMS = 4 * 132  # enough to fill a large GPU when rows are few: about four programs on each multiprocessor
-ITEM_FIELDS = 4  # place in the batch, first key, end of keys, whether the row has no other item
+SHORTEST_CHUNK = 128  # below it combining costs more than the further programs save
+PROGRAMS = 8 * 132  # enough to fill a large GPU when rows are few: about eight programs for each multiprocessor
+ITEM_FIELDS = 4  # place in the batch, first key, end of keys, how many items the row has
 PLAN_TILE = 1024
 
 
@@ -53,10 +54,12 @@ class DecodeWork:
         self.first_item = torch.empty(max_batch + 1, dtype=torch.int32, device=device)  # the last one is the count
         self.partial = torch.empty((room, heads, head_dim), dtype=torch.float32, device=device)
         self.log_sums = torch.empty((room, heads), dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros((max_batch, kv_heads), dtype=torch.int32, device=device)  # zero between launches
 
     def target_items(self, batch: int) -> int:
-        """How many chunks the keys of all rows should make, were the rows one."""
-        return batch + self._programs
+        """How many chunks the keys of all rows should make, were the rows one. Many rows fill the device by themselves:
+        of them only those that are much longer than the others are cut."""
+        return max(self._programs, batch // 2)
 
     def max_items(self, batch: int) -> int:
         """A bound that always holds, hence the grid.
@@ -69,7 +72,8 @@ class DecodeWork:
 
 
 def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
-    """Cuts rows of these lengths [batch] (int32, own query included, at least 1) into the items of `work`."""
+    """Cuts rows of these lengths [batch] (int32, own query included; 0: a place without a row) into the items of
+    `work`."""
     batch = lengths.shape[0]
     if batch > work.max_batch:
         raise ValueError(f"a batch of {batch} rows does not fit in work made for {work.max_batch}")
@@ -120,6 +124,9 @@ def _plan(
         share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)
         chunk = tl.maximum(SHORTEST, tl.cdiv(share, STEP) * STEP).to(tl.int32)
     splits = tl.cdiv(visible, chunk)
+    size = tl.zeros_like(splits) + chunk
+    if not FIXED_CHUNK:  # equal parts: the whole row is as late as its longest
+        size = tl.cdiv(tl.cdiv(visible, tl.maximum(splits, 1)), STEP) * STEP
     count = tl.sum(splits)
     place = tl.cumsum(splits, 0) - splits
     tl.store(first_item + row, place, mask=real)
@@ -131,10 +138,10 @@ def _plan(
         item = place[:, None] + split[None, :]
         # The bound on items holds by construction, except if a caller's max_total_keys does not.
         wanted = (split[None, :] < splits[:, None]) & (item < max_items)
-        first = (length - visible)[:, None] + split[None, :] * chunk
-        last = tl.minimum(first + chunk, length[:, None])
+        first = (length - visible)[:, None] + split[None, :] * size[:, None]
+        last = tl.minimum(first + size[:, None], length[:, None])
         field = items + item * FIELDS
         tl.store(field, row[:, None] + split[None, :] * 0, mask=wanted)
         tl.store(field + 1, first, mask=wanted)
         tl.store(field + 2, last, mask=wanted)
-        tl.store(field + 3, (splits == 1).to(tl.int32)[:, None] + split[None, :] * 0, mask=wanted)
+        tl.store(field + 3, splits[:, None] + split[None, :] * 0, mask=wanted)

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.overlap import overlap, take_turn
+
 
 @dataclass(frozen=True, slots=True)
 class HeadTiling:
@@ -68,6 +70,7 @@ def norm_rope_store_(
         BLOCK_H=tiling.heads,
         BLOCK=triton.next_power_of_2(head_dim // 2),
         num_warps=tiling.num_warps,
+        **overlap(),
     )
 
 
@@ -91,8 +94,10 @@ def _norm_rope_store(
     PLUS_ONE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A program treats a block of query heads, or a block of key heads with the value heads of the same numbers."""
+    take_turn(OVERLAP)
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)[None, :]
     position = tl.load(positions + token)

@@ -55,7 +55,7 @@ def prefill_attention(
     rows: torch.Tensor,  # [batch] int32, lines of page_table
     query_starts: torch.Tensor,  # [batch + 1] int32
     context_lens: torch.Tensor,  # [batch] int32, tokens of the row in the cache
-    blocks: torch.Tensor,  # [blocks, 2] int32, of `query_blocks` with the config's block_queries
+    blocks: torch.Tensor,  # [blocks, 2] int32, of `query_blocks` with the config's block_queries; negative: none
     *,
     page_size: int,
     scale: float,

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.overlap import overlap, take_turn
+
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
@@ -62,6 +64,7 @@ def rms_norm(
         ROWS=tiling.rows,
         BLOCK=triton.next_power_of_2(size),
         num_warps=tiling.num_warps,
+        **overlap(),
     )
     return normed, stream
 
@@ -83,12 +86,14 @@ def _rms_norm(
     PLUS_ONE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < SIZE)
     outer, inner = row // INNER, row % INNER
     scale = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    take_turn(OVERLAP)
     values = tl.load(x + outer * x_outer + inner * x_inner + column, mask=mask, other=0.0)
     if residual is not None:
         stream = residual + outer * residual_outer + inner * residual_inner + column

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
+from bough.kernels.overlap import take_turn
 
 
 @triton.jit
@@ -35,6 +36,7 @@ def product_by_rows(
     BLOCK_N: tl.constexpr,
     PIECES: tl.constexpr,
     PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Weight rows whole and in registers, used by each row of `x` in turn.
 
@@ -49,6 +51,7 @@ def product_by_rows(
     w = tl.load(weight + offsets, mask=inside, other=0.0, eviction_policy="evict_first")
     if up_weight is not None:
         u = tl.load(up_weight + offsets, mask=inside, other=0.0, eviction_policy="evict_first")
+    take_turn(OVERLAP)  # the weights, most of the work, are already on their way
     for m in tl.static_range(M):
         row = tl.load(x + m * x_stride + k, mask=k < K, other=0.0)
         if norm_weight is not None:
@@ -93,8 +96,10 @@ def product_by_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Tiles of the weight on tensor cores, `x` padded to their smallest side."""
+    take_turn(OVERLAP)
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     weight_rows = n.to(tl.int64)[:, None] * K

@@ -12,6 +12,7 @@ import functools
 import torch
 import triton
 
+from bough.kernels.overlap import overlap
 from bough.kernels.skinny_linear.device import product_by_rows, product_by_tiles
 from bough.kernels.skinny_linear.tiling import (
     MAX_ROWS,
@@ -125,6 +126,7 @@ def _by_rows(
         PIECES=width // piece,
         PIECE=piece,
         num_warps=tiling.num_warps,
+        **overlap(),
     )
     return stream
 
@@ -159,6 +161,7 @@ def _by_tiles(
         SPLIT_K=tiling.split_k,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        **overlap(),
     )
 
 

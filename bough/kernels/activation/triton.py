@@ -37,7 +37,7 @@ def _launch(x: torch.Tensor, activation: str, config: int | None) -> torch.Tenso
     grid = (rows, triton.cdiv(size, block))
     warps = max(1, min(8, block // 256))
     _gated_rows[grid](
-        source, out, source.stride(0), SIZE=size, ACTIVATION=activation, BLOCK=block, num_warps=warps, **overlap()
+        source, out, source.stride(0), SIZE=size, ACTIVATION=activation, BLOCK=block, num_warps=warps, **overlap(rows)
     )
     return out
 

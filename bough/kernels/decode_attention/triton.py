@@ -105,7 +105,7 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-        **overlap(),
+        **overlap(batch),
     )
     return out
 

@@ -70,7 +70,7 @@ def norm_rope_store_(
         BLOCK_H=tiling.heads,
         BLOCK=triton.next_power_of_2(head_dim // 2),
         num_warps=tiling.num_warps,
-        **overlap(),
+        **overlap(tokens),
     )
 
 

@@ -64,7 +64,7 @@ def rms_norm(
         ROWS=tiling.rows,
         BLOCK=triton.next_power_of_2(size),
         num_warps=tiling.num_warps,
-        **overlap(),
+        **overlap(rows),
     )
     return normed, stream
 

@@ -126,7 +126,7 @@ def _by_rows(
         PIECES=width // piece,
         PIECE=piece,
         num_warps=tiling.num_warps,
-        **overlap(),
+        **overlap(m),
     )
     return stream
 
@@ -161,7 +161,7 @@ def _by_tiles(
         SPLIT_K=tiling.split_k,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-        **overlap(),
+        **overlap(m),
     )
 
 

@@ -42,10 +42,16 @@ class Forward:
     """Runs steps of one model."""
 
     def __init__(
-        self, model: CausalLM, page_size: int = 1, pages: int = 512, rows: int = 8, dtype: torch.dtype = torch.float32
+        self,
+        model: CausalLM,
+        page_size: int = 1,
+        pages: int = 512,
+        rows: int = 8,
+        dtype: torch.dtype = torch.float32,
+        scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self.model = model
-        self.pool = KVPool(model.config, pages, page_size, dtype, CPU, Topology())
+        self.pool = KVPool(model.config, pages, page_size, dtype, CPU, Topology(), scales)
         for tensor in (*self.pool.keys, *self.pool.values):
             tensor.fill_(float("nan"))
         self.attention: AttentionBackend = build_backend("torch")

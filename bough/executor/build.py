@@ -15,6 +15,7 @@ from bough.core.model_config import ModelConfig
 from bough.core.plan import Executor, Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.topology import Topology
+from bough.executor.formats import capability_of, check_number_formats
 from bough.executor.machine import free_memory_bytes, usable_cores
 from bough.executor.sizing import size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
@@ -75,7 +76,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
     check_attention_backend(settings.model.attention_backend, device.type)
-    check_number_formats(settings, device.type)
+    check_number_formats(settings, capability_of(device))
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
         return _build_cpu(_load(files, settings, device), settings)
@@ -100,26 +101,15 @@ def check_attention_backend(name: str, device_type: str) -> None:
         )
 
 
-def check_number_formats(settings: Settings, device_type: str) -> None:
-    """8-bit floats are for GPUs, and scales for 8-bit caches."""
-    cache = settings.memory.kv_cache_dtype
-    if device_type == "cpu" and cache.startswith("fp8"):
-        raise SettingsError(f"--kv-cache-dtype {cache} needs a GPU; on a CPU use auto or bf16.")
-    if device_type == "cpu" and settings.model.quantization == "fp8":
-        raise SettingsError("--quantization fp8 needs a GPU; on a CPU use auto or none.")
-    if settings.memory.quantization_param_path is not None and not cache.startswith("fp8"):
-        raise SettingsError("--quantization-param-path is for --kv-cache-dtype fp8_e4m3 or fp8_e5m2; give one of them.")
-
-
 def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
     config = resolve_config(files, settings)
-    dtype = _resolve_dtype(settings.model.dtype, config, device)
+    dtype = _resolve_dtype(settings.model, config, device)
     topology = Topology()
     began = time.monotonic()
     load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    model = build_model(config, topology, dtype, device)
+    model = build_model(config, topology, dtype, device, quantization=settings.model.quantization)
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
     if device.type == "cpu" and weight_bytes > free:
@@ -164,10 +154,13 @@ def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
     return LoadedModel(ThreadedExecutor(executor), config)
 
 
-def _resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        # Most CPUs multiply float32 faster than 16-bit numbers, whatever the checkpoint was saved in.
-        name = "float32" if device.type == "cpu" else "float16" if config.dtype == "float16" else "bfloat16"
+def _resolve_dtype(settings: ModelSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    name = settings.dtype
+    if name == "auto" and device.type == "cpu":
+        name = "float32"  # most CPUs multiply it faster than 16-bit numbers, whatever the checkpoint was saved in
+    elif name == "auto":
+        # Products of 8-bit weights are bfloat16.
+        name = "float16" if config.dtype == "float16" and settings.quantization != "fp8" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

@@ -30,11 +30,12 @@ def load_model(
     source: Mapping[str, torch.Tensor],
     topology: Topology | None = None,
     dtype: torch.dtype = torch.float32,
+    quantization: str = "none",
 ) -> CausalLM:
     """A model with its slots filled from tensors by name."""
-    model = build_model(config, topology or Topology(), dtype, CPU)
+    model = build_model(config, topology or Topology(), dtype, CPU, quantization=quantization)
     for slot in model.slots():
-        slot.target.copy_(source[slot.name][slot.index])
+        slot.fill(0, source[slot.name][slot.index])
     return model
 
 

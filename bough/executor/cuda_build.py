@@ -63,8 +63,9 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
 
 
 def _pool(loaded: LoadedWeights, pages: int, page_size: int) -> KVPool:
-    form, place = (loaded.config, pages, page_size, loaded.cache_dtype), (loaded.device, loaded.topology)
-    return KVPool(*form, *place, loaded.cache_scales)
+    return KVPool(
+        loaded.config, pages, page_size, loaded.cache_dtype, loaded.device, loaded.topology, loaded.cache_scales
+    )
 
 
 def _largest_graph(settings: Settings, rows: int) -> int:

@@ -54,6 +54,7 @@ class TritonAttention:
         batch, chunks = self._batch, self._chunks
         assert batch is not None, "prepare() comes before run()"
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
+        k_scale, v_scale = pool.key_scales[layer.layer], pool.value_scales[layer.layer]
         out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
         n = batch.decodes
         if n:
@@ -69,6 +70,8 @@ class TritonAttention:
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                k_scale=k_scale,
+                v_scale=v_scale,
                 out=out[:n],
             )
         if chunks is not None:
@@ -87,6 +90,8 @@ class TritonAttention:
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                k_scale=k_scale,
+                v_scale=v_scale,
                 out=out,
                 config=self._prefill,
             )

@@ -191,11 +191,12 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     from bough.distributed.topology import Topology
     from bough.executor.build import resolve_config
     from bough.loader.source import DummySource
-    from bough.memory.pools.kv_pool import KVPool
+    from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
     config, dtype = resolve_config(files, settings), getattr(torch, _dtype_name(settings))
     weight_bytes = DummySource(config, dtype).nbytes()  # whatever format the checkpoint has on disk
-    per_token = KVPool.bytes_per_token(config, dtype, Topology())
+    held = cache_dtype(settings.memory.kv_cache_dtype, dtype)
+    per_token = KVPool.bytes_per_token(config, held, Topology())
     free = free_memory_bytes()
     try:
         if weight_bytes > free:

@@ -21,6 +21,7 @@ from bough.core.errors import SettingsError
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 # Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
@@ -69,7 +70,9 @@ class ModelSettings:
     load_format: str = setting("auto", "what the weights are read from; dummy makes random ones", choices=LOAD_FORMATS)
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
     quantization: str = setting(
-        "auto", "auto may keep quantised weights quantised, none dequantises everything", choices=("auto", "none")
+        "auto",
+        "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU",
+        choices=("auto", "none", "fp8"),
     )
     context_length: int | None = setting(
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
@@ -98,6 +101,12 @@ class MemorySettings:
     max_total_tokens: int | None = setting(None, "size of the KV cache in tokens, instead of measuring", low=1)
     page_size: int = setting(
         1, "tokens in a KV page; 1 shares prefixes to the token", choices=(1, 2, 4, 8, 16, 32, 64, 128)
+    )
+    kv_cache_dtype: str = setting(
+        "auto", "number format of cached keys and values; auto is that of the activations", choices=KV_CACHE_DTYPES
+    )
+    quantization_param_path: str | None = setting(
+        None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
     )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
     kv_events_config: str | None = setting(

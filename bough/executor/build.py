@@ -15,14 +15,17 @@ from bough.core.model_config import ModelConfig
 from bough.core.plan import Executor, Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.topology import Topology
+from bough.executor.formats import capability_of, check_number_formats
 from bough.executor.machine import free_memory_bytes, usable_cores
 from bough.executor.sizing import size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.torch_executor import TorchExecutor
 from bough.loader.config import read_config
+from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import ModelFiles
-from bough.memory.pools.kv_pool import KVPool
+from bough.loader.source import WeightSource
+from bough.memory.pools.kv_pool import KVPool, cache_dtype
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
 
@@ -50,6 +53,8 @@ class LoadedWeights:
     device: torch.device
     topology: Topology
     weight_bytes: int
+    cache_dtype: torch.dtype
+    cache_scales: Scales | None = None  # where the cache has 8 bits
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -71,6 +76,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
     check_attention_backend(settings.model.attention_backend, device.type)
+    check_number_formats(settings, capability_of(device))
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
         return _build_cpu(_load(files, settings, device), settings)
@@ -97,13 +103,13 @@ def check_attention_backend(name: str, device_type: str) -> None:
 
 def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
     config = resolve_config(files, settings)
-    dtype = _resolve_dtype(settings.model.dtype, config, device)
+    dtype = _resolve_dtype(settings.model, config, device)
     topology = Topology()
     began = time.monotonic()
     load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    model = build_model(config, topology, dtype, device)
+    model = build_model(config, topology, dtype, device, quantization=settings.model.quantization)
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
     if device.type == "cpu" and weight_bytes > free:
@@ -113,16 +119,25 @@ def _load(files: ModelFiles, settings: Settings, device: torch.device) -> Loaded
         )
     load_weights(slots, source, progress=True, device=device)
     log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, dtype, time.monotonic() - began)
-    return LoadedWeights(model, config, dtype, device, topology, weight_bytes)
+    cache = cache_dtype(settings.memory.kv_cache_dtype, dtype)
+    scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
+
+
+def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:
+    path = settings.memory.quantization_param_path
+    if path is not None:
+        return file_scales(path, config.num_layers)
+    return checkpoint_scales(source, config.num_layers)
 
 
 def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
-    config, topology, dtype = loaded.config, loaded.topology, loaded.dtype
+    config, topology = loaded.config, loaded.topology
     size = size_cpu_cache(
         settings.memory,
         free_bytes=free_memory_bytes(),
         weight_bytes=loaded.weight_bytes,
-        bytes_per_token=KVPool.bytes_per_token(config, dtype, topology),
+        bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, topology),
         context_length=config.context_length,
     )
     limits = Limits(
@@ -134,15 +149,18 @@ def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         chunk_tokens=resolve_chunk(settings, config, CPU_CHUNK_TOKENS),
         note=size.note,
     )
-    pool = KVPool(config, size.pages, limits.page_size, dtype, loaded.device, topology)
+    pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     executor = TorchExecutor(loaded.model, pool, build_backend("torch"), limits)
     return LoadedModel(ThreadedExecutor(executor), config)
 
 
-def _resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        # Most CPUs multiply float32 faster than 16-bit numbers, whatever the checkpoint was saved in.
-        name = "float32" if device.type == "cpu" else "float16" if config.dtype == "float16" else "bfloat16"
+def _resolve_dtype(settings: ModelSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    name = settings.dtype
+    if name == "auto" and device.type == "cpu":
+        name = "float32"  # most CPUs multiply it faster than 16-bit numbers, whatever the checkpoint was saved in
+    elif name == "auto":
+        # Products of 8-bit weights are bfloat16.
+        name = "float16" if config.dtype == "float16" and settings.quantization != "fp8" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

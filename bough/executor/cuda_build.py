@@ -44,12 +44,12 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         free_bytes=free,
         total_bytes=total,
         activation_bytes=activation_bytes,
-        bytes_per_token=KVPool.bytes_per_token(config, loaded.dtype, loaded.topology),
+        bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology),
     )
     limits = Limits(
         rows, settings.memory.page_size, (size.pages,), config.context_length, config.vocab_size, chunk, size.note
     )
-    pool = KVPool(config, size.pages, limits.page_size, loaded.dtype, device, loaded.topology)
+    pool = _pool(loaded, size.pages, limits.page_size)
     inputs = CudaInputs(limits, device, staging)
     block_queries = _prefill_config(loaded).block_queries
     executor = CudaExecutor(
@@ -64,6 +64,12 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         largest_graph=0 if settings.model.disable_cuda_graph else _largest_graph(settings, rows),
     )
     return LoadedModel(executor, config)
+
+
+def _pool(loaded: LoadedWeights, pages: int, page_size: int) -> KVPool:
+    return KVPool(
+        loaded.config, pages, page_size, loaded.cache_dtype, loaded.device, loaded.topology, loaded.cache_scales
+    )
 
 
 def _largest_graph(settings: Settings, rows: int) -> int:
@@ -97,7 +103,7 @@ def _profile(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, s
     """Runs the largest step there can be on the scratch page; returns how much memory it took beside the weights."""
     config, device = loaded.config, loaded.device
     limits = Limits(1, settings.memory.page_size, (PROFILE_PAGES,), config.context_length, config.vocab_size, chunk, "")
-    pool = KVPool(config, PROFILE_PAGES, limits.page_size, loaded.dtype, device, loaded.topology)
+    pool = _pool(loaded, PROFILE_PAGES, limits.page_size)
     attention = _build_attention(loaded, settings, limits, staging)
     tokens = chunk + rows
     torch.cuda.reset_peak_memory_stats(device)

@@ -77,6 +77,8 @@ class SelfAttention:
             ctx.batch.slots,
             pool.keys[spec.layer],
             pool.values[spec.layer],
+            pool.key_scales[spec.layer],
+            pool.value_scales[spec.layer],
         )
         q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
         attended = ctx.attention.run(q, k, v, spec, pool).flatten(1)

@@ -27,7 +27,7 @@ class GatedMLP:
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
-        gated, stream = self._gate_up.gated_after(norm, x, residual, self._activation)
+        gated, stream = self._gate_up.gated_after(norm, x, residual, self._activation, self._down.gate)
         return self._down(gated), stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

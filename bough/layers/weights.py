@@ -1,10 +1,12 @@
 """How layers tell a loader what they need, without either knowing the other.
 
-A layer yields one `WeightSlot` for each checkpoint tensor; the loader reads `tensor[index]` and copies it to `target`.
+A layer yields one `WeightSlot` for each checkpoint tensor; the loader reads `tensor[index]` and hands it to `fill`, in
+bands of rows from the first to the last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,3 +19,12 @@ class WeightSlot:
     name: str  # as in the checkpoint, with Hugging Face's names
     target: torch.Tensor  # a view of the layer's memory, already in the right shape, type and place
     index: tuple[slice, ...] = ()  # which part of the checkpoint tensor belongs to this rank; empty: all of it
+    # Where the layer keeps something else than a copy: takes the number of a band's first row, and the band.
+    store: Callable[[int, torch.Tensor], None] | None = None
+
+    def fill(self, first: int, band: torch.Tensor) -> None:
+        """Takes the rows from `first` on, in any type, on the device of the target."""
+        if self.store is not None:
+            self.store(first, band)
+        else:
+            self.target[first : first + band.shape[0]].copy_(band)

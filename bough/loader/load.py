@@ -47,10 +47,11 @@ def load_weights(slots: Iterable[WeightSlot], source: WeightSource, *, progress:
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None if progress else True
     ) as bar:
         for slot in wanted:
-            for index, target in _pieces(slot, source.shape(slot.name)):
+            for first, index in _pieces(slot, source.shape(slot.name)):
                 # Crosses to the device in the checkpoint's own type, and is converted there.
-                target.copy_(source.read(slot.name, index).to(device))
-                bar.update(target.nbytes)
+                band = source.read(slot.name, index).to(device)
+                slot.fill(first, band)
+                bar.update(band.numel() * slot.target.element_size())
 
 
 def _check(slots: list[WeightSlot], source: WeightSource) -> None:
@@ -84,10 +85,10 @@ def _spelled(index: Index) -> str:
     )
 
 
-def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[Index, torch.Tensor]]:
-    """The slot as bands of rows, each small enough to hold beside the model."""
+def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Index]]:
+    """The slot as bands of rows, each small enough to hold beside the model: its first row, and what to read."""
     rows = range(shape[0])[slot.index[0]] if slot.index else range(shape[0])
     band = max(1, PIECE_VALUES // math.prod(shape[1:]))
     for first in range(0, len(rows), band):
         taken = rows[first : first + band]
-        yield (slice(taken.start, taken.stop), *slot.index[1:]), slot.target[first : first + band]
+        yield first, (slice(taken.start, taken.stop), *slot.index[1:])

@@ -70,7 +70,7 @@ class SafetensorsSource:
         return self._nbytes
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
-        part: torch.Tensor = self._slice(name)[index or (slice(None),)]
+        part: torch.Tensor = self._slice(name)[index]
         return part
 
     def _slice(self, name: str) -> Any:

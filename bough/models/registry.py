@@ -36,6 +36,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     all_reduce: AllReduce | None = None,
+    quantization: str = "none",
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`."""
     if config.architecture not in ARCHITECTURES:
@@ -45,8 +46,10 @@ def build_model(
         )
     from bough.kernels.ops import ops_for
     from bough.layers.placement import Placement, no_reduce
+    from bough.layers.schemes.registry import scheme_for
 
     module, _, attribute = ARCHITECTURES[config.architecture].partition(":")
-    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops_for(device))
+    scheme = scheme_for(quantization)
+    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops_for(device), scheme)
     model: CausalLM = getattr(importlib.import_module(module), attribute)(config, placement)
     return model

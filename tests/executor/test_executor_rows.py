@@ -110,6 +110,8 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         ({"json_model_override_args": "[1]"}, "JSON object"),
         ({"chunked_prefill_size": 0}, "chunked_prefill_size"),
         ({"chunked_prefill_size": 8, "page_size": 16}, "at least one page"),
+        pytest.param({"kv_cache_dtype": "fp8_e4m3", "device": "cpu"}, "needs a GPU", id="fp8 cache"),
+        pytest.param({"quantization": "fp8", "device": "cpu"}, "needs a GPU", id="fp8 weights"),
     ],
 )
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:

@@ -30,11 +30,12 @@ def load_model(
     source: Mapping[str, torch.Tensor],
     topology: Topology | None = None,
     dtype: torch.dtype = torch.float32,
+    quantization: str = "none",
 ) -> CausalLM:
     """A model with its slots filled from tensors by name."""
-    model = build_model(config, topology or Topology(), dtype, CPU)
+    model = build_model(config, topology or Topology(), dtype, CPU, quantization=quantization)
     for slot in model.slots():
-        slot.target.copy_(source[slot.name][slot.index])
+        slot.fill(0, source[slot.name][slot.index])
     return model
 
 
@@ -42,10 +43,16 @@ class Forward:
     """Runs steps of one model."""
 
     def __init__(
-        self, model: CausalLM, page_size: int = 1, pages: int = 512, rows: int = 8, dtype: torch.dtype = torch.float32
+        self,
+        model: CausalLM,
+        page_size: int = 1,
+        pages: int = 512,
+        rows: int = 8,
+        dtype: torch.dtype = torch.float32,
+        scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self.model = model
-        self.pool = KVPool(model.config, pages, page_size, dtype, CPU, Topology())
+        self.pool = KVPool(model.config, pages, page_size, dtype, CPU, Topology(), scales)
         for tensor in (*self.pool.keys, *self.pool.values):
             tensor.fill_(float("nan"))
         self.attention: AttentionBackend = build_backend("torch")

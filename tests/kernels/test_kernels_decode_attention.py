@@ -197,3 +197,15 @@ def test_on_the_gpu(
     case = make([1, 900, 64, 333], device, heads, kv_heads, head_dim, page_size, dtype)
     for window in (None, 100):
         assert_near(case.computed(window=window), case.expected(window=window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("queries", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_8_bit_caches(device: torch.device, dtype: torch.dtype, queries: torch.dtype) -> None:
+    """Compared with exact attention over what the caches hold."""
+    case = make([5, 130], device, page_size=4, dtype=queries)
+    case.k_cache, case.v_cache = case.k_cache.to(dtype), case.v_cache.to(dtype)
+    inputs = (case.page_table, case.rows, case.lengths, None)
+    options = {"page_size": 4, "scale": 0.125, "k_scale": 0.5, "v_scale": 2.0}
+    got = fast.decode_attention(case.q, case.k_cache, case.v_cache, *inputs, **options)  # type: ignore[arg-type]
+    assert_near(got, case.expected(k_scale=0.5, v_scale=2.0))

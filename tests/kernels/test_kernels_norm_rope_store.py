@@ -125,3 +125,27 @@ def test_caches_may_have_a_type_of_their_own(device: torch.device) -> None:
     keys, values = step.parts(step.qkv)[1:]
     assert torch.equal(step.k_cache[step.slots], keys.half())
     assert torch.equal(step.v_cache[step.slots], values.half())
+
+
+@pytest.mark.parametrize("function", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_8_bit_caches_hold_scaled_and_saturated_values(
+    function: Callable[..., None], dtype: torch.dtype, device: torch.device
+) -> None:
+    step = Step(*SMALL, 16, torch.float32, device)
+    largest = torch.finfo(dtype).max
+    values = step.parts(step.qkv)[2]
+    values[0] = torch.tensor([1e9, -1e9] * 8)
+    values[1, 0, 0] = float("nan")
+    step.k_cache, step.v_cache = (cache.to(dtype) for cache in (step.k_cache, step.v_cache))
+    step.run(function, False, False, k_scale=0.25, v_scale=3.0)
+    _, keys, values = step.parts(step.qkv)
+    stored_keys, stored_values = (c.float()[step.slots] for c in (step.k_cache, step.v_cache))
+    assert torch.equal(stored_keys, (keys * (1 / 0.25)).to(dtype).float()), "the fresh keys are not rounded"
+    expected = (values * (1.0 / 3.0)).clamp(-largest, largest).to(dtype).float()
+    assert torch.equal(stored_values.nan_to_num(7e7), expected.nan_to_num(7e7))
+    assert stored_values[0].abs().max() == largest
+    assert stored_values[1, 0, 0].isnan()
+    others = torch.ones(step.k_cache.shape[0], dtype=torch.bool, device=device)
+    others[step.slots] = False
+    assert (step.k_cache.float()[others] == 7.0).all()

@@ -191,3 +191,16 @@ def test_on_the_gpu(
     case = make([1, 300, 64, 129], [700, 0, 64, 37], device, heads, kv_heads, head_dim, page_size, dtype)
     for window in (None, 100):
         assert_near(case.computed(None, window=window), case.expected(window=window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("queries", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_8_bit_caches(device: torch.device, dtype: torch.dtype, queries: torch.dtype) -> None:
+    """The prefix as the caches hold it, times its scale; the fresh tokens as they are."""
+    case = make([1, 37], [33, 16], device, dtype=queries)
+    case.k_cache, case.v_cache = case.k_cache.to(dtype), case.v_cache.to(dtype)
+    q, k, v, _, _, *others = case.inputs(queries)
+    blocks = torch.from_numpy(query_blocks(case.query_lens, SMALL.block_queries)).to(device)
+    options = {"page_size": 1, "scale": 0.125, "k_scale": 0.5, "v_scale": 2.0, "config": SMALL}
+    got = fast.prefill_attention(q, k, v, case.k_cache, case.v_cache, *others, blocks, **options)  # type: ignore[arg-type]
+    assert_near(got, case.expected(k_scale=0.5, v_scale=2.0))

@@ -1,4 +1,7 @@
-"""Loading holds little beside the model itself: weights are mapped, and converted a piece at a time."""
+"""Loading holds little beside the model itself: weights are mapped, and converted a piece at a time.
+
+On the way to a GPU the host holds no more than the mapped file, which the system takes back when it needs the room.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 MOST = 1.3  # times what the weights occupy, everything counted that loading touches, the mapped file too
 
@@ -33,7 +38,47 @@ print((peak_kib() - before) * 1024 / sum(slot.target.nbytes for slot in slots))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the kernel's account of a process")
+PASSING_ON = """
+import re, sys, torch
+from pathlib import Path
+from bough.layers.weights import WeightSlot
+from bough.loader.load import load_weights
+from bough.loader.source import SafetensorsSource
+
+def peak_kib():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+class Elsewhere:
+    total = 0.0
+    def take(self, first, band):  # reads every byte and keeps none, as a copy to a device does
+        self.total += float(band.sum())
+
+path, elsewhere = Path(sys.argv[1]), Elsewhere()
+source = SafetensorsSource([path])
+target = torch.empty(source.shape("m0"), dtype=torch.bfloat16, device="meta")
+torch.ones(300, 300, dtype=torch.bfloat16).sum()
+before = peak_kib()
+slots = [WeightSlot(name, target, (), elsewhere.take) for name in source.names()]
+load_weights(slots, source, progress=False, device=torch.device("cpu"))
+assert elsewhere.total == len(slots) * target.numel(), elsewhere.total
+print((peak_kib() - before) * 1024 / path.stat().st_size)
+"""
+
+reads_status = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads the kernel's account of a process"
+)
+
+
+@reads_status
+def test_weights_on_their_way_to_a_device_are_not_doubled(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({f"m{i}": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(4)}, path)  # 128 MiB
+    command = [sys.executable, "-c", PASSING_ON, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) <= MOST, done.stdout
+
+
+@reads_status
 def test_the_peak_is_little_more_than_the_weights() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert 0.9 < float(done.stdout) <= MOST, done.stdout

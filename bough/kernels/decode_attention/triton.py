@@ -73,7 +73,8 @@ def decode_attention(
     assert v_cache.is_contiguous()
     if out is None:
         out = torch.empty((batch, heads, head_dim), dtype=q.dtype, device=q.device)
-    chosen = config or config_for(head_dim, group, k_cache.dtype)
+    # Keys and values of fewer bits are widened to the queries' type before they are multiplied.
+    chosen = config or config_for(head_dim, group, q.dtype if q.element_size() > 2 else k_cache.dtype)
     _attend[(kv_heads, work.max_items(batch))](
         q,
         k_cache,

@@ -23,11 +23,13 @@ def norm_rope_store_(
     slots: torch.Tensor,  # [tokens] int64
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
     v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+    k_scale: float = 1.0,  # what readers multiply stored keys and values with, where caches have 8 bits
+    v_scale: float = 1.0,
 ) -> None:
     """Normalises query and key heads if they have a weight, rotates them, all in place, and stores keys and values.
 
     The normalised heads are rounded to the type of `qkv` before they are rotated, and keys and values to the type of
-    the caches as they are stored.
+    the caches as they are stored; those that are too large for 8 bits become the largest number there is.
     """
     c, s = cos[positions, None], sin[positions, None]
     cos_of, signed_sin_of = torch.cat((c, c), dim=-1), torch.cat((-s, s), dim=-1)
@@ -39,4 +41,4 @@ def norm_rope_store_(
         for part, weight in ((q, q_weight), (k, k_weight)):
             normed = part if weight is None else rms_norm(part, weight, eps, plus_one=plus_one)[0]
             part.copy_(apply_rope(normed, cos_of, signed_sin_of))
-    store_kv(k.to(k_cache.dtype), v.to(v_cache.dtype), k_cache, v_cache, slots)
+    store_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)

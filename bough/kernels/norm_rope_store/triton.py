@@ -42,6 +42,8 @@ def norm_rope_store_(
     slots: torch.Tensor,  # [tokens] int64
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim], the last dimension contiguous
     v_cache: torch.Tensor,  # [slots, kv_heads, head_dim], with the strides of k_cache
+    k_scale: float = 1.0,  # what readers multiply stored keys and values with, where caches have 8 bits
+    v_scale: float = 1.0,
     *,
     config: HeadTiling | None = None,
 ) -> None:
@@ -50,6 +52,7 @@ def norm_rope_store_(
     if tokens == 0:
         return
     tiling = config or config_for(tokens, heads, kv_heads, head_dim)
+    eight_bits = k_cache.element_size() == 1
     query_blocks, key_blocks = triton.cdiv(heads, tiling.heads), triton.cdiv(kv_heads, tiling.heads)
     _norm_rope_store[(tokens, query_blocks + key_blocks)](
         qkv,
@@ -63,6 +66,9 @@ def norm_rope_store_(
         k_cache,
         v_cache,
         *k_cache.stride()[:2],
+        1.0 / k_scale,
+        1.0 / v_scale,
+        LARGEST=torch.finfo(k_cache.dtype).max if eight_bits else None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=head_dim // 2,
@@ -88,6 +94,9 @@ def _norm_rope_store(
     v_cache,
     slot_stride,
     head_stride,
+    k_inverse_scale,
+    v_inverse_scale,
+    LARGEST: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -117,10 +126,19 @@ def _norm_rope_store(
         keys = row + (HEADS + head) * 2 * HALF
         k_first, k_second = _turn(keys, here, column, k_weight, eps, turn_cos, turn_sin, PLUS_ONE, HALF)
         slot = tl.load(slots + token) * slot_stride + head * head_stride + column
-        tl.store(k_cache + slot, k_first.to(k_cache.dtype.element_ty), mask=here)
-        tl.store(k_cache + slot + HALF, k_second.to(k_cache.dtype.element_ty), mask=here)
-        tl.store(v_cache + slot, v_first.to(v_cache.dtype.element_ty), mask=here)
-        tl.store(v_cache + slot + HALF, v_second.to(v_cache.dtype.element_ty), mask=here)
+        _keep(k_cache + slot, k_first, k_inverse_scale, LARGEST, here)
+        _keep(k_cache + slot + HALF, k_second, k_inverse_scale, LARGEST, here)
+        _keep(v_cache + slot, v_first, v_inverse_scale, LARGEST, here)
+        _keep(v_cache + slot + HALF, v_second, v_inverse_scale, LARGEST, here)
+
+
+@triton.jit
+def _keep(places, values, inverse_scale, LARGEST: tl.constexpr, here):
+    """Stores values in the cache's type; LARGEST is its largest number where it has 8 bits. NaN stays NaN."""
+    if LARGEST is not None:
+        scaled = values.to(tl.float32) * inverse_scale
+        values = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(places, values.to(places.dtype.element_ty), mask=here)
 
 
 @triton.jit

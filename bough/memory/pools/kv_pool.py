@@ -1,20 +1,43 @@
 """The key/value cache: two tensors per layer, addressed by slot (page * page_size + offset).
 
-The pool owns memory and nothing else: it does not know which pages are in use, nor by whom. Page 0 is scratch, where
-padding is written; pages 1..pages are the ones that can be given to requests. Memory is never filled: untouched pages
-cost no physical memory on the host, and readers must not rely on what a page held before it was written.
+The pool owns memory, its number format and the scales that go with it, and nothing else: it does not know which pages
+are in use, nor by whom. Page 0 is scratch, where padding is written; pages 1..pages are the ones that can be given to
+requests. Memory is never filled: untouched pages cost no physical memory on the host, and readers must not rely on what
+a page held before it was written.
+
+In an 8-bit format a value is stored divided by its layer's scale, and saturated: what is too large becomes the largest
+number there is. Readers multiply with the scale. So a prompt that is computed in one go attends with its keys and
+values as they were computed, and one that finds a prefix cached attends to rounded ones: results may differ a little
+with what happens to be cached, as they do with any other rounding.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 
+FORMATS = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+
+
+def cache_dtype(name: str, activations: torch.dtype) -> torch.dtype:
+    """The type that `--kv-cache-dtype` names; `auto` is that of the activations."""
+    return activations if name == "auto" else FORMATS[name]
+
 
 class KVPool:
-    """Keys and values of every layer, for the key/value heads of this rank."""
+    """Keys and values of every layer, for the key/value heads of this rank.
+
+    `scales` has a pair for each layer, for keys and for values; without it, they are stored as they are.
+    """
 
     def __init__(
         self,
@@ -24,6 +47,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         topology: Topology,
+        scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self.pages = pages
         self.page_size = page_size
@@ -31,6 +55,10 @@ class KVPool:
         shape = ((pages + 1) * page_size, _local_kv_heads(config, topology), config.head_dim)
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
+        pairs = scales or [(1.0, 1.0)] * config.num_layers
+        self.key_scales = [key for key, _ in pairs]
+        self.value_scales = [value for _, value in pairs]
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> int:

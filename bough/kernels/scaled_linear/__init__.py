@@ -1,0 +1,1 @@
+"""Products of quantised rows with a quantised weight."""

@@ -1,0 +1,82 @@
+"""The seam between linear layers and the ways to keep a weight.
+
+A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs and what
+stands before and behind a product; the weight decides in what form all of that is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from bough.kernels.ops import Activation, Norm
+from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.layers.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
+
+Rows = torch.Tensor | QuantizedRows  # activations, as they are or in the form that some weight multiplies
+Gate = Callable[[torch.Tensor, Activation], Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Outputs that one checkpoint matrix, or this rank's part of it, gives a layer."""
+
+    name: str
+    outputs: int
+    index: tuple[slice, ...]  # the part: rows, and columns unless it has all of them
+
+
+class LinearWeight(Protocol):
+    """The matrix of one layer, and its bias if it has one."""
+
+    def linear(self, x: Rows) -> torch.Tensor:
+        """The product of the rows."""
+        ...
+
+    def after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of the norm of x + residual, and that sum."""
+        ...
+
+    def gated_after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+    ) -> tuple[Rows, torch.Tensor]:
+        """The same for a weight of which the first half of the outputs gates the second. `gate` is that of the weight
+        that multiplies the result; one that has a fused way to plain rows need not use it."""
+        ...
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        """`activation(gate) * up`, in the form that this weight multiplies best."""
+        ...
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """What fills the weight, for parts whose names begin with `prefix`."""
+        ...
+
+
+class WeightMaker(Protocol):
+    """A scheme: makes the weight of a layer, whose parts stand one below the other."""
+
+    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight: ...
+
+
+def bands(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:
+    """Each part with its rows in the layer's matrix."""
+    start = 0
+    for part in parts:
+        yield part, slice(start, start + part.outputs)
+        start += part.outputs
+
+
+def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) -> Iterator[WeightSlot]:
+    """Slots of a bias that is kept as it is."""
+    if bias is not None:
+        for part, rows in bands(parts):
+            yield WeightSlot(f"{prefix}{part.name}.bias", bias[rows], part.index[:1])

@@ -1,0 +1,93 @@
+"""Weights as 8-bit floats with a scale for each output, activations quantised as they come, a scale for each token.
+
+Both sides of a product then have 8 bits, which GPUs multiply twice as fast as 16 and read in half the time. Quantising
+the activations is part of the kernel before the product: the norm, or the gate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from bough.kernels.fp8_ops import fp8_ops_for
+from bough.kernels.ops import Activation, Norm
+from bough.kernels.quantize_rows.rows import FP8, QuantizedRows
+from bough.kernels.scaled_linear.library import fits
+from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.plain import PlainWeight
+from bough.layers.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
+
+log = logging.getLogger(__name__)
+
+
+class Fp8Scheme:
+    """Makes 8-bit weights of all layers that the product takes, and remembers which others it has spoken of."""
+
+    def __init__(self) -> None:
+        self._left_plain: set[tuple[int, int]] = set()
+
+    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
+        shape = (sum(part.outputs for part in parts), in_features)
+        if fits(in_features, shape[0]):
+            return Fp8Weight(in_features, parts, bias, placement)
+        if shape not in self._left_plain:
+            self._left_plain.add(shape)
+            names = ", ".join(part.name for part in parts)
+            log.warning("%s: %d x %d are no multiples of 16; these weights stay %s", names, *shape, placement.dtype)
+        return PlainWeight(in_features, parts, bias, placement)
+
+
+class Fp8Weight:
+    """A matrix that is quantised while it is loaded; its bias stays as it is."""
+
+    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
+        self._parts = tuple(parts)
+        outputs = sum(part.outputs for part in parts)
+        self._weight = QuantizedRows(
+            torch.empty((outputs, in_features), dtype=FP8, device=placement.device),
+            torch.empty((outputs, 1), dtype=torch.float32, device=placement.device),
+        )
+        self._bias = placement.empty(outputs) if bias else None
+        self._dtype = placement.dtype
+        self._ops = fp8_ops_for(placement.device)
+
+    def linear(self, x: Rows) -> torch.Tensor:
+        return self._product(x if isinstance(x, QuantizedRows) else self._ops.quantize_rows(x))
+
+    def after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, stream = self._ops.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self._product(rows), stream
+
+    def gated_after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+    ) -> tuple[Rows, torch.Tensor]:
+        gate_up, stream = self.after_norm(x, residual, norm)
+        return gate(gate_up, activation), stream
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        return self._ops.gated_quantize_rows(gate_up, activation)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part, rows in bands(self._parts):
+            store = partial(self._store, rows.start)
+            yield WeightSlot(f"{prefix}{part.name}.weight", self._weight.values[rows], part.index, store)
+        yield from bias_slots(prefix, self._parts, self._bias)
+
+    def _product(self, rows: QuantizedRows) -> torch.Tensor:
+        return self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype)
+
+    def _store(self, start: int, first: int, band: torch.Tensor) -> None:
+        """A row is quantised by itself, so that bands can be: of the whole matrix there is never more than one."""
+        place = slice(start + first, start + first + band.shape[0])
+        quantized = self._ops.quantize_rows(band)
+        self._weight.values[place].copy_(quantized.values)
+        self._weight.scales[place].copy_(quantized.scales)

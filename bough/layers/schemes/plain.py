@@ -1,0 +1,48 @@
+"""Weights in the type of the activations, multiplied by the device's table of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from bough.kernels.ops import Activation, Norm
+from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
+from bough.layers.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
+
+
+class PlainWeight:
+    """A matrix as the checkpoint has it."""
+
+    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
+        self._parts = tuple(parts)
+        outputs = sum(part.outputs for part in parts)
+        self._weight = placement.empty(outputs, in_features)
+        self._bias = placement.empty(outputs) if bias else None
+        self._ops = placement.ops
+
+    def linear(self, x: Rows) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor), "quantised rows are for quantised weights"
+        return self._ops.linear(x, self._weight, self._bias)
+
+    def after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._ops.norm_linear(x, residual, norm, self._weight, self._bias)
+
+    def gated_after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+    ) -> tuple[Rows, torch.Tensor]:
+        return self._ops.norm_gate_up(x, residual, norm, self._weight, self._bias, activation)
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part, rows in bands(self._parts):
+            yield WeightSlot(f"{prefix}{part.name}.weight", self._weight[rows], part.index)
+        yield from bias_slots(prefix, self._parts, self._bias)

@@ -1,0 +1,103 @@
+"""Models with 8-bit weights: nearly what plain ones give, quantised as they are filled, plain where they must be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.distributed.topology import Topology
+from bough.layers.placement import Placement
+from bough.layers.schemes.base import Part
+from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
+from bough.layers.schemes.plain import PlainWeight
+from bough.layers.schemes.registry import scheme_for
+from bough.loader.load import load_weights
+from bough.loader.source import DummySource
+from bough.models.base import CausalLM
+from bough.models.registry import build_model
+from tests.fakes.forward import Forward
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=60,
+    context_length=128,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+    qkv_bias=True,
+)
+PROMPT = {0: [1, 2, 3, 4, 5, 6, 7, 8]}
+
+
+def loaded(config: ModelConfig, quantization: str) -> CausalLM:
+    model = build_model(config, Topology(), torch.float32, CPU, quantization=quantization)
+    load_weights(model.slots(), DummySource(config), progress=False, device=CPU)
+    return model
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        replace(CONFIG, activation="gelu_tanh", architecture="Gemma3ForCausalLM", qk_norm=True, norm_plus_one=True),
+        replace(CONFIG, intermediate_size=88),  # gate and up can be multiplied, down cannot
+    ],
+    ids=["llama", "gemma", "mixed"],
+)
+def test_logits_are_near_those_of_plain_weights(config: ModelConfig) -> None:
+    expected = Forward(loaded(config, "none")).step(PROMPT)[0]
+    found = Forward(loaded(config, "fp8")).step(PROMPT)[0]
+    assert 1e-4 < (found - expected).norm() / expected.norm() < 0.15
+
+
+def test_linear_layers_have_8_bits_and_the_ends_of_a_model_do_not() -> None:
+    slots = {
+        slot.name: slot.target
+        for slot in build_model(CONFIG, Topology(), torch.float32, CPU, quantization="fp8").slots()
+    }
+    small = {name for name, target in slots.items() if target.dtype == torch.float8_e4m3fn}
+    assert small == {name for name in slots if name.endswith("proj.weight")}
+    assert len(small) == 2 * 7
+
+
+def test_bands_are_quantised_as_they_come() -> None:
+    """A matrix in bands of rows, in parts that stand one below the other, equals the whole one."""
+    torch.manual_seed(0)
+    placement = Placement(Topology(), torch.float32, CPU)
+    parts = [Part("a", 32, (slice(0, 32),)), Part("b", 16, (slice(16, 32), slice(0, 64)))]
+    matrices = {"x.a.weight": torch.randn(32, 64), "x.b.weight": torch.randn(16, 64)}
+    weight = Fp8Weight(64, parts, False, placement)
+    for slot in weight.slots("x."):
+        for first in range(0, slot.target.shape[0], 5):
+            slot.fill(first, matrices[slot.name][first : first + 5])
+    x = torch.randn(3, 64)
+    product = weight.linear(x)
+    expected = x @ torch.cat(list(matrices.values())).T
+    assert (product - expected).norm() / expected.norm() < 0.05
+    assert torch.equal(weight.linear(weight._ops.quantize_rows(x)), product)
+
+
+def test_layers_that_do_not_fit_stay_plain_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    placement, scheme = Placement(Topology(), torch.float32, CPU), Fp8Scheme()
+    part = Part("o_proj", 24, (slice(None),))
+    with caplog.at_level(logging.WARNING):
+        made = [scheme(64, [part], False, placement) for _ in range(3)]
+    assert all(isinstance(weight, PlainWeight) for weight in made)
+    assert [record.getMessage() for record in caplog.records] == [
+        "o_proj: 24 x 64 are no multiples of 16; these weights stay torch.float32"
+    ]
+
+
+def test_auto_and_none_are_plain() -> None:
+    assert scheme_for("auto") is scheme_for("none") is PlainWeight
+    assert isinstance(scheme_for("fp8"), Fp8Scheme)

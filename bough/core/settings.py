@@ -140,6 +140,8 @@ class ProcessSettings:
 
     log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
     start_timeout_s: float = setting(1800.0, "an engine that is not ready by then is ended", low=1.0)
+    enable_step_trace: bool = setting(False, "write when the loop and the device did what, for Perfetto to show")
+    step_trace_path: str | None = setting(None, "file that the step trace goes to; one in BOUGH_HOME when left out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.device_clock import DeviceClock, TimedStep
 from bough.executor.graphs import Captured, DecodeGraphs
 from bough.executor.layout import StepLayout, prompt_targets
 from bough.executor.staging import Staging
@@ -36,18 +37,18 @@ class CudaStep:
     """A step on the device; its results are in pinned memory once `done` has happened."""
 
     plan: BatchPlan
-    done: torch.cuda.Event
+    done: TimedStep
     tokens: torch.Tensor | None  # [sampled] int64, pinned; -1 where the logits were not finite
     output_logprobs: PendingLogprobs | None
     input_logprobs: dict[int, Scores]
 
     def wait(self) -> StepResult:
-        self.done.synchronize()
+        span = self.done.wait()
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
         if self.tokens is None:
             none = np.zeros(0, dtype=np.int32)
-            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
+            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
         tokens = self.tokens.numpy().astype(np.int32)
         bad = tokens < 0
         outputs: dict[int, PositionLogprobs] = {}
@@ -56,7 +57,7 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(len(tokens), dtype=np.int32)
-        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs)
+        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs, span)
 
 
 class CudaExecutor:
@@ -81,6 +82,7 @@ class CudaExecutor:
         self._inputs = inputs
         self._staging = staging
         self._sampling = sampling
+        self._clock = DeviceClock()
         self._graphs = self._make_graphs(largest_graph) if largest_graph else None
 
     def limits(self) -> Limits:
@@ -99,6 +101,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> CudaStep:
+        self._clock.start()
         self._staging.next_step()
         self._sampling.setup(plan.setups)
         layout = self._inputs.apply(plan)
@@ -121,7 +124,7 @@ class CudaExecutor:
             logits = graph.forward()[:batch]
             if self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample()[:batch])
-                return CudaStep(plan, self._record(), tokens, None, {})
+                return CudaStep(plan, self._clock.stop(), tokens, None, {})
         return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
 
     def _find_graph(self, batch: int) -> tuple[int, Captured] | None:
@@ -140,7 +143,7 @@ class CudaExecutor:
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         if not plan.sample.any():
-            return CudaStep(plan, self._record(), None, None, inputs)
+            return CudaStep(plan, self._clock.stop(), None, None, inputs)
         last = self._staging.to_device((layout.query_starts[1:][plan.sample] - 1).astype(np.int64))
         logits = self._model.logits(hidden.index_select(0, last))
         rows = self._staging.to_device(plan.rows[plan.sample])
@@ -155,7 +158,7 @@ class CudaExecutor:
         specs = self._sampling.specs(numbers)
         outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()
         tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
-        return CudaStep(plan, self._record(), tokens, outputs, inputs)
+        return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
 
     def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:
         """The tokens of the step in the persistent buffers, for rows without penalties, filters or logprobs; -1 for bad
@@ -172,11 +175,6 @@ class CudaExecutor:
     def _forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         self._attention.prepare(batch)
         return self._model.forward(token_ids, batch.positions, ForwardContext(self._attention, self._pool, batch))
-
-    def _record(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:
         first = int(layout.query_starts[want.index]) + want.first

@@ -144,7 +144,7 @@ class Scheduler:
         self._timeline.ran(step.plan, result)
         with self._timeline.phase("commit", step.plan.step):
             self._committer.commit(step, result)
-            self._stats.after_step(step, self._committer, self._cache, self._table, len(self._queue))
+            self._stats.after_step(result, self._committer, self._cache, self._table, len(self._queue))
 
     def _stuck(self) -> NoReturn:
         """Nothing is in flight and nothing can be launched, so nothing would ever change: a defect. Better a process
@@ -259,4 +259,5 @@ class Scheduler:
             "cached_tokens": self._committer.cached_tokens,
             "generated_tokens": self._committer.generated_tokens,
             "last_gen_throughput": self._stats.throughput,
+            "device_busy_share": self._stats.busy.share,
         }

@@ -10,6 +10,8 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.attention.registry import build_backend, choose_backends
+from bough.attention.torch_backend import TorchAttention
 from bough.attention.triton_backend import TritonAttention
 from bough.core.plan import Limits
 from bough.core.settings import Settings
@@ -57,16 +59,31 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         CudaInputs(limits, device, staging),
         staging,
         SamplingState(rows, config.vocab_size, device),
-        largest_graph=0 if settings.model.disable_cuda_graph else _largest_graph(settings, rows),
+        largest_graph=_largest_graph(settings, rows),
     )
     return LoadedModel(executor, config)
 
 
 def _largest_graph(settings: Settings, rows: int) -> int:
+    """The largest decode batch with a graph; 0: none has."""
+    if settings.model.disable_cuda_graph:
+        return 0
+    names = choose_backends(settings.model, "cuda")
+    if not names.decodes_capturable:
+        log.info("decodes run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
+        return 0
     return min(settings.model.cuda_graph_max_bs_decode or rows, rows)
 
 
 def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
+    makers = {
+        "triton": lambda: _build_triton(loaded, settings, limits, staging),
+        "torch": lambda: TorchAttention(staging.to_device),
+    }
+    return build_backend(choose_backends(settings.model, "cuda"), makers)
+
+
+def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     heads = loaded.topology.share(config.num_heads, "num_heads")
 

@@ -16,7 +16,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
-from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.device_clock import DeviceClock, TimedStep
 from bough.executor.graphs import Captured, DecodeGraphs
@@ -117,7 +117,7 @@ class CudaExecutor:
         captured = self._find_graph(batch)
         if captured is None:
             self._inputs.send_decode(plan, layout, batch)
-            logits = self._decode_logits(batch)
+            logits = self._decode_logits(batch, layout.context_lens)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, layout, size)
@@ -168,8 +168,9 @@ class CudaExecutor:
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 
-    def _decode_logits(self, size: int) -> torch.Tensor:
-        token_ids, batch = self._inputs.decode_batch(size)
+    def _decode_logits(self, size: int, context_lens: IntArray | None = None) -> torch.Tensor:
+        """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
+        token_ids, batch = self._inputs.decode_batch(size, context_lens)
         return self._model.logits(self._forward(token_ids, batch))
 
     def _forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:

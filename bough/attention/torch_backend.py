@@ -16,11 +16,24 @@ import torch.nn.functional as F
 
 from bough.attention.base import AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.attention.reading import CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
+from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
 from bough.memory.pools.kv_pool import KVPool
 
 QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
+DISTANCE_BYTES = 9  # of a distance between query and key, and of whether it is hidden
 MAX_SCORES = 1 << 26  # that exist at once where they are computed one by one
+
+
+def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, capped: bool) -> int:
+    """The most memory that attention over contexts of this length takes for itself."""
+    width = 1 << (context - 1).bit_length()
+    gathered = 2 * (max(context, MAX_GROUP_TOKENS) * 5 // 4) * kv_heads * head_dim * itemsize
+    # A mask for each of two windows, a cut of one, and the distances that one is made of.
+    masks = QUERY_BLOCK * width * (3 * itemsize + DISTANCE_BYTES)
+    if not capped:
+        return gathered + masks
+    repeated = 2 * context * heads * head_dim * itemsize
+    return gathered + masks + repeated + 3 * max(MAX_SCORES, heads * context) * 4
 
 
 class TorchAttention:

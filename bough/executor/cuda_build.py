@@ -11,15 +11,17 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.attention.registry import build_backend, choose_backends
-from bough.attention.torch_backend import TorchAttention
+from bough.attention.torch_backend import TorchAttention, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.build import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.graphs import ladder
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.staging import Staging
+from bough.executor.step_memory import LIBRARY_BYTES, StepShape
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.prefill_attention.triton import config_for
 from bough.memory.pools.kv_pool import KVPool
@@ -38,14 +40,25 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
     rows = settings.scheduler.max_running_requests or GPU_ROWS
     chunk = resolve_chunk(settings, config, min(GPU_CHUNK_TOKENS, config.context_length))
     staging = Staging(device, RING_DEPTH)
-    activation_bytes = _profile(loaded, settings, rows, chunk, staging)
+    forward_bytes = _profile(loaded, settings, rows, chunk, staging)
+    shape = StepShape(
+        rows=rows,
+        chunk_tokens=chunk,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        context_length=config.context_length,
+        page_size=settings.memory.page_size,
+        itemsize=loaded.dtype.itemsize,
+    )
+    largest_graph = _largest_graph(settings, rows)
     free, total = torch.cuda.mem_get_info(device)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
         total_bytes=total,
-        activation_bytes=activation_bytes,
+        activation_bytes=shape.step_bytes(forward_bytes) + shape.row_bytes() + _attention_bytes(loaded, settings),
         bytes_per_token=KVPool.bytes_per_token(config, loaded.dtype, loaded.topology),
+        graph_bytes=LIBRARY_BYTES + shape.graph_bytes(ladder(largest_graph) if largest_graph else (), forward_bytes),
     )
     limits = Limits(
         rows, settings.memory.page_size, (size.pages,), config.context_length, config.vocab_size, chunk, size.note
@@ -59,7 +72,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         CudaInputs(limits, device, staging),
         staging,
         SamplingState(rows, config.vocab_size, device),
-        largest_graph=_largest_graph(settings, rows),
+        largest_graph=largest_graph,
     )
     return LoadedModel(executor, config)
 
@@ -99,6 +112,19 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
 
     kv = kv_heads.stop - kv_heads.start
     return TritonAttention(staging.to_device, make_work, config_for(heads, kv, config.head_dim, loaded.dtype))
+
+
+def _attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
+    """What the torch back end, if it is used, takes for contexts longer than the profile's."""
+    names, config = choose_backends(settings.model, "cuda"), loaded.config
+    if "torch" not in (names.prefill, names.decode):
+        return 0
+    heads = loaded.topology.share(config.num_heads, "num_heads")
+    kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
+    capped = config.attention_softcap is not None
+    return scratch_bytes(
+        config.context_length, heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype.itemsize, capped
+    )
 
 
 def _profile(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, staging: Staging) -> int:

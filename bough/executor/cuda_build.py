@@ -144,7 +144,7 @@ def _profile(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, s
         query_lens=np.array([tokens], dtype=np.int32),
         query_starts=np.array([0, tokens], dtype=np.int32),
         context_lens=np.zeros(1, dtype=np.int32),
-        page_table=torch.zeros((1, 1), dtype=torch.int32, device=device),
+        page_table=torch.zeros((1, -(-tokens // limits.page_size)), dtype=torch.int32, device=device),
         slots=torch.zeros(tokens, dtype=torch.int64, device=device),
         positions=positions,
         page_size=limits.page_size,

@@ -38,14 +38,14 @@ class StepShape:
     def step_bytes(self, forward_bytes: int) -> int:
         """The most that a step needs at once, given what its forward pass was measured to need."""
         hidden = (self.rows + self.chunk_tokens) * self.hidden_size * self.itemsize
-        return max(forward_bytes, hidden + max(self.sampling_bytes(), self.scoring_bytes()))
+        return max(forward_bytes, hidden + self.sampling_bytes())
 
     def sampling_bytes(self) -> int:
-        """Logits of all rows, widened for penalties, with a block of them being adjusted."""
+        """Logits of all rows, widened for penalties, and a block of them being adjusted, filtered or scored."""
         logits = self.rows * self.vocab_size * (self.itemsize + FLOAT_BYTES)
         block = min(self.rows, ADJUST_BLOCK) * self.vocab_size * FLOAT_BYTES * ADJUST_COPIES
         candidates = self.rows * self.vocab_size  # of top-p and top-k, below a byte per logit
-        return logits + max(block, candidates, self.scoring_bytes())
+        return logits + max(block, candidates, self.scoring_bytes())  # prompts are scored before, without the logits
 
     def scoring_bytes(self) -> int:
         """A block of positions whose logprobs are asked."""

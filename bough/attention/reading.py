@@ -6,7 +6,9 @@ written: the pool's memory is never cleared, and a stray NaN survives any mask.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,10 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 
+ToDevice = Callable[[npt.NDArray[Any]], torch.Tensor]  # takes small host arrays to where the batch is
+
 MAX_GROUP_TOKENS = 32768  # bounds the memory that one gather of a group takes
+MASK_ALIGNMENT = 16  # numbers
 FREE_PADDING = 64  # rows whose lengths differ by less share a group at any length: an extra call costs more
 
 
@@ -60,7 +65,8 @@ class CausalMasks:
         if mask is None or mask.shape[1] < keys:
             width = max(self._max_queries, 1 << (keys - 1).bit_length())
             mask = self._masks[key] = self._build(width, window, like)
-        return mask[self._max_queries - queries :, mask.shape[1] - keys :]
+        corner = mask[self._max_queries - queries :, mask.shape[1] - keys :]
+        return corner if like.device.type == "cpu" else _aligned(corner)
 
     def _build(self, width: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
         query = torch.arange(width - self._max_queries, width, device=like.device)[:, None]
@@ -72,7 +78,14 @@ class CausalMasks:
         return zeros.masked_fill_(hidden, float("-inf"))
 
 
-def plan_reads(batch: AttentionBatch, window: int | None, dtype: torch.dtype) -> Reads:
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """A copy whose lines begin where GPU kernels can load many numbers at once; a corner's do not, and they check."""
+    rows, width = mask.shape
+    copy = mask.new_empty((rows, -(-width // MASK_ALIGNMENT) * MASK_ALIGNMENT))[:, :width]
+    return copy.copy_(mask)
+
+
+def plan_reads(batch: AttentionBatch, window: int | None, dtype: torch.dtype, to_device: ToDevice) -> Reads:
     """The reads of layers with this window."""
     ends = (batch.context_lens + batch.query_lens).astype(np.int64)
     begins = np.zeros_like(ends)
@@ -80,7 +93,7 @@ def plan_reads(batch: AttentionBatch, window: int | None, dtype: torch.dtype) ->
         begins = np.maximum(0, batch.context_lens.astype(np.int64) + 1 - window)  # what the first query still sees
     single = np.flatnonzero(batch.query_lens == 1)
     decodes = tuple(
-        _decode_read(batch, members, begins, ends, dtype)
+        _decode_read(batch, members, begins, ends, dtype, to_device)
         for members in group_by_length(single, (ends - begins)[single])
     )
     prefills = tuple(
@@ -115,20 +128,21 @@ def _decode_read(
     begins: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     dtype: torch.dtype,
+    to_device: ToDevice,
 ) -> DecodeRead:
     device = batch.page_table.device
-    tokens = torch.from_numpy(batch.query_starts[members].astype(np.int64)).to(device)
+    tokens = to_device(batch.query_starts[members].astype(np.int64))
     if len(members) == 1:
         row = int(members[0])
         return DecodeRead(tokens, 1, _row_slots(batch, row, begins[row], ends[row]), None)
-    begin, end = torch.from_numpy(np.stack((begins[members], ends[members]))).to(device)[:, :, None]
+    begin, end = to_device(np.stack((begins[members], ends[members])))[:, :, None]
     lengths = ends[members] - begins[members]
     places = begin + torch.arange(int(lengths.max()), device=device)
     mask = None
     if int(lengths.min()) != int(lengths.max()):
         mask = torch.zeros(places.shape, dtype=dtype, device=device).masked_fill_(places >= end, float("-inf"))
         mask = mask[:, None, None, :]
-    chosen = batch.rows[torch.from_numpy(members).to(device)]
+    chosen = batch.rows[to_device(members)]
     index = _slots(batch, chosen, torch.minimum(places, end - 1))
     return DecodeRead(tokens, len(members), index.flatten(), mask)
 

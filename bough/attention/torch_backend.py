@@ -1,11 +1,12 @@
-"""The default back end: torch's scaled-dot-product attention over keys and values gathered from their pages.
+"""The default back end on CPUs: torch's scaled-dot-product attention over keys and values gathered from their pages.
 
 Rows that compute one token are attended together, in padded groups of similar length; rows that compute more run one
 by one, in blocks of queries, so that a block reads only the keys it can see. Where a lone row's slots happen to stand
 side by side in the pool, its keys and values are read in place instead of gathered.
 
 It owns the reading plan of the current step (made on demand for each window that the layers ask for), the masks, and
-the scratch memory that gathers write to. It relies on the batch's host arrays being exact.
+the scratch memory that gathers write to. It relies on the batch's host arrays being exact, so its launches cannot be
+captured in a graph; nothing in it waits for the device.
 """
 
 from __future__ import annotations
@@ -15,16 +16,31 @@ import torch.nn.functional as F
 
 from bough.attention.base import AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.attention.reading import CausalMasks, DecodeRead, PrefillRead, Reads, plan_reads
+from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
 from bough.memory.pools.kv_pool import KVPool
 
 QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
+DISTANCE_BYTES = 9  # of a distance between query and key, and of whether it is hidden
+MAX_SCORES = 1 << 26  # that exist at once where they are computed one by one
+
+
+def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, capped: bool) -> int:
+    """The most memory that attention over contexts of this length takes for itself."""
+    width = 1 << (context - 1).bit_length()
+    gathered = 2 * (max(context, MAX_GROUP_TOKENS) * 5 // 4) * kv_heads * head_dim * itemsize
+    # A mask for each of two windows, a cut of one, and the distances that one is made of.
+    masks = QUERY_BLOCK * width * (3 * itemsize + DISTANCE_BYTES)
+    if not capped:
+        return gathered + masks
+    repeated = 2 * context * heads * head_dim * itemsize
+    return gathered + masks + repeated + 3 * max(MAX_SCORES, heads * context) * 4
 
 
 class TorchAttention:
     """Attention on any torch device."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:
+        self._to_device = to_device
         self._batch: AttentionBatch | None = None
         self._reads: dict[int | None, Reads] = {}
         self._masks = CausalMasks(QUERY_BLOCK)
@@ -49,7 +65,7 @@ class TorchAttention:
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         reads = self._reads.get(layer.window)
         if reads is None:
-            reads = self._reads[layer.window] = plan_reads(self._batch, layer.window, pool.dtype)
+            reads = self._reads[layer.window] = plan_reads(self._batch, layer.window, pool.dtype, self._to_device)
         if reads.single_group is not None:
             return self._decode(q, reads.single_group, layer, keys, values)
         out = torch.empty_like(q)
@@ -90,8 +106,11 @@ class TorchAttention:
         """Several queries of one row, block by block, written to their place in `out`."""
         gathered_k, gathered_v = self._gather(row.index, keys, values)
         k, v = gathered_k.transpose(0, 1)[None], gathered_v.transpose(0, 1)[None]  # [1, kv_heads, keys, head_dim]
-        for first in range(row.first_token, row.last_token, QUERY_BLOCK):
-            last = min(first + QUERY_BLOCK, row.last_token)
+        size = (
+            QUERY_BLOCK if layer.softcap is None else min(QUERY_BLOCK, max(1, MAX_SCORES // (layer.heads * k.shape[2])))
+        )
+        for first in range(row.first_token, row.last_token, size):
+            last = min(first + size, row.last_token)
             end = k.shape[2] - (row.last_token - last)  # the block's last query sees the keys before `end`
             begin = 0 if layer.window is None else max(0, end - (last - first) - layer.window + 1)
             mask = self._masks.cut(last - first, end - begin, layer.window, k)
@@ -107,10 +126,8 @@ class TorchAttention:
             return keys[index], values[index]
         size = index.shape[0]
         if self._scratch is None or self._scratch[0].shape[0] < size or self._scratch[0].shape[1:] != keys.shape[1:]:
-            room = (
-                max(size, 1024) * 5 // 4,
-                *keys.shape[1:],
-            )  # lengths grow by one a step: leave some for the next ones
+            self._scratch = None  # first, so that old and new need not fit in memory together
+            room = (max(size, 1024) * 5 // 4, *keys.shape[1:])  # lengths grow by one a step: some for the next ones
             self._scratch = (keys.new_empty(room), values.new_empty(room))
         k, v = self._scratch[0][:size], self._scratch[1][:size]
         torch.index_select(keys, 0, index, out=k)
@@ -123,6 +140,8 @@ def attend(
 ) -> torch.Tensor:
     """softmax(q k) v for [batch, heads, tokens, head_dim]; k and v may have fewer heads, each for several of q's."""
     shared = q.shape[1] // k.shape[1]
+    if layer.softcap is None and shared > 1 and q.device.type != "cpu":
+        return _attend_by_kv_head(q, k, v, mask, layer)
     if layer.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=shared > 1)
     if shared > 1:
@@ -132,3 +151,19 @@ def attend(
     if mask is not None:
         scores = scores + mask
     return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)
+
+
+def _attend_by_kv_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, layer: AttentionSpec
+) -> torch.Tensor:
+    """The same for one row whose key heads serve several query heads each: they become the batch.
+
+    On GPUs no kernel takes a mask and fewer key heads than query heads; torch would write out all scores and repeat the
+    keys. So each key head is a batch of its own, which its query heads read through a stride of zero.
+    """
+    heads = k.shape[1]
+    shared = q.shape[1] // heads
+    queries = q[0].reshape(heads, shared, *q.shape[2:])
+    keys, values = (x[0][:, None].expand(-1, shared, -1, -1) for x in (k, v))
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=layer.scale)
+    return out.flatten(0, 1)[None]

@@ -113,6 +113,9 @@ class StepResult:
     bad: BoolArray  # [sampled rows] the logits were not finite: that request fails, alone
     output_logprobs: dict[int, PositionLogprobs]  # by index in the batch
     input_logprobs: dict[int, PositionLogprobs]  # by index in the batch
+    device_span: tuple[float, float] | None = (
+        None  # when the step was on the device, by `time.monotonic`; None: unknown
+    )
 
 
 @dataclass(frozen=True, slots=True)

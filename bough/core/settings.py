@@ -85,7 +85,9 @@ class ModelSettings:
     )
     random_seed: int | None = setting(None, "seed for requests that give none; drawn at start when left out", low=0)
     device: str = setting("auto", "what the model runs on", choices=("auto", "cpu", "cuda"))
-    attention_backend: str = setting("auto", "implementation of attention", choices=("auto", "torch", "triton"))
+    attention_backend: str = setting("auto", "implementation of attention: torch, or triton on GPUs")
+    prefill_attention_backend: str | None = setting(None, "implementation of attention for prompts, if another")
+    decode_attention_backend: str | None = setting(None, "implementation of attention for decodes, if another")
     disable_cuda_graph: bool = setting(False, "launch every kernel of a decode step by itself")
     cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
@@ -149,6 +151,8 @@ class ProcessSettings:
 
     log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
     start_timeout_s: float = setting(1800.0, "an engine that is not ready by then is ended", low=1.0)
+    enable_step_trace: bool = setting(False, "write when the loop and the device did what, for Perfetto to show")
+    step_trace_path: str | None = setting(None, "file that the step trace goes to; one in BOUGH_HOME when left out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

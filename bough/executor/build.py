@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bough.attention.registry import build_backend
+from bough.attention.registry import build_backend, choose_backends
+from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Executor, Limits
@@ -75,7 +76,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
 def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
-    check_attention_backend(settings.model.attention_backend, device.type)
+    choose_backends(settings.model, device.type)  # a name that is not there must not cost the loading of a model
     check_number_formats(settings, capability_of(device))
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
@@ -90,15 +91,6 @@ def resolve_device(settings: ModelSettings) -> torch.device:
     if settings.device == "cuda" and not available:
         raise SettingsError("--device cuda: torch sees no CUDA device here; `bough doctor` tells what is missing.")
     return torch.device("cuda" if available and settings.device in ("auto", "cuda") else "cpu")
-
-
-def check_attention_backend(name: str, device_type: str) -> None:
-    """Triton's needs a GPU; torch's needs the rows' exact lengths on the host, which a GPU's graphs do not give it."""
-    own = "torch" if device_type == "cpu" else "triton"
-    if name not in ("auto", own):
-        raise SettingsError(
-            f"--attention-backend {name} does not run on this device ({device_type}); use {own} or auto."
-        )
 
 
 def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
@@ -150,7 +142,8 @@ def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         note=size.note,
     )
     pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
-    executor = TorchExecutor(loaded.model, pool, build_backend("torch"), limits)
+    attention = build_backend(choose_backends(settings.model, "cpu"), {"torch": TorchAttention})
+    executor = TorchExecutor(loaded.model, pool, attention, limits)
     return LoadedModel(ThreadedExecutor(executor), config)
 
 

@@ -17,9 +17,10 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
-from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.graphs import Captured, Ladder, Pauses, decode_sizes, mixed_sizes
+from bough.executor.device_clock import DeviceClock, TimedStep
+from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses
 from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
@@ -48,18 +49,18 @@ class CudaStep:
     """A step on the device; its results are in pinned memory once `done` has happened."""
 
     plan: BatchPlan
-    done: torch.cuda.Event
+    done: TimedStep
     tokens: torch.Tensor | None  # [sampled] int64, pinned; -1 where the logits were not finite
     output_logprobs: PendingLogprobs | None
     input_logprobs: dict[int, Scores]
 
     def wait(self) -> StepResult:
-        self.done.synchronize()
+        span = self.done.wait()
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
         if self.tokens is None:
             none = np.zeros(0, dtype=np.int32)
-            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
+            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
         tokens = self.tokens.numpy().astype(np.int32)
         bad = tokens < 0
         outputs: dict[int, PositionLogprobs] = {}
@@ -68,7 +69,7 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(len(tokens), dtype=np.int32)
-        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs)
+        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs, span)
 
 
 class CudaExecutor:
@@ -85,7 +86,7 @@ class CudaExecutor:
         staging: Staging,
         sampling: SamplingState,
         *,
-        largest_graph: int,
+        graphs: GraphSizes,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -95,11 +96,10 @@ class CudaExecutor:
         self._mixed = mixed
         self._staging = staging
         self._sampling = sampling
+        self._clock = DeviceClock()
         pauses = Pauses()
-        sizes = decode_sizes(largest_graph) if largest_graph else []
-        self._decode_graphs = Ladder("decode", sizes, self._capture_decode, pauses)
-        sizes = mixed_sizes(limits.chunk_tokens, mixed.largest) if largest_graph else []
-        self._mixed_graphs = Ladder("mixed", sizes, self._capture_mixed, pauses)
+        self._decode_graphs = Ladder("decode", graphs.decode, self._capture_decode, pauses)
+        self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graph_memory = torch.cuda.graph_pool_handle()
 
     def limits(self) -> Limits:
@@ -115,6 +115,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> CudaStep:
+        self._clock.start()
         self._staging.next_step()
         self._sampling.setup(plan.setups)
         layout = self._inputs.apply(plan)
@@ -127,21 +128,21 @@ class CudaExecutor:
         captured = self._decode_graphs.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, layout, batch)
-            logits = self._decode_logits(batch)
+            logits = self._decode_logits(batch, layout.context_lens)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, layout, size)
             logits = graph.forward.replay()[:batch]
             if self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay()[:batch])
-                return CudaStep(plan, self._record(), tokens, None, {})
+                return CudaStep(plan, self._clock.stop(), tokens, None, {})
         return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
         self._inputs.append_pages(layout)
         hidden, inputs = self._mixed_hidden(plan, layout)
         if not plan.sample.any():
-            return CudaStep(plan, self._record(), None, None, inputs)
+            return CudaStep(plan, self._clock.stop(), None, None, inputs)
         rows = self._staging.to_device(plan.rows[plan.sample])
         return self._finish(plan, self._model.logits(hidden), rows, inputs)
 
@@ -197,7 +198,7 @@ class CudaExecutor:
         specs = self._sampling.specs(numbers)
         outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()
         tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
-        return CudaStep(plan, self._record(), tokens, outputs, inputs)
+        return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
 
     def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:
         """The tokens of the step in the persistent buffers, for rows without penalties, filters or logprobs; -1 for bad
@@ -207,8 +208,9 @@ class CudaExecutor:
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 
-    def _decode_logits(self, size: int) -> torch.Tensor:
-        token_ids, batch = self._inputs.decode_batch(size)
+    def _decode_logits(self, size: int, context_lens: IntArray | None = None) -> torch.Tensor:
+        """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
+        token_ids, batch = self._inputs.decode_batch(size, context_lens)
         return self._model.logits(self._forward(token_ids, batch))
 
     def _forward(
@@ -217,11 +219,6 @@ class CudaExecutor:
         self._attention.prepare(batch)
         context = ForwardContext(self._attention, self._pool, batch, wanted)
         return self._model.forward(token_ids, batch.positions, context)
-
-    def _record(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:
         first = int(layout.query_starts[want.index]) + want.first

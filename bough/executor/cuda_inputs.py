@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bough.attention.batch import AttentionBatch
-from bough.core.plan import BatchPlan, Limits
+from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
 from bough.kernels.decode_inputs.triton import decode_inputs_
@@ -69,8 +69,9 @@ class CudaInputs:
         lengths.fill_(1)
         new_pages.zero_()
 
-    def decode_batch(self, size: int) -> tuple[torch.Tensor, AttentionBatch]:
-        """The step in the persistent buffers; everything it does can be captured in a graph."""
+    def decode_batch(self, size: int, context_lens: IntArray | None = None) -> tuple[torch.Tensor, AttentionBatch]:
+        """The step in the persistent buffers; everything it does can be captured in a graph, for which the host knows
+        no context lengths."""
         rows, lengths, new_pages = self._decode[:, :size]
         ids, positions, slots = self._token_ids[:size], self._positions[:size], self._slots[:size]
         decode_inputs_(
@@ -91,7 +92,7 @@ class CudaInputs:
             decodes=size,
             query_lens=ones,
             query_starts=np.arange(size + 1, dtype=np.int32),
-            context_lens=ones,  # unknown to the host when the graph is replayed; the kernels take `lengths`
+            context_lens=ones if context_lens is None else context_lens,  # the kernels take `lengths`
             page_table=self.page_table,
             slots=slots,
             positions=positions,

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -39,6 +40,14 @@ def mixed_sizes(chunk: int, largest: int) -> list[int]:
         size += max(16, 1 << (size.bit_length() - 4))
     beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
     return sorted({*sizes, *beside, largest})
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Which steps are captured: rows of decode steps, tokens of steps with prompts."""
+
+    decode: Sequence[int]
+    mixed: Sequence[int]
 
 
 class Captured(Generic[Output]):

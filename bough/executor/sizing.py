@@ -62,27 +62,36 @@ def size_cpu_cache(
 
 
 def size_gpu_cache(
-    settings: MemorySettings, *, free_bytes: int, total_bytes: int, activation_bytes: int, bytes_per_token: int
+    settings: MemorySettings,
+    *,
+    free_bytes: int,
+    total_bytes: int,
+    activation_bytes: int,
+    bytes_per_token: int,
+    graph_bytes: int = 0,
 ) -> CacheSize:
     """What `--mem-fraction-static` of the device leaves after the weights and the largest step; the rest is for graphs
-    and for what libraries take by themselves. `free_bytes` is what is free once the weights are loaded."""
+    and for what libraries take by themselves, and never less than what these need. `free_bytes` is what is free once
+    the weights are loaded."""
     size = settings.page_size
     fraction = GPU_FRACTION if settings.mem_fraction_static is None else settings.mem_fraction_static
-    budget = free_bytes - activation_bytes - int(total_bytes * (1.0 - fraction))
+    usable = free_bytes - activation_bytes
+    budget = usable - max(int(total_bytes * (1.0 - fraction)), graph_bytes)
     fitting = max(0, budget // bytes_per_token // size * size)
     tokens, why = fitting, f"{fraction:.0%} of {_gib(total_bytes)} less weights and a step of {_gib(activation_bytes)}"
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens // size * size, "--max-total-tokens"
-        if tokens * bytes_per_token > free_bytes - activation_bytes:
+        if tokens * bytes_per_token > usable - graph_bytes:
             raise ResourceError(
                 f"--max-total-tokens {settings.max_total_tokens} needs {_gib(tokens * bytes_per_token)} for the KV "
-                f"cache, but only {_gib(free_bytes - activation_bytes)} are left on the device; set it to {fitting} or "
+                f"cache, but only {_gib(usable - graph_bytes)} are left on the device; set it to {fitting} or "
                 "less."
             )
     if tokens < max(size, 2):
         raise ResourceError(
             f"Nothing is left on the device for the KV cache ({_gib(free_bytes)} free, a step needs "
-            f"{_gib(activation_bytes)}); raise --mem-fraction-static, or lower --chunked-prefill-size."
+            f"{_gib(activation_bytes)}); raise --mem-fraction-static, or lower --chunked-prefill-size or "
+            "--max-running-requests."
         )
     note = f"KV cache: {tokens} tokens ({_gib(tokens * bytes_per_token)}), from {why}"
     return CacheSize(tokens // size, note)

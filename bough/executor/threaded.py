@@ -5,8 +5,9 @@ Torch lets go of the interpreter's lock while it computes, so the scheduler plan
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bough.core.plan import BatchPlan, Limits, StepResult
@@ -41,7 +42,13 @@ class ThreadedExecutor:
         return self._inner.limits()
 
     def launch(self, plan: BatchPlan) -> RunningStep:
-        return RunningStep(self._thread.submit(self._inner.run, plan))
+        return RunningStep(self._thread.submit(self._run, plan))
+
+    def _run(self, plan: BatchPlan) -> StepResult:
+        """A plan, and when it ran: the thread is the device here."""
+        began = time.monotonic()
+        result = self._inner.run(plan)
+        return replace(result, device_span=(began, time.monotonic()))
 
     def idle(self) -> bool:
         return False

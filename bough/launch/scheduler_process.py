@@ -7,17 +7,21 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
 
+from bough.core.settings import ProcessSettings
 from bough.launch.kv_events import KVEventPublisher, parse_config
 from bough.launch.parts import end_ids
 from bough.launch.spec import ChildSpec
+from bough.loader.catalogue import home
 from bough.messages.channels import Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Garbled, ToScheduler
 from bough.observability.logs import set_up_logging
+from bough.observability.step_trace import StepTrace, default_trace_path
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,16 @@ class ChannelOutbox:
         self._client.send(message)
 
 
+def open_trace(settings: ProcessSettings) -> StepTrace | None:
+    """The step trace, if one is asked for; naming its file asks for it."""
+    if not settings.enable_step_trace and settings.step_trace_path is None:
+        return None
+    chosen = settings.step_trace_path
+    trace = StepTrace(default_trace_path(home()) if chosen is None else Path(chosen).expanduser().absolute())
+    log.info("the step trace is written to %s", trace.path)
+    return trace
+
+
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     began = time.monotonic()
     settings = spec.parse_settings()
@@ -47,6 +61,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     events = None
     if settings.memory.kv_events_config is not None:
         events = KVEventPublisher(context, parse_config(settings.memory.kv_events_config))
+
+    trace = open_trace(settings.process)
 
     from bough.executor.build import build_executor
     from bough.scheduler.loop import Scheduler
@@ -62,6 +78,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         settings=settings.scheduler,
         eos_ids=end_ids(spec.files, loaded.config, settings.model),
         events=events,
+        timeline=trace,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     # What lives now lives for good; collecting it again and again would stall steps.
@@ -82,4 +99,6 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     )
     scheduler.run()
     loaded.executor.close()
+    if trace is not None:
+        trace.close()
     context.destroy(linger=500)

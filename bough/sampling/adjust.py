@@ -13,6 +13,8 @@ from bough.core.plan import IntArray
 from bough.sampling.batch import Part
 from bough.sampling.state import SamplingState
 
+ADJUST_BLOCK = 64  # rows whose adjustment exists at once: 40 MB for each copy with a vocabulary of 150,000
+
 
 def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
     """The logits to sample from. [n, V]
@@ -34,8 +36,8 @@ def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
         (state.flags.additive, _penalise_frequency_and_presence),
     ):
         part = Part.where(flagged[rows], rows, state.device)
-        if part is not None:
-            part.put(logits, apply(state, part, part.take(logits)))
+        for block in () if part is None else part.blocks(ADJUST_BLOCK):
+            block.put(logits, apply(state, block, block.take(logits)))
     guarded = Part.where(state.flags.guarded[rows], rows, state.device)
     if guarded is not None:
         _bar_stop_ids(state, guarded, logits)

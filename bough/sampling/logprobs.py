@@ -1,8 +1,8 @@
 """Logprobs of the model's own distribution: raw logits, before temperature, penalties, bias or masks.
 
 Only rows that ask are computed. Results stay on the device, as `PendingLogprobs` or `Scores`, until they are read, so
-that a step in flight need not wait for them; `fetch` queues their way to the host. Prompts are worked through in blocks
-of positions, so that the logits of a long prompt never exist at once. Nothing is kept between calls.
+that a step in flight need not wait for them; `fetch` queues their way to the host. Positions are worked through in
+blocks, so that the logits of a long prompt never exist at once. Nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bough.core.plan import LogprobSpec, PositionLogprobs
 from bough.sampling.batch import to_device
 
 INPUT_BLOCK = 256  # positions whose logits exist at once: 150 MiB with a vocabulary of 150,000
+OUTPUT_BLOCK = INPUT_BLOCK  # rows whose logits are widened at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,15 @@ def output_logprobs(logits: Tensor, tokens: Tensor, specs: Sequence[LogprobSpec 
     if not wanted:
         return PendingLogprobs(specs, None)
     asked = [spec for spec in specs if spec is not None]
-    if len(wanted) < len(specs):
-        places = to_device(np.array(wanted, dtype=np.int64), logits.device)
-        logits, tokens = logits.index_select(0, places), tokens.index_select(0, places)
-    ids = _padded_ids(asked, logits.device)
-    return PendingLogprobs(specs, _score(logits, tokens, max(spec.top for spec in asked), ids))
+    top, ids = max(spec.top for spec in asked), _padded_ids(asked, logits.device)
+    if len(wanted) == len(specs) <= OUTPUT_BLOCK:
+        return PendingLogprobs(specs, _score(logits, tokens, top, ids))
+    places = to_device(np.array(wanted, dtype=np.int64), logits.device)
+    blocks = [
+        _score(logits.index_select(0, block), tokens.index_select(0, block), top, block_ids)
+        for block, block_ids in zip(torch.split(places, OUTPUT_BLOCK), torch.split(ids, OUTPUT_BLOCK), strict=True)
+    ]
+    return PendingLogprobs(specs, _joined(blocks))
 
 
 def input_logprobs(
@@ -110,13 +115,12 @@ def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets:
         _score(logits_of(block), target, spec.top, ids.expand(len(block), -1))
         for block, target in zip(torch.split(hidden, INPUT_BLOCK), torch.split(targets, INPUT_BLOCK), strict=True)
     ]
-    return Scores(
-        tokens=torch.cat([block.tokens for block in blocks]),
-        logprobs=torch.cat([block.logprobs for block in blocks]),
-        top_logprobs=torch.cat([block.top_logprobs for block in blocks]),
-        top_ids=torch.cat([block.top_ids for block in blocks]),
-        id_logprobs=torch.cat([block.id_logprobs for block in blocks]),
-    )
+    return _joined(blocks)
+
+
+def _joined(blocks: list[Scores]) -> Scores:
+    """Scores of consecutive positions as one."""
+    return Scores(*(torch.cat([getattr(block, field.name) for block in blocks]) for field in fields(Scores)))
 
 
 def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> Scores:

@@ -76,7 +76,7 @@ class VocabularySlots:
         capacity = self.tensor.shape[0]
         if needed <= capacity:
             return
-        wider = max(needed, 2 * capacity, FIRST_CAPACITY)
+        wider = max(needed, min(max(2 * capacity, FIRST_CAPACITY), len(self.slot_of)))
         grown = self.tensor.new_zeros((wider, self.tensor.shape[1]))
         grown[:capacity] = self.tensor
         self.tensor = grown

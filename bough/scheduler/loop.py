@@ -21,6 +21,7 @@ from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.memory.tree import PagePool, RadixTree, audit_pages
 from bough.messages.outputs import Reply
 from bough.messages.requests import Abort, FlushCache, Garbled, Generate, GetState, Shutdown, StreamEnded, ToScheduler
+from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
 from bough.scheduler.intake import Intake, opening
@@ -54,6 +55,7 @@ class Scheduler:
         eos_ids: Sequence[int] = (),
         seed: int = 0,
         events: CacheEvents | None = None,
+        timeline: Timeline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -71,6 +73,7 @@ class Scheduler:
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
+        self._timeline = timeline or Silence()
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
         self._closing = False
@@ -88,9 +91,10 @@ class Scheduler:
 
     def turn(self) -> None:
         """One turn of the loop: messages, plan and launch, commit what is due."""
-        for message in self._messages():
-            self._handle(message)
-        self._expire()
+        with self._timeline.phase("messages"):
+            for message in self._messages():
+                self._handle(message)
+            self._expire()
         self._launch_next()
         while len(self._in_flight) > self._depth:
             self._commit_oldest()
@@ -103,6 +107,11 @@ class Scheduler:
         """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
         if self._in_flight or len(self._queue) or self._table.running:
             return self._inbox.receive(0.0)
+        with self._timeline.phase("idle"):
+            return self._rest()
+
+    def _rest(self) -> list[ToScheduler]:
+        """Nothing runs and nothing waits: does what was put off, then sleeps until something comes."""
         self._settle()
         self._warming_up = self._executor.idle()
         if self._warming_up:
@@ -115,7 +124,8 @@ class Scheduler:
         return self._inbox.receive(None)
 
     def _launch_next(self) -> None:
-        planned = self._planner.plan(self._clock(), drained=not self._in_flight)
+        with self._timeline.phase("plan"):
+            planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         if planned is None:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
@@ -123,13 +133,18 @@ class Scheduler:
             elif self._requests:
                 self._stuck()
             return
-        self._in_flight.append((planned, self._executor.launch(planned.plan)))
+        with self._timeline.phase("launch", planned.plan.step):
+            self._in_flight.append((planned, self._executor.launch(planned.plan)))
         self._dirty = True
 
     def _commit_oldest(self) -> None:
         step, in_flight = self._in_flight.popleft()
-        self._committer.commit(step, in_flight.wait())
-        self._stats.after_step(step, self._committer, self._cache, self._table, len(self._queue))
+        with self._timeline.phase("wait", step.plan.step):
+            result = in_flight.wait()
+        self._timeline.ran(step.plan, result)
+        with self._timeline.phase("commit", step.plan.step):
+            self._committer.commit(step, result)
+            self._stats.after_step(result, self._committer, self._cache, self._table, len(self._queue))
 
     def _stuck(self) -> NoReturn:
         """Nothing is in flight and nothing can be launched, so nothing would ever change: a defect. Better a process
@@ -244,4 +259,5 @@ class Scheduler:
             "cached_tokens": self._committer.cached_tokens,
             "generated_tokens": self._committer.generated_tokens,
             "last_gen_throughput": self._stats.throughput,
+            "device_busy_share": self._stats.busy.share,
         }

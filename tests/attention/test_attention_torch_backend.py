@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,114 +11,12 @@ from hypothesis import strategies as st
 
 from bough.attention import torch_backend
 from bough.attention.base import AttentionSpec
-from bough.attention.batch import AttentionBatch
-from bough.attention.registry import build_backend
-from bough.core.errors import SettingsError
-from bough.core.model_config import ModelConfig, RopeConfig
-from bough.distributed.topology import Topology
-from bough.kernels.paged_attention.reference import paged_attention
-from bough.memory.pools.kv_pool import KVPool
-
-HEAD_DIM = 8
-
-
-@dataclass(frozen=True)
-class Case:
-    """Rows as (tokens in the cache, new tokens)."""
-
-    rows: tuple[tuple[int, int], ...]
-    page_size: int = 1
-    kv_heads: int = 2
-    group: int = 3
-    window: int | None = None
-    softcap: float | None = None
-    scattered: bool = True
-    dtype: torch.dtype = torch.float32  # of the cache
-    input_dtype: torch.dtype | None = None  # of the queries; None: the cache's
+from tests.fakes import attention_cases
+from tests.fakes.attention_cases import Case
 
 
 def error_of(case: Case) -> float:
-    """The largest difference between back end and reference; NaN where either read what nobody wrote."""
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    heads = case.kv_heads * case.group
-    per_row = [-(-(context + new) // case.page_size) for context, new in case.rows]
-    pool = make_pool(case, sum(per_row))
-    pages = rng.permutation(sum(per_row)) if case.scattered else np.arange(sum(per_row))
-    order = rng.permutation(len(case.rows) + 2)[: len(case.rows)]  # rows of the table, not in batch order
-    table = torch.zeros(len(case.rows) + 2, max(per_row) + 1, dtype=torch.int32)
-    taken = 0
-    slots: list[int] = []
-    positions: list[int] = []
-    for row, count, (context, new) in zip(order, per_row, case.rows, strict=True):
-        table[row, :count] = torch.from_numpy(pages[taken : taken + count] + 1)
-        taken += count
-        all_slots = [
-            int(table[row, i // case.page_size]) * case.page_size + i % case.page_size for i in range(context + new)
-        ]
-        for cache in (pool.keys[0], pool.values[0]):
-            cache[all_slots[:context]] = torch.randn(context, case.kv_heads, HEAD_DIM).to(case.dtype)
-        slots += all_slots[context:]
-        positions += range(context, context + new)
-
-    query_lens = np.array([new for _, new in case.rows], dtype=np.int32)
-    context_lens = np.array([context for context, _ in case.rows], dtype=np.int32)
-    starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
-    batch = AttentionBatch(
-        rows=torch.from_numpy(order.astype(np.int64)),
-        lengths=torch.from_numpy(context_lens + query_lens),
-        decodes=0,
-        query_lens=query_lens,
-        query_starts=starts,
-        context_lens=context_lens,
-        page_table=table,
-        slots=torch.tensor(slots),
-        positions=torch.tensor(positions),
-        page_size=case.page_size,
-    )
-    dtype = case.input_dtype or case.dtype
-    q = torch.randn(len(slots), heads, HEAD_DIM).to(dtype)
-    k, v = torch.randn(2, len(slots), case.kv_heads, HEAD_DIM).to(dtype)
-    spec = AttentionSpec(0, 0.4, case.window, case.softcap, heads, case.kv_heads, HEAD_DIM)
-    backend = build_backend("torch")
-    backend.prepare(batch)
-    pool.keys[0][slots], pool.values[0][slots] = k.to(case.dtype), v.to(case.dtype)  # as the layer does first
-    out = backend.run(q, k, v, spec, pool)
-    assert out.shape == q.shape
-    assert out.dtype == dtype
-    truth = paged_attention(
-        q.double(),
-        pool.keys[0].double(),
-        pool.values[0].double(),
-        table[torch.from_numpy(order)],
-        starts.tolist(),
-        context_lens.tolist(),
-        case.page_size,
-        0.4,
-        case.window,
-        case.softcap,
-    )
-    return float((out.double() - truth).abs().max())
-
-
-def make_pool(case: Case, pages: int) -> KVPool:
-    config = ModelConfig(
-        architecture="LlamaForCausalLM",
-        hidden_size=1,
-        intermediate_size=1,
-        num_layers=1,
-        num_heads=case.kv_heads * case.group,
-        num_kv_heads=case.kv_heads,
-        head_dim=HEAD_DIM,
-        vocab_size=1,
-        context_length=1,
-        norm_eps=1e-5,
-        rope=RopeConfig(1.0),
-    )
-    pool = KVPool(config, pages, case.page_size, case.dtype, torch.device("cpu"), Topology())
-    for tensor in (*pool.keys, *pool.values):
-        tensor.fill_(float("nan"))
-    return pool
+    return attention_cases.error_of(case, torch_backend.TorchAttention())
 
 
 @pytest.mark.parametrize("window", [None, 5, 300])
@@ -178,6 +75,16 @@ def test_any_batch_equals_the_reference(
         assert error_of(Case(shape, page_size, kv_heads, group, window, softcap, scattered)) < 1e-5
 
 
-def test_unknown_backend_lists_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match=r"'flash9'; choose one of: .*torch"):
-        build_backend("flash9")
+def test_scores_of_capped_layers_are_computed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "MAX_SCORES", 3000)
+    assert error_of(Case(((20, 300), (0, 9)), softcap=2.0)) < 1e-5
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_key_heads_as_a_batch_give_the_same(masked: bool) -> None:
+    torch.manual_seed(1)
+    q, k, v = torch.randn(1, 6, 5, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
+    mask = torch.zeros(5, 11).masked_fill_(torch.rand(5, 11) < 0.3, float("-inf")) if masked else None
+    layer = AttentionSpec(0, 0.4, None, None, 6, 2, 8)
+    expected = torch_backend.attend(q, k, v, mask, layer)
+    torch.testing.assert_close(torch_backend._attend_by_kv_head(q, k, v, mask, layer), expected)

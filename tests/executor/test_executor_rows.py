@@ -12,7 +12,7 @@ from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
-from bough.executor.build import build_executor, check_attention_backend, resolve_config
+from bough.executor.build import build_executor, resolve_config
 from bough.executor.device_rows import DeviceRows
 from bough.loader.locate import locate
 
@@ -112,20 +112,13 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         ({"chunked_prefill_size": 8, "page_size": 16}, "at least one page"),
         pytest.param({"kv_cache_dtype": "fp8_e4m3", "device": "cpu"}, "needs a GPU", id="fp8 cache"),
         pytest.param({"quantization": "fp8", "device": "cpu"}, "needs a GPU", id="fp8 weights"),
+        ({"decode_attention_backend": "flashinfer"}, "does not ship"),
     ],
 )
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
     with pytest.raises(SettingsError, match=words):
         build_executor(locate(str(tiny_model)), settings)
-
-
-def test_each_device_has_its_attention_back_end() -> None:
-    for name, device in (("auto", "cpu"), ("torch", "cpu"), ("auto", "cuda"), ("triton", "cuda")):
-        check_attention_backend(name, device)
-    for name, device, own in (("triton", "cpu", "torch"), ("torch", "cuda", "triton")):
-        with pytest.raises(SettingsError, match=f"use {own}"):
-            check_attention_backend(name, device)
 
 
 def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
-from bough.attention.registry import build_backend
+from bough.attention.torch_backend import TorchAttention
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.memory.pools.kv_pool import KVPool
@@ -55,7 +55,7 @@ class Forward:
         self.pool = KVPool(model.config, pages, page_size, dtype, CPU, Topology(), scales)
         for tensor in (*self.pool.keys, *self.pool.values):
             tensor.fill_(float("nan"))
-        self.attention: AttentionBackend = build_backend("torch")
+        self.attention: AttentionBackend = TorchAttention()
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32)
         self.lengths = [0] * rows
         self._held = [0] * rows  # pages in each row's table

@@ -7,6 +7,7 @@ from typing import Any
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.memory.tree import audit_pages
 from bough.messages.requests import ToScheduler
+from bough.observability.timeline import Timeline
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.ports import CacheEvents
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
@@ -23,6 +24,7 @@ class Bench:
         eos_ids: tuple[int, ...] = (),
         memory: MemorySettings | None = None,
         events: CacheEvents | None = None,
+        timeline: Timeline | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -36,6 +38,7 @@ class Bench:
             settings=SchedulerSettings(**settings),
             eos_ids=eos_ids,
             events=events,
+            timeline=timeline,
             clock=lambda: self.now,
         )
 

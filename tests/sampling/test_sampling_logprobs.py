@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import LogprobSpec
+from bough.sampling import logprobs
 from bough.sampling.logprobs import INPUT_BLOCK, input_logprobs, output_logprobs, score_inputs
 
 
@@ -15,7 +16,9 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(9))
 
 
-def test_output_logprobs_for_the_rows_that_ask() -> None:
+@pytest.mark.parametrize("block", [1, 3, 256])
+def test_output_logprobs_for_the_rows_that_ask(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "OUTPUT_BLOCK", block)
     logits, tokens = randn(5, 200) * 4, torch.tensor([3, 199, 0, 7, 50])
     exact = torch.log_softmax(logits.double(), -1).numpy()
     specs = [LogprobSpec(), None, LogprobSpec(top=4), LogprobSpec(top=2, ids=(9, 1, 9)), LogprobSpec(ids=(5, 200, -1))]

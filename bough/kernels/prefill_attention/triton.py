@@ -6,6 +6,7 @@ This is the host's side: what is tuned, and the launch. `device` holds the kerne
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +79,7 @@ def prefill_attention(
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     block_d = triton.next_power_of_2(head_dim)
     # A descriptor's tile is a power of two wide: of other heads it would fetch the neighbour's too.
-    descriptors = chosen.descriptors and block_d == head_dim
+    descriptors = chosen.descriptors and block_d == head_dim and _has_descriptors(q.device)
     unit = LOG2_E if softcap is None else 1 / softcap
     attend[(heads // chosen.pack, blocks.shape[0])](
         q,
@@ -114,11 +115,19 @@ def prefill_attention(
         BLOCK_M=chosen.block_m,
         BLOCK_N=chosen.block_n,
         BLOCK_D=block_d,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
     return out
+
+
+@functools.cache
+def _has_descriptors(device: torch.device) -> bool:
+    """Whether a copy engine fetches tiles: NVIDIA's devices have one since Hopper. Triton's interpreter acts as if."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _describe(fresh: torch.Tensor, block_n: int) -> TensorDescriptor:

@@ -17,6 +17,10 @@ from bough.kernels.sampling.rows import MAX_VOCAB_SIZE, RowParameters
 from bough.kernels.sampling.triton_filters import gather_kernel
 from bough.kernels.sampling.triton_kernels import pick_kernel, scan_kernel
 
+if torch.version.hip is not None:
+    # Triton 3.6's pass that turns loads into AMD's buffer loads fails on those in the search for thresholds.
+    triton.knobs.amd.use_buffer_ops = False
+
 UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 that holds such a logit
 
 

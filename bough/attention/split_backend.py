@@ -1,0 +1,60 @@
+"""Two back ends as one: the rows of a step that decode go to one, those that compute prompt tokens to the other.
+
+Owns nothing but the two. Each sees its part of the step as a step of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.batch import AttentionBatch
+from bough.memory.pools.kv_pool import KVPool
+
+
+class SplitAttention:
+    """Decodes stand first in every step, one token each, so its parts are two ranges of rows and of tokens."""
+
+    def __init__(self, *, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._decodes = 0
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        n, rows = batch.decodes, len(batch.query_lens)
+        self._decodes = n
+        if n:
+            self._decode.prepare(cut_rows(batch, 0, n))
+        if n < rows:
+            self._prefill.prepare(cut_rows(batch, n, rows))
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor:
+        n = self._decodes
+        if n == len(q):
+            return self._decode.run(q, k, v, layer, pool)
+        prompts = self._prefill.run(q[n:], k[n:], v[n:], layer, pool)
+        if not n:
+            return prompts
+        return torch.cat((self._decode.run(q[:n], k[:n], v[:n], layer, pool), prompts))
+
+
+def cut_rows(batch: AttentionBatch, first: int, last: int) -> AttentionBatch:
+    """The rows first..last of a step, as a step."""
+    if first == 0 and last == len(batch.query_lens):
+        return batch
+    begin, end = int(batch.query_starts[first]), int(batch.query_starts[last])
+    return replace(
+        batch,
+        rows=batch.rows[first:last],
+        lengths=batch.lengths[first:last],
+        decodes=max(0, min(batch.decodes, last) - first),
+        query_lens=batch.query_lens[first:last],
+        query_starts=batch.query_starts[first : last + 1] - begin,
+        context_lens=batch.context_lens[first:last],
+        slots=batch.slots[begin:end],
+        positions=batch.positions[begin:end],
+    )

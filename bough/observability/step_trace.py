@@ -1,0 +1,119 @@
+"""A timeline as a file in Chrome's trace format, which Perfetto and chrome://tracing show.
+
+The file is one JSON array, written event by event without a buffer: whatever ends the process, what happened before is
+in the file, and the viewers take an array that lacks its end. Two lanes: the scheduler's loop, and the device. Beyond
+`MAX_BYTES`, which is about what viewers can still show, nothing more is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bough.core.errors import SettingsError
+from bough.core.plan import BatchPlan, StepResult
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 256 << 20
+HOST_LANE, DEVICE_LANE = 1, 2
+LANES = {HOST_LANE: "scheduler loop", DEVICE_LANE: "device"}
+
+
+def default_trace_path(home: Path) -> Path:
+    """A file of this process's own."""
+    return home / "traces" / f"steps-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+
+
+class StepTrace:
+    """Owns the file. Times are those of `clock`, on which executors give the times of steps too."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, max_bytes: int = MAX_BYTES) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise SettingsError(
+                f"Cannot write the step trace to {path} ({error.strerror or error}); set --step-trace-path."
+            ) from None
+        self.path = path
+        self.clock = clock
+        self._origin = clock()
+        self._left = max_bytes
+        self._process = os.getpid()
+        self._before = b"[\n"  # what separates the next event from the one before
+        self._note("process_name", HOST_LANE, name="bough::scheduler")
+        for lane, name in LANES.items():
+            self._note("thread_name", lane, name=name)
+            self._note("thread_sort_index", lane, sort_index=lane)
+
+    def phase(self, name: str, step: int | None = None) -> Phase:
+        return Phase(self, name, step)
+
+    def ran(self, plan: BatchPlan, result: StepResult) -> None:
+        if result.device_span is not None:
+            decodes, prompt_tokens = count_work(plan)
+            details = {"step": plan.step, "decodes": decodes, "prompt tokens": prompt_tokens}
+            self.add(name_batch(decodes, prompt_tokens), DEVICE_LANE, *result.device_span, details)
+
+    def add(self, name: str, lane: int, start: float, end: float, details: dict[str, Any]) -> None:
+        """Something that lasted from `start` to `end`."""
+        at, lasted = 1e6 * (start - self._origin), 1e6 * (end - start)  # the format counts microseconds
+        self._write({"name": name, "ph": "X", "tid": lane, "ts": round(at, 3), "dur": round(lasted, 3)}, details)
+
+    def close(self) -> None:
+        """Completes the array. Only this makes it valid JSON; viewers do not mind."""
+        if not self._file.closed:
+            self._file.write(b"\n]\n")
+            self._file.close()
+
+    def _note(self, kind: str, lane: int, **details: Any) -> None:
+        self._write({"name": kind, "ph": "M", "tid": lane}, details)
+
+    def _write(self, event: dict[str, Any], details: dict[str, Any]) -> None:
+        text = json.dumps({**event, "pid": self._process, "args": details}, separators=(",", ":"))
+        line = self._before + text.encode()
+        if self._left < len(line):
+            if self._left:
+                log.warning("the step trace has reached its limit and ends here: %s", self.path)
+            self._left = 0
+            return
+        self._left -= len(line)
+        self._before = b",\n"
+        self._file.write(line)
+
+
+class Phase:
+    """One phase of the loop, from the beginning of its `with` block to its end."""
+
+    __slots__ = ("_began", "_name", "_step", "_trace")
+
+    def __init__(self, trace: StepTrace, name: str, step: int | None) -> None:
+        self._trace, self._name, self._step = trace, name, step
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = self._trace.clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        details = {} if self._step is None else {"step": self._step}
+        self._trace.add(self._name, HOST_LANE, self._began, self._trace.clock(), details)
+
+
+def count_work(plan: BatchPlan) -> tuple[int, int]:
+    """Rows that decode, and prompt tokens."""
+    return int((plan.given < plan.query_lens).sum()), int(plan.given.sum())
+
+
+def name_batch(decodes: int, prompt_tokens: int) -> str:
+    """What a step computes, in words."""
+    parts = [f"{decodes} decodes"] * bool(decodes) + [f"{prompt_tokens} prompt tokens"] * bool(prompt_tokens)
+    return " + ".join(parts) or "empty"

@@ -1,0 +1,133 @@
+"""No launch ever waits for the device: whatever a step holds, and however far behind the device is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits
+from bough.core.settings import Settings
+from bough.executor.build import build_executor
+from bough.loader.locate import locate
+from bough.messages.requests import LogprobRequest
+from tests.conftest import TINY_LLAMA
+from tests.fakes.scheduler_bench import Bench
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = {**TINY_LLAMA, "hidden_size": 128, "head_dim": 32, "vocab_size": 1000}
+SETTINGS = {"load_format": "dummy", "max_running_requests": 8, "max_total_tokens": 4096, "chunked_prefill_size": 32}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    "eager": {"disable_cuda_graph": True},
+    "pages of 16": {"page_size": 16},
+    "torch attention": {"attention_backend": "torch"},
+    "torch for prompts": {"prefill_attention_backend": "torch"},
+}
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "seed": 11},
+    {"top_p": 0.9, "seed": 12},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "seed": 13},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.2, "temperature": 0.0},
+    {"repetition_penalty": 1.3, "seed": 14},
+    {"logit_bias": {7: 5.0}, "temperature": 0.0},
+    {"min_new_tokens": 5, "stop_token_ids": (4, 5, 6), "temperature": 0.0},
+    {"logprobs": LogprobRequest(-1, 3, (1, 2)), "temperature": 0.0},
+    {"logprobs": LogprobRequest(0, 2, (3,)), "repetition_penalty": 1.1, "seed": 15},
+]
+SLEEP_CYCLES = 1 << 30  # about half a second, in which many steps of this model are launched
+
+
+class Watched:
+    """An executor whose launches fail if they wait for the device."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.armed = False
+        self.launches = 0
+
+    def limits(self) -> Limits:
+        return self._inner.limits()
+
+    def launch(self, plan: BatchPlan) -> InFlight:
+        if not self.armed:
+            return self._inner.launch(plan)
+        self.launches += 1
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._inner.launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def idle(self) -> bool:
+        return self._inner.idle()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder: Path = tmp_path_factory.mktemp("shape")
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    settings = Settings.from_flat({**SETTINGS, **VARIANTS[request.param]})
+    executor = Watched(build_executor(locate(str(folder)), settings).executor)
+    yield executor
+    executor.close()
+
+
+def serve(executor: Watched, new: int) -> None:
+    """Requests of every kind, twice with the same beginning: chunks, mixed steps, decodes, cached prefixes, endings."""
+    bench = Bench(executor)  # type: ignore[arg-type]
+    for turn in range(2):
+        for i, kind in enumerate(SAMPLING):
+            prompt = [(3 * i + j * j) % 900 for j in range(40 + i)] + [turn]
+            bench.ask(len(SAMPLING) * turn + i, prompt, max_new_tokens=new + i, ignore_eos=True, **kind)
+        bench.turn(4)
+    bench.run()
+
+
+def test_the_watch_notices_a_wait() -> None:
+    number = torch.ones(1, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            number.item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_launch_synchronises(watched: Watched) -> None:
+    serve(watched, new=6)  # kernels are compiled, graphs captured and buffers grown on the way
+    while watched.idle():
+        pass
+    watched.armed, watched.launches = True, 0
+    serve(watched, new=6)
+    watched.armed = False
+    assert watched.launches > 20
+
+
+def test_a_launch_returns_while_the_device_is_busy(watched: Watched) -> None:
+    """What torch does not see (drivers, kernel launchers) does not wait either."""
+    serve(watched, new=6)
+    while watched.idle():
+        pass
+    bench = Bench(watched)  # type: ignore[arg-type]
+    for i, kind in enumerate(SAMPLING):
+        bench.ask(i, [(5 * i + j) % 900 for j in range(20)], max_new_tokens=30, ignore_eos=True, **kind)
+    bench.turn(12)  # prompts are through
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    over = torch.cuda.Event()
+    over.record()
+    bench.scheduler._depth = 3
+    bench.turn(2)
+    assert not over.query(), "two steps were launched behind the sleep, and the device has come to neither"
+    bench.scheduler._depth = 1
+    bench.run()

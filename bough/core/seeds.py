@@ -11,6 +11,7 @@ MASK64 = 2**64 - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2**64 divided by the golden ratio, made odd
 MIX_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # (right shift, multiplier) of its finaliser
 MIX_LAST_SHIFT = 31
+DETERMINISTIC_SEED = 42  # of requests without a seed under deterministic inference: the same request, the same answer
 
 
 def mix64(value: int) -> int:

@@ -71,6 +71,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
     check_attention_backend(settings.model.attention_backend, device.type)
+    check_deterministic(settings.model, device.type)
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
         return _build_cpu(_load(files, settings, device), settings)
@@ -95,6 +96,15 @@ def check_attention_backend(name: str, device_type: str) -> None:
         )
 
 
+def check_deterministic(settings: ModelSettings, device_type: str) -> None:
+    """The libraries that multiply on a CPU sum in an order that depends on the number of rows."""
+    if settings.enable_deterministic_inference and device_type != "cuda":
+        raise SettingsError(
+            "--enable-deterministic-inference is for CUDA devices: a CPU's results depend on the batch in their last "
+            "bits; leave it out here."
+        )
+
+
 def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
     config = resolve_config(files, settings)
     dtype = _resolve_dtype(settings.model.dtype, config, device)
@@ -103,7 +113,9 @@ def _load(files: ModelFiles, settings: Settings, device: torch.device) -> Loaded
     load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    model = build_model(config, topology, dtype, device)
+    model = build_model(
+        config, topology, dtype, device, deterministic=settings.model.enable_deterministic_inference
+    )
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
     if device.type == "cpu" and weight_bytes > free:

@@ -10,6 +10,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.triton_backend import TritonAttention
 from bough.core.plan import Limits
 from bough.core.settings import Settings
@@ -19,6 +20,7 @@ from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.staging import Staging
 from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import config_for
 from bough.memory.pools.kv_pool import KVPool
 from bough.sampling.state import SamplingState
@@ -69,6 +71,9 @@ def _largest_graph(settings: Settings, rows: int) -> int:
 def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     heads = loaded.topology.share(config.num_heads, "num_heads")
+    if settings.model.enable_deterministic_inference:
+        shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+        return InvariantAttention(staging.to_device, limits.rows, invariant.config_for(*shape), loaded.device)
 
     def make_work(window: int | None) -> DecodeWork:
         return DecodeWork(

@@ -36,6 +36,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     all_reduce: AllReduce | None = None,
+    deterministic: bool = False,
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`."""
     if config.architecture not in ARCHITECTURES:
@@ -47,6 +48,6 @@ def build_model(
     from bough.layers.placement import Placement, no_reduce
 
     module, _, attribute = ARCHITECTURES[config.architecture].partition(":")
-    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops_for(device))
+    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops_for(device, deterministic))
     model: CausalLM = getattr(importlib.import_module(module), attribute)(config, placement)
     return model

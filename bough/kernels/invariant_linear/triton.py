@@ -37,10 +37,11 @@ def invariant_linear(
         None if split else bias,
         target,
         m,
-        N=n,
-        K=k,
-        PIECE=chosen.piece,
-        PIECES=1 if split else pieces,
+        n,
+        k,
+        chosen.piece,
+        pieces,
+        SINGLE=split or pieces == 1,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
@@ -50,21 +51,23 @@ def invariant_linear(
         num_stages=tile.num_stages,
     )
     if split:
-        _add_pieces[(m, triton.cdiv(n, SUM_WIDTH))](target, bias, out, m, N=n, PIECES=pieces, BLOCK=SUM_WIDTH)
+        _add_pieces[(m, triton.cdiv(n, SUM_WIDTH))](target, bias, out, m, n, pieces, BLOCK=SUM_WIDTH)
     return out
 
 
-@triton.jit(do_not_specialize=["m"])
+# Shapes are no constants here: an engine has a dozen of them, and compiles each tile but once.
+@triton.jit(do_not_specialize=["m", "pieces"])
 def _multiply(
     x: tl.tensor_descriptor,
     weight: tl.tensor_descriptor,
     bias: tl.tensor,
-    out: tl.tensor,  # [m, N], or [pieces, m, N] where each piece has programs of its own
+    out: tl.tensor,  # [m, n], or [pieces, m, n] where each piece has programs of its own
     m: int,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    PIECE: tl.constexpr,
-    PIECES: tl.constexpr,  # that this program adds up
+    n: int,
+    k: int,
+    piece: int,  # inputs
+    pieces: int,
+    SINGLE: tl.constexpr,  # a program has one piece only
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -73,25 +76,29 @@ def _multiply(
 ) -> None:
     """One tile of the result, of all pieces or of one."""
     tile = tl.program_id(0)
-    columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    columns = tl.cdiv(n, BLOCK_N)
     first = tile // (GROUP * columns) * GROUP
     lines = tl.minimum(tl.cdiv(m, BLOCK_M) - first, GROUP)
     within = tile % (GROUP * columns)
     row, column = (first + within % lines) * BLOCK_M, within // lines * BLOCK_N
 
-    piece = tl.program_id(1)
-    if PIECES == 1:
-        total = _sum_piece(x, weight, row, column, piece, K, PIECE, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    own = tl.program_id(1)
+    if SINGLE:
+        first_k = own * piece
+        last_k = tl.minimum(first_k + piece, k)
+        total = _sum_piece(x, weight, row, column, first_k, last_k, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for number in range(PIECES):
-            total += _sum_piece(x, weight, row, column, number, K, PIECE, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+        for number in range(pieces):
+            first_k = number * piece
+            last_k = tl.minimum(first_k + piece, k)
+            total += _sum_piece(x, weight, row, column, first_k, last_k, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
 
-    line, n = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
+    line, at = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
     if bias is not None:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    place = (piece.to(tl.int64) * m + line)[:, None] * N + n[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=(line < m)[:, None] & (n < N)[None, :])
+        total += tl.load(bias + at, mask=at < n, other=0.0).to(tl.float32)[None, :]
+    place = (own.to(tl.int64) * m + line)[:, None] * n + at[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=(line < m)[:, None] & (at < n)[None, :])
 
 
 @triton.jit
@@ -100,9 +107,8 @@ def _sum_piece(
     weight: tl.tensor_descriptor,
     row: tl.tensor,
     column: tl.tensor,
-    piece: tl.tensor,
-    K: tl.constexpr,
-    PIECE: tl.constexpr,
+    first_k: tl.tensor,
+    last_k: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -110,27 +116,27 @@ def _sum_piece(
 ) -> tl.tensor:
     """The product over the inputs of one piece. Beyond the edges a descriptor reads zeros, which change no sum."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, K), BLOCK_K):
+    for k in range(first_k, last_k, BLOCK_K):
         acc = tl.dot(x.load([row, k]), weight.load([column, k]).T, acc, input_precision=PRECISION)
     return acc
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "pieces"])
 def _add_pieces(
-    parts: tl.tensor,  # [PIECES, m, N] float32
+    parts: tl.tensor,  # [pieces, m, n] float32
     bias: tl.tensor,
-    out: tl.tensor,  # [m, N]
+    out: tl.tensor,  # [m, n]
     m: int,
-    N: tl.constexpr,
-    PIECES: tl.constexpr,
+    n: int,
+    pieces: int,
     BLOCK: tl.constexpr,
 ) -> None:
     """Adds pieces in the order in which `_multiply` does when it goes through all of them."""
     line = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    for piece in tl.static_range(PIECES):
-        total += tl.load(parts + (piece * m + line) * N + n, mask=n < N, other=0.0)
+    for number in range(pieces):
+        total += tl.load(parts + (number * m + line) * n + at, mask=at < n, other=0.0)
     if bias is not None:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(out + line * N + n, total.to(out.dtype.element_ty), mask=n < N)
+        total += tl.load(bias + at, mask=at < n, other=0.0).to(tl.float32)
+    tl.store(out + line * n + at, total.to(out.dtype.element_ty), mask=at < n)

@@ -1,4 +1,4 @@
-"""The back end of deterministic inference: one kernel and one tile for every token, whatever its step looks like.
+"""The back end of deterministic inference: one kernel for every token, whatever its step looks like.
 
 Decodes, chunks of prompts and their cached prefixes are all read from the pages, in blocks and chunks at fixed places
 of the sequence (see `kernels.invariant_attention`). Owns the list of items of the decodes and the memory for their
@@ -21,18 +21,21 @@ from bough.memory.pools.kv_pool import KVPool
 
 
 class InvariantAttention:
-    """Attention of at most `max_batch` rows on a GPU. `to_device` takes small arrays there."""
+    """Attention of at most `max_batch` rows on a GPU. `to_device` takes small arrays there. The two configurations, for
+    decodes and for prompts, must be such that a token has the same bits by either."""
 
     def __init__(
         self,
         to_device: Callable[[npt.NDArray[Any]], torch.Tensor],
         max_batch: int,
         config: InvariantConfig,
+        prompt_config: InvariantConfig,
         device: torch.device,
     ) -> None:
         self._to_device = to_device
         self._max_batch = max_batch
-        self._config = config
+        assert (config.chunk, config.block_n) == (prompt_config.chunk, prompt_config.block_n)
+        self._config, self._prompt_config = config, prompt_config
         self._decode_starts = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self._works: dict[int | None, DecodeItems] = {}
         self._planned: set[int | None] = set()
@@ -47,7 +50,7 @@ class InvariantAttention:
         if n == len(batch.query_lens):  # nothing comes from the host: the step can be captured
             self._query_starts, self._prefills = self._decode_starts, None
             return
-        items = prefill_items(batch.query_lens[n:], batch.context_lens[n:], self._config.block_queries, n)
+        items = prefill_items(batch.query_lens[n:], batch.context_lens[n:], self._prompt_config.block_queries, n)
         self._query_starts, self._prefills = self._to_device(batch.query_starts), self._to_device(items)
 
     def run(
@@ -59,9 +62,10 @@ class InvariantAttention:
         out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
         if batch.decodes:
             programs = work.programs(batch.decodes, layer.heads // self._config.pack)
-            self._attend(q, layer, pool, work, work.items, programs, batch.decodes, out)
+            self._attend(q, layer, pool, work.items, programs, work, batch.decodes, self._config, out)
         if self._prefills is not None:
-            self._attend(q, layer, pool, work, self._prefills, len(self._prefills) - 1, 0, out)
+            programs = len(self._prefills) - 1
+            self._attend(q, layer, pool, self._prefills, programs, work, 0, self._prompt_config, out)
         return out
 
     def _attend(
@@ -69,10 +73,11 @@ class InvariantAttention:
         q: torch.Tensor,
         layer: AttentionSpec,
         pool: KVPool,
-        work: DecodeItems,
         items: torch.Tensor,
         programs: int,
+        work: DecodeItems,
         split_rows: int,
+        config: InvariantConfig,
         out: torch.Tensor,
     ) -> None:
         batch = self._batch
@@ -94,7 +99,7 @@ class InvariantAttention:
             window=layer.window,
             softcap=layer.softcap,
             out=out,
-            config=self._config,
+            config=config,
         )
 
     def _work(self, batch: AttentionBatch, layer: AttentionSpec, device: torch.device) -> DecodeItems:

@@ -97,11 +97,19 @@ def check_attention_backend(name: str, device_type: str) -> None:
 
 
 def check_deterministic(settings: ModelSettings, device_type: str) -> None:
-    """The libraries that multiply on a CPU sum in an order that depends on the number of rows."""
-    if settings.enable_deterministic_inference and device_type != "cuda":
+    """The libraries that multiply on a CPU sum in an order that depends on the number of rows, and only one kernel of
+    attention does not depend on the batch."""
+    if not settings.enable_deterministic_inference:
+        return
+    if device_type != "cuda":
         raise SettingsError(
             "--enable-deterministic-inference is for CUDA devices: a CPU's results depend on the batch in their last "
             "bits; leave it out here."
+        )
+    if settings.attention_backend not in ("auto", "triton"):
+        raise SettingsError(
+            f"--enable-deterministic-inference has its own attention in Triton; leave --attention-backend "
+            f"{settings.attention_backend} out."
         )
 
 
@@ -113,9 +121,7 @@ def _load(files: ModelFiles, settings: Settings, device: torch.device) -> Loaded
     load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    model = build_model(
-        config, topology, dtype, device, deterministic=settings.model.enable_deterministic_inference
-    )
+    model = build_model(config, topology, dtype, device, deterministic=settings.model.enable_deterministic_inference)
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
     if device.type == "cpu" and weight_bytes > free:

@@ -73,7 +73,8 @@ def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, 
     heads = loaded.topology.share(config.num_heads, "num_heads")
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
-        return InvariantAttention(staging.to_device, limits.rows, invariant.config_for(*shape), loaded.device)
+        configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
+        return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
 
     def make_work(window: int | None) -> DecodeWork:
         return DecodeWork(

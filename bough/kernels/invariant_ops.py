@@ -45,7 +45,7 @@ def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 class InvariantOps(Ops):
-    """Logits are left in float32: a row with penalties needs them so, and its neighbours' type must not depend on it."""
+    """Logits stay in float32: a row with penalties needs them so, and its neighbours' type must not depend on it."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A tiny model by deterministic inference: a token's logits have the same bits however the token came to be computed."""
+"""A tiny model by deterministic inference: a token's logits have the same bits however the token is computed."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def deterministic(config: ModelConfig) -> Forward:
         slot.target.copy_(source[slot.name])
     forward = Forward(model)
     shape = (config.num_heads, config.num_kv_heads, config.head_dim, torch.float32)
+    tile = replace(config_for(*shape), chunk=16)
     forward.attention = InvariantAttention(
-        lambda array: torch.from_numpy(np.ascontiguousarray(array)), 8, replace(config_for(*shape), chunk=16), CPU
+        lambda array: torch.from_numpy(np.ascontiguousarray(array)), 8, tile, tile, CPU
     )
     return forward
 

@@ -11,8 +11,8 @@ import torch
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.core.settings import Settings
-from bough.executor.build import build_executor, check_attention_backend, resolve_config
+from bough.core.settings import ModelSettings, Settings
+from bough.executor.build import build_executor, check_attention_backend, check_deterministic, resolve_config
 from bough.executor.device_rows import DeviceRows
 from bough.loader.locate import locate
 
@@ -110,6 +110,7 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         ({"json_model_override_args": "[1]"}, "JSON object"),
         ({"chunked_prefill_size": 0}, "chunked_prefill_size"),
         ({"chunked_prefill_size": 8, "page_size": 16}, "at least one page"),
+        ({"enable_deterministic_inference": True, "device": "cpu"}, "for CUDA devices"),
     ],
 )
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
@@ -124,6 +125,13 @@ def test_each_device_has_its_attention_back_end() -> None:
     for name, device, own in (("triton", "cpu", "torch"), ("torch", "cuda", "triton")):
         with pytest.raises(SettingsError, match=f"use {own}"):
             check_attention_backend(name, device)
+
+
+def test_deterministic_inference_has_its_own_attention() -> None:
+    for name in ("auto", "triton"):
+        check_deterministic(ModelSettings(enable_deterministic_inference=True, attention_backend=name), "cuda")
+    with pytest.raises(SettingsError, match="leave --attention-backend flashinfer out"):
+        check_deterministic(ModelSettings(enable_deterministic_inference=True, attention_backend="flashinfer"), "cuda")
 
 
 def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path) -> None:

@@ -79,7 +79,12 @@ class Sequences:
             items = prefill_items(lens, contexts, config.block_queries, decodes)
             on_device = torch.from_numpy(items).to(out.device)
             fast.invariant_attention(
-                *inputs, on_device, programs=len(items) - 1, split_rows=0, **common, **options  # type: ignore[arg-type]
+                *inputs,
+                on_device,
+                programs=len(items) - 1,
+                split_rows=0,
+                **common,
+                **options,  # type: ignore[arg-type]
             )
         starts = inputs[5].tolist()
         return {row: out[starts[i] : starts[i + 1]] for i, (row, _, _) in enumerate(parts)}
@@ -191,7 +196,9 @@ def test_on_the_gpu(
     whole = sequences.step([(0, 0, 1300)], config, window=window)[0]
     assert_near(whole, sequences.expected(0, window=window))
     for first, last in ((0, 511), (511, 777), (777, 1300)):
-        assert torch.equal(sequences.step([(1, 699, 700), (0, first, last)], config, window=window)[0], whole[first:last])
+        assert torch.equal(
+            sequences.step([(1, 699, 700), (0, first, last)], config, window=window)[0], whole[first:last]
+        )
     for at in (0, 63, 511, 512, 1023, 1024, 1299):
         for split_items in (512, 0):
             alone = sequences.step([(0, at, at + 1)], config, split_items=split_items, window=window)[0]

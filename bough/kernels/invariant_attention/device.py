@@ -21,7 +21,7 @@ import triton.language as tl
 
 # The heads of an item are neighbours in the grid, so that those with the same keys run at the same time. What differs
 # from step to step is not specialised on: all steps run the same code.
-@triton.jit(do_not_specialize_on_alignment=["q", "rows", "query_starts", "lengths", "items", "out"])
+@triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "lengths", "items"])
 def attend(
     q: tl.tensor,
     k_cache: tl.tensor,

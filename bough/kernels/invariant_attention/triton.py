@@ -1,6 +1,8 @@
 # mypy: disable-error-code="import-untyped"
-"""Invariant attention in Triton: one kernel and one tile for decodes and prompts. The host's side; `device` holds the
-kernels, `work` shares them out."""
+"""Invariant attention in Triton: one kernel for decodes and prompts.
+
+This is the host's side; `device` holds the kernels, `work` shares them out.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
 
 LOG2_E = 1.4426950408889634
 MERGE_WIDTH = 256
+DECODE_LINES = 64  # enough for the warp-group instructions; a decode, which uses few of them, still waits for memory
+PROMPT_LINES = 64  # may be another number only if `gpu_check_deterministic.py` finds the same bits
 
 
 @dataclass(frozen=True, slots=True)
 class InvariantConfig:
-    """Part of the definition of the result: an engine has one, whatever its steps look like."""
+    """Depends on the model alone. `chunk` and `block_n` define the result to the bit."""
 
     chunk: int  # keys attended by themselves; a multiple of block_n
     block_m: int  # lines of the tile of scores: queries times packed heads
@@ -33,15 +37,18 @@ class InvariantConfig:
         return self.block_m // self.pack
 
 
-def config_for(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> InvariantConfig:
-    """64 lines: enough for the warp-group instructions, and a decode, which uses few of them, still waits for memory."""
+def config_for(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, prompts: bool = False
+) -> InvariantConfig:
+    """For decodes or for prompts. The two have the same chunks and blocks of keys, and compute a line alike."""
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         return InvariantConfig(chunk=512, block_m=32, block_n=16, pack=pack, num_warps=4, num_stages=2)
     if head_dim > 128:
         return InvariantConfig(chunk=512, block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
-    return InvariantConfig(chunk=512, block_m=64, block_n=64, pack=pack, num_warps=4, num_stages=3)
+    lines = PROMPT_LINES if prompts else DECODE_LINES
+    return InvariantConfig(chunk=512, block_m=lines, block_n=64, pack=pack, num_warps=lines // 16, num_stages=3)
 
 
 def invariant_attention(

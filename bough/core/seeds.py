@@ -11,6 +11,7 @@ MASK64 = 2**64 - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2**64 divided by the golden ratio, made odd
 MIX_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # (right shift, multiplier) of its finaliser
 MIX_LAST_SHIFT = 31
+DETERMINISTIC_SEED = 42
 
 
 def mix64(value: int) -> int:
@@ -19,6 +20,12 @@ def mix64(value: int) -> int:
     for shift, multiplier in MIX_STEPS:
         value = ((value ^ (value >> shift)) * multiplier) & MASK64
     return value ^ (value >> MIX_LAST_SHIFT)
+
+
+def seed_for_requests(random_seed: int | None, deterministic: bool) -> int | None:
+    """The seed of requests that give none; None where each draws its own. Under deterministic inference the same
+    request has the same answer, and so a seed that never changes."""
+    return DETERMINISTIC_SEED if random_seed is None and deterministic else random_seed
 
 
 def derive_seed(seed: int, index: int) -> int:

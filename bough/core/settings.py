@@ -90,6 +90,9 @@ class ModelSettings:
     decode_attention_backend: str | None = setting(None, "implementation of attention for decodes, if another")
     disable_cuda_graph: bool = setting(False, "launch every kernel of a decode step by itself")
     cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
+    enable_deterministic_inference: bool = setting(
+        False, "the same request gives the same bits in any batch, cached or not; on CUDA devices"
+    )
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bough.attention.registry import build_backend, choose_backends
+from bough.attention.registry import BackendNames, build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
@@ -76,8 +76,11 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
 def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
-    choose_backends(settings.model, device.type)  # a name that is not there must not cost the loading of a model
+    names = choose_backends(
+        settings.model, device.type
+    )  # a name that is not there must not cost the loading of a model
     check_number_formats(settings, capability_of(device))
+    check_deterministic(settings.model, names, device.type)
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
         return _build_cpu(_load(files, settings, device), settings)
@@ -93,6 +96,26 @@ def resolve_device(settings: ModelSettings) -> torch.device:
     return torch.device("cuda" if available and settings.device in ("auto", "cuda") else "cpu")
 
 
+def check_deterministic(settings: ModelSettings, names: BackendNames, device_type: str) -> None:
+    """The libraries that multiply on a CPU, and those for 8-bit numbers, sum in an order that depends on the number of
+    rows, and only one kernel of attention does not depend on the batch."""
+    if not settings.enable_deterministic_inference:
+        return
+    if device_type != "cuda":
+        raise SettingsError(
+            "--enable-deterministic-inference is for CUDA devices: a CPU's results depend on the batch in their last "
+            "bits; leave it out here."
+        )
+    if "torch" in (names.prefill, names.decode):
+        raise SettingsError(
+            "--enable-deterministic-inference has its own attention in Triton; leave the torch attention back end out."
+        )
+    if settings.quantization == "fp8":
+        raise SettingsError(
+            "--enable-deterministic-inference does not go with --quantization fp8; leave one of them out."
+        )
+
+
 def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
     config = resolve_config(files, settings)
     dtype = _resolve_dtype(settings.model, config, device)
@@ -101,7 +124,14 @@ def _load(files: ModelFiles, settings: Settings, device: torch.device) -> Loaded
     load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    model = build_model(config, topology, dtype, device, quantization=settings.model.quantization)
+    model = build_model(
+        config,
+        topology,
+        dtype,
+        device,
+        quantization=settings.model.quantization,
+        deterministic=settings.model.enable_deterministic_inference,
+    )
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
     if device.type == "cpu" and weight_bytes > free:

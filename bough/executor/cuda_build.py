@@ -10,6 +10,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
@@ -24,6 +25,7 @@ from bough.executor.sizing import size_gpu_cache
 from bough.executor.staging import Staging
 from bough.executor.step_memory import LIBRARY_BYTES, StepShape
 from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.memory.pools.kv_pool import KVPool
 from bough.sampling.state import SamplingState
@@ -95,7 +97,8 @@ def _graph_sizes(settings: Settings, rows: int, chunk: int) -> GraphSizes:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes((), ())
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or rows, rows))
-    return GraphSizes(decode, mixed_sizes(chunk, chunk + rows) if names.prefills_capturable else ())
+    mixed = names.prefills_capturable and not settings.model.enable_deterministic_inference
+    return GraphSizes(decode, mixed_sizes(chunk, chunk + rows) if mixed else ())
 
 
 def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
@@ -109,6 +112,10 @@ def _build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     heads = loaded.topology.share(config.num_heads, "num_heads")
+    if settings.model.enable_deterministic_inference:
+        shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+        configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
+        return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
 
     def make_work(window: int | None) -> DecodeWork:
         return DecodeWork(

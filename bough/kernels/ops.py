@@ -65,6 +65,10 @@ class Ops:
         gate_up, stream = self.norm_linear(x, residual, norm, weight, bias)
         return (self.silu_mul if activation == "silu" else self.gelu_tanh_mul)(gate_up), stream
 
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The product at a model's end, in the type of the weight or wider."""
+        return self.linear(hidden, weight, None)
+
 
 REFERENCE = Ops(
     embedding=embedding,
@@ -76,10 +80,14 @@ REFERENCE = Ops(
 )
 
 
-def ops_for(device: torch.device) -> Ops:
-    """The fastest implementations that this device has."""
+def ops_for(device: torch.device, deterministic: bool = False) -> Ops:
+    """The fastest implementations that this device has; of a GPU's, those whose bits do not depend on the batch."""
     if device.type != "cuda":
         return REFERENCE
+    if deterministic:
+        from bough.kernels.invariant_ops import INVARIANT
+
+        return INVARIANT
     from bough.kernels.triton_ops import TRITON  # needs triton, which only machines with a GPU must have
 
     return TRITON

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from bough.client.answer import WEIGHT_VERSION
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import BoughError, EngineDeadError, RequestError
+from bough.core.seeds import seed_for_requests
 from bough.core.settings import Settings
 from bough.launch.checks import check_model
 from bough.launch.link import Link
@@ -196,7 +197,8 @@ class Engine:
         supervisor.start([ChildSpec(role, flat, addresses, self._files) for role in ("scheduler", "detokenizer")])
         self._tokenizer = self._check_and_open_tokenizer(supervisor)
         defaults = read_sampling_defaults(self._files) if model.sampling_defaults == "model" else {}
-        self._reader = InputReader(self._tokenizer, defaults, model.random_seed)
+        seed = seed_for_requests(model.random_seed, model.enable_deterministic_inference)
+        self._reader = InputReader(self._tokenizer, defaults, seed)
         self._ready = supervisor.wait_until_ready(self.settings.process.start_timeout_s)
         self._client = self._link.connect(self._tokenizer)
 

@@ -32,11 +32,11 @@ class Head:
 
     def __init__(self, weight: torch.Tensor, softcap: float | None, placement: Placement) -> None:
         self.weight = weight
-        self._linear = placement.ops.linear
+        self._logits = placement.ops.logits
         self._softcap = softcap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._linear(hidden, self.weight, None)
+        logits = self._logits(hidden, self.weight)
         if self._softcap is not None:
             # The cap squeezes the best logits together: 16-bit numbers would no longer tell them apart.
             logits = torch.tanh(logits.float() / self._softcap).mul_(self._softcap)

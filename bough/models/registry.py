@@ -37,6 +37,7 @@ def build_model(
     device: torch.device,
     all_reduce: AllReduce | None = None,
     quantization: str = "none",
+    deterministic: bool = False,
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`."""
     if config.architecture not in ARCHITECTURES:
@@ -49,7 +50,7 @@ def build_model(
     from bough.layers.schemes.registry import scheme_for
 
     module, _, attribute = ARCHITECTURES[config.architecture].partition(":")
-    scheme = scheme_for(quantization)
-    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops_for(device), scheme)
+    scheme, ops = scheme_for(quantization), ops_for(device, deterministic)
+    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops, scheme)
     model: CausalLM = getattr(importlib.import_module(module), attribute)(config, placement)
     return model

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import LogprobSpec, PositionLogprobs
+from bough.kernels.log_normaliser.reference import log_normaliser
 from bough.sampling.batch import to_device
 
 INPUT_BLOCK = 256  # positions whose logits exist at once: 150 MiB with a vocabulary of 150,000
@@ -125,20 +126,26 @@ def _joined(blocks: list[Scores]) -> Scores:
 
 def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> Scores:
     """Normalises only the few logits that are wanted."""
-    logits = logits.float()
-    logits = logits - logits.amax(dim=-1, keepdim=True)  # close to zero, where a normaliser is exact enough
     vocab_size = logits.shape[1]
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    peak, log_sum = _log_normaliser(logits)
     top_logits, top_ids = logits.topk(min(top, vocab_size), dim=-1)
-    id_logprobs = logits.gather(1, ids.clamp(0, vocab_size - 1)) - normaliser
+    id_logprobs = logits.gather(1, ids.clamp(0, vocab_size - 1)).float() - peak - log_sum
     return Scores(
         tokens=tokens,
-        logprobs=(logits.gather(1, tokens[:, None]) - normaliser).squeeze(1),
-        top_logprobs=top_logits - normaliser,
+        logprobs=(logits.gather(1, tokens[:, None]).float() - peak - log_sum).squeeze(1),
+        top_logprobs=top_logits.float() - peak - log_sum,
         top_ids=top_ids,
         # The model cannot say an id that is not in its vocabulary.
         id_logprobs=id_logprobs.masked_fill_((ids < 0) | (ids >= vocab_size), -torch.inf),
     )
+
+
+def _log_normaliser(logits: Tensor) -> tuple[Tensor, Tensor]:
+    if logits.device.type != "cuda":
+        return log_normaliser(logits)
+    from bough.kernels.log_normaliser import triton  # installed only where it has a device to drive
+
+    return triton.log_normaliser(logits)
 
 
 def _padded_ids(specs: Sequence[LogprobSpec], device: torch.device) -> Tensor:

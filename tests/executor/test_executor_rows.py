@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from bough.attention.registry import BackendNames
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.core.settings import Settings
-from bough.executor.build import build_executor, resolve_config
+from bough.core.settings import ModelSettings, Settings
+from bough.executor.build import build_executor, check_deterministic, resolve_config
 from bough.executor.device_rows import DeviceRows
 from bough.loader.locate import locate
 
@@ -113,12 +114,23 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         pytest.param({"kv_cache_dtype": "fp8_e4m3", "device": "cpu"}, "needs a GPU", id="fp8 cache"),
         pytest.param({"quantization": "fp8", "device": "cpu"}, "needs a GPU", id="fp8 weights"),
         ({"decode_attention_backend": "flashinfer"}, "does not ship"),
+        ({"enable_deterministic_inference": True, "device": "cpu"}, "for CUDA devices"),
     ],
 )
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
     with pytest.raises(SettingsError, match=words):
         build_executor(locate(str(tiny_model)), settings)
+
+
+def test_deterministic_inference_has_its_own_attention_and_products() -> None:
+    triton, torchs = BackendNames("triton", "triton"), BackendNames("torch", "triton")
+    check_deterministic(ModelSettings(enable_deterministic_inference=True), triton, "cuda")
+    check_deterministic(ModelSettings(), torchs, "cuda")
+    with pytest.raises(SettingsError, match="leave the torch attention"):
+        check_deterministic(ModelSettings(enable_deterministic_inference=True), torchs, "cuda")
+    with pytest.raises(SettingsError, match="fp8"):
+        check_deterministic(ModelSettings(enable_deterministic_inference=True, quantization="fp8"), triton, "cuda")
 
 
 def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path) -> None:

@@ -5,7 +5,6 @@ Triton's interpreter multiplies bfloat16 matrices as if they were integers: that
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -137,18 +136,6 @@ def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.devi
         plan_decode(torch.ones(9, dtype=torch.int32, device=device), work)
 
 
-def test_with_a_fixed_chunk_a_row_is_the_same_in_any_batch(device: torch.device) -> None:
-    both = make([400, 90], device)
-    work = DecodeWork(2, 4, 2, 64, device, fixed_chunk=64, max_total_keys=512)
-    results = []
-    for batch in (1, 2):
-        part = dataclasses.replace(both, q=both.q[:batch], rows=both.rows[:batch], lengths=both.lengths[:batch])
-        plan_decode(part.lengths, work)
-        results.append(part.computed(work)[0])
-    assert torch.equal(results[0], results[1])
-    assert_near(results[0], both.expected()[0])
-
-
 def items_of(lengths: list[int], work: DecodeWork, device: torch.device) -> list[list[int]]:
     plan_decode(torch.tensor(lengths, dtype=torch.int32, device=device), work)
     return work.items[: int(work.first_item[len(lengths)])].tolist()
@@ -158,13 +145,11 @@ def items_of(lengths: list[int], work: DecodeWork, device: torch.device) -> list
 @given(
     lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=20),
     window=st.none() | st.integers(1, 3000),
-    chunk=st.none() | st.sampled_from([128, 256]),
     kv_heads=st.sampled_from([1, 8, 64]),
 )
-def test_items_cover_each_key_once(lengths: list[int], window: int | None, chunk: int | None, kv_heads: int) -> None:
+def test_items_cover_each_key_once(lengths: list[int], window: int | None, kv_heads: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    total = None if chunk is None else sum(lengths)
-    work = DecodeWork(20, kv_heads, kv_heads, 16, device, window=window, fixed_chunk=chunk, max_total_keys=total)
+    work = DecodeWork(20, kv_heads, kv_heads, 16, device, window=window)
     items = items_of(lengths, work, device)
     assert len(items) <= work.max_items(len(lengths))
     by_row = {place: list(group) for place, group in itertools.groupby(items, key=lambda item: item[0])}

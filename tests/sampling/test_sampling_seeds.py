@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.core.seeds import GOLDEN_GAMMA, as_int64, derive_seed, mix64
+from bough.core.seeds import GOLDEN_GAMMA, as_int64, derive_seed, mix64, seed_for_requests
 from bough.kernels.sampling.uniform import UNIFORM_BITS, uniform
 
 
@@ -52,3 +52,9 @@ def test_as_int64_keeps_the_bits() -> None:
     assert as_int64(2**63) == -(2**63)
     assert as_int64(-1) == -1
     assert as_int64(2**64 + 5) == 5
+
+
+def test_requests_without_a_seed_share_one_only_if_told_so() -> None:
+    assert seed_for_requests(None, deterministic=False) is None
+    assert seed_for_requests(7, deterministic=True) == seed_for_requests(7, deterministic=False) == 7
+    assert seed_for_requests(None, deterministic=True) == 42

@@ -24,10 +24,7 @@ PLAN_TILE = 1024
 
 
 class DecodeWork:
-    """Items of a step of at most `max_batch` rows, and room for their partial results.
-
-    With `fixed_chunk`, where a row is cut depends on its length alone, whatever the batch (so its result does too).
-    """
+    """Items of a step of at most `max_batch` rows, and room for their partial results."""
 
     def __init__(
         self,
@@ -38,16 +35,10 @@ class DecodeWork:
         device: torch.device,
         *,
         window: int | None = None,
-        fixed_chunk: int | None = None,
-        max_total_keys: int | None = None,  # only with fixed_chunk: bounds the sum over a batch of the keys visited
         programs: int = PROGRAMS,
     ) -> None:
-        if (fixed_chunk is None) != (max_total_keys is None):
-            raise ValueError("fixed_chunk and max_total_keys go together")
         self.max_batch = max_batch
         self.window = window
-        self.fixed_chunk = fixed_chunk
-        self._max_total_keys = max_total_keys or 0
         self._programs = -(-programs // kv_heads)
         room = self.max_items(max_batch)
         self.items = torch.empty((room, ITEM_FIELDS), dtype=torch.int32, device=device)
@@ -65,10 +56,9 @@ class DecodeWork:
         """A bound that always holds, hence the grid.
 
         A row of n keys makes ceil(n / chunk) <= 1 + n / chunk items, the batch at most batch + total / chunk. The
-        chunk is at least total / target_items, or fixed.
+        chunk is at least total / target_items.
         """
-        chunks = self.target_items(batch) if self.fixed_chunk is None else self._max_total_keys // self.fixed_chunk
-        return batch + chunks
+        return batch + self.target_items(batch)
 
 
 def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
@@ -84,9 +74,7 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
         work.first_item,
         batch,
         work.target_items(batch),
-        work.max_items(batch),
         WINDOW=work.window or 0,
-        FIXED_CHUNK=work.fixed_chunk or 0,
         SHORTEST=SHORTEST_CHUNK,
         STEP=KEY_STEP,
         FIELDS=ITEM_FIELDS,
@@ -96,16 +84,14 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["batch", "target_items", "max_items"])
+@triton.jit(do_not_specialize=["batch", "target_items"])
 def _plan(
     lengths: tl.tensor,  # [batch]
     items: tl.tensor,  # [max_items, FIELDS]
     first_item: tl.tensor,  # [batch + 1]
     batch: int,
     target_items: int,
-    max_items: int,
     WINDOW: tl.constexpr,
-    FIXED_CHUNK: tl.constexpr,
     SHORTEST: tl.constexpr,
     STEP: tl.constexpr,
     FIELDS: tl.constexpr,
@@ -118,15 +104,10 @@ def _plan(
     visible = length
     if WINDOW:
         visible = tl.minimum(length, WINDOW)
-    if FIXED_CHUNK:
-        chunk = FIXED_CHUNK
-    else:
-        share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)
-        chunk = tl.maximum(SHORTEST, tl.cdiv(share, STEP) * STEP).to(tl.int32)
+    share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)
+    chunk = tl.maximum(SHORTEST, tl.cdiv(share, STEP) * STEP).to(tl.int32)
     splits = tl.cdiv(visible, chunk)
-    size = tl.zeros_like(splits) + chunk
-    if not FIXED_CHUNK:  # equal parts: the whole row is as late as its longest
-        size = tl.cdiv(tl.cdiv(visible, tl.maximum(splits, 1)), STEP) * STEP
+    size = tl.cdiv(tl.cdiv(visible, tl.maximum(splits, 1)), STEP) * STEP  # equal parts: a row is as late as its longest
     count = tl.sum(splits)
     place = tl.cumsum(splits, 0) - splits
     tl.store(first_item + row, place, mask=real)
@@ -136,8 +117,7 @@ def _plan(
     for start in range(0, most, BLOCK_SPLITS):
         split = start + tl.arange(0, BLOCK_SPLITS)
         item = place[:, None] + split[None, :]
-        # The bound on items holds by construction, except if a caller's max_total_keys does not.
-        wanted = (split[None, :] < splits[:, None]) & (item < max_items)
+        wanted = split[None, :] < splits[:, None]
         first = (length - visible)[:, None] + split[None, :] * size[:, None]
         last = tl.minimum(first + size[:, None], length[:, None])
         field = items + item * FIELDS

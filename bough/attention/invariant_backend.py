@@ -1,0 +1,118 @@
+"""The back end of deterministic inference: one kernel for every token, whatever its step looks like.
+
+Decodes, chunks of prompts and their cached prefixes are all read from the pages, in blocks and chunks at fixed places
+of the sequence (see `kernels.invariant_attention`). Owns the list of items of the decodes and the memory for their
+partial results, one for each window that the layers ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from bough.attention.base import AttentionSpec
+from bough.attention.batch import AttentionBatch
+from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
+from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
+from bough.memory.pools.kv_pool import KVPool
+
+
+class InvariantAttention:
+    """Attention of at most `max_batch` rows on a GPU. `to_device` takes small arrays there. The two configurations, for
+    decodes and for prompts, must be such that a token has the same bits by either."""
+
+    def __init__(
+        self,
+        to_device: Callable[[npt.NDArray[Any]], torch.Tensor],
+        max_batch: int,
+        config: InvariantConfig,
+        prompt_config: InvariantConfig,
+        device: torch.device,
+    ) -> None:
+        self._to_device = to_device
+        self._max_batch = max_batch
+        assert (config.chunk, config.block_n) == (prompt_config.chunk, prompt_config.block_n)
+        self._config, self._prompt_config = config, prompt_config
+        self._decode_starts = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
+        self._works: dict[int | None, DecodeItems] = {}
+        self._planned: set[int | None] = set()
+        self._batch: AttentionBatch | None = None
+        self._query_starts = self._decode_starts
+        self._prefills: torch.Tensor | None = None
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._planned.clear()
+        n = batch.decodes
+        if n == len(batch.query_lens):  # nothing comes from the host: the step can be captured
+            self._query_starts, self._prefills = self._decode_starts, None
+            return
+        items = prefill_items(batch.query_lens[n:], batch.context_lens[n:], self._prompt_config.block_queries, n)
+        self._query_starts, self._prefills = self._to_device(batch.query_starts), self._to_device(items)
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None, "prepare() comes before run()"
+        work = self._work(batch, layer, q.device)
+        out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
+        if batch.decodes:
+            programs = work.programs(batch.decodes, layer.heads // self._config.pack)
+            self._attend(q, layer, pool, work.items, programs, work, batch.decodes, self._config, out)
+        if self._prefills is not None:
+            programs = len(self._prefills) - 1
+            self._attend(q, layer, pool, self._prefills, programs, work, 0, self._prompt_config, out)
+        return out
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        layer: AttentionSpec,
+        pool: KVPool,
+        items: torch.Tensor,
+        programs: int,
+        work: DecodeItems,
+        split_rows: int,
+        config: InvariantConfig,
+        out: torch.Tensor,
+    ) -> None:
+        batch = self._batch
+        assert batch is not None
+        invariant_attention(
+            q,
+            pool.keys[layer.layer],
+            pool.values[layer.layer],
+            batch.page_table,
+            batch.rows,
+            self._query_starts,
+            batch.lengths,
+            items,
+            programs=programs,
+            partials=work.partials,
+            split_rows=split_rows,
+            page_size=batch.page_size,
+            scale=layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
+            k_scale=pool.key_scales[layer.layer],
+            v_scale=pool.value_scales[layer.layer],
+            out=out,
+            config=config,
+        )
+
+    def _work(self, batch: AttentionBatch, layer: AttentionSpec, device: torch.device) -> DecodeItems:
+        """The items of this step's decodes; planned by the first layer with this window."""
+        window = layer.window
+        work = self._works.get(window)
+        if work is None:
+            work = self._works[window] = DecodeItems(
+                self._max_batch, layer.heads, layer.head_dim, device, chunk=self._config.chunk, window=window
+            )
+        if batch.decodes and window not in self._planned:
+            work.plan(batch.lengths[: batch.decodes])
+            self._planned.add(window)
+        return work

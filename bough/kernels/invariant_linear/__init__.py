@@ -1,0 +1,1 @@
+"""Matrix products whose rows have the same bits in any company."""

@@ -1,0 +1,63 @@
+"""The table of operations for deterministic inference on GPUs: a token's bits do not depend on how many are computed.
+
+Products are Triton's own, with an order of sums that is fixed by the weight; nothing is fused into them, because fused
+kernels serve few rows only. The other kernels sum within a row too; they are given the same cut for any number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bough.kernels.activation import triton as activation
+from bough.kernels.embedding.triton import embedding
+from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.norm_rope_store import triton as heads_kernel
+from bough.kernels.ops import Ops
+from bough.kernels.rms_norm import triton as norm_kernel
+
+ANY_ROWS = 128  # what the kernels' cuts are chosen for, however many rows there are
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None, plus_one: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and that sum."""
+    tiling = norm_kernel.config_for(ANY_ROWS, x.shape[-1])
+    return norm_kernel.rms_norm(x, weight, eps, residual, plus_one, config=tiling)
+
+
+def norm_rope_store_(qkv: torch.Tensor, heads: int, kv_heads: int, *rest: Any) -> None:
+    """All between the projection and attention."""
+    tiling = heads_kernel.config_for(ANY_ROWS, heads, kv_heads, qkv.shape[2])
+    heads_kernel.norm_rope_store_(qkv, heads, kv_heads, *rest, config=tiling)
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up` of x = [..., gate | up]."""
+    return activation.silu_mul(x, config=activation.config_for(ANY_ROWS, x.shape[-1] // 2))
+
+
+def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
+    """`gelu(gate) * up` of x = [..., gate | up]."""
+    return activation.gelu_tanh_mul(x, config=activation.config_for(ANY_ROWS, x.shape[-1] // 2))
+
+
+class InvariantOps(Ops):
+    """Logits stay in float32: a row with penalties needs them so, and its neighbours' type must not depend on it."""
+
+    __slots__ = ()
+
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return invariant_linear(hidden, weight, out_dtype=torch.float32)
+
+
+INVARIANT = InvariantOps(
+    embedding=embedding,
+    linear=invariant_linear,
+    rms_norm=rms_norm,
+    silu_mul=silu_mul,
+    gelu_tanh_mul=gelu_tanh_mul,
+    norm_rope_store_=norm_rope_store_,
+)

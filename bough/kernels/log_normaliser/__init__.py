@@ -1,0 +1,1 @@
+"""What turns logits into logprobs, for each row of a batch."""

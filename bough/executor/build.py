@@ -140,7 +140,8 @@ def _load(files: ModelFiles, settings: Settings, device: torch.device) -> Loaded
             "free; use a smaller model or --dtype bfloat16."
         )
     load_weights(slots, source, progress=True, device=device)
-    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, dtype, time.monotonic() - began)
+    kept = f"{dtype}, linear layers as fp8" if settings.model.quantization == "fp8" else dtype
+    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
     cache = cache_dtype(settings.memory.kv_cache_dtype, dtype)
     scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)

@@ -97,8 +97,8 @@ def test_behind_a_gate(module: ModuleType, activation: str, dtype: torch.dtype, 
 @pytest.mark.parametrize("scaled_linear", [plain.scaled_linear, library.scaled_linear], ids=["reference", "library"])
 def test_products_of_quantised_rows(scaled_linear: object, rows: int, with_bias: bool, device: torch.device) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(rows, 64, device=device), torch.randn(48, 64, device=device)
-    bias = torch.randn(48, device=device).bfloat16() if with_bias else None
+    x, weight = torch.randn(rows, 128, device=device), torch.randn(64, 128, device=device)
+    bias = torch.randn(64, device=device).bfloat16() if with_bias else None
     sides = (reference.quantize_rows(x), reference.quantize_rows(weight))
     got = scaled_linear(*sides, bias, torch.bfloat16)  # type: ignore[operator]
     assert got.dtype == torch.bfloat16

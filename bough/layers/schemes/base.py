@@ -2,6 +2,10 @@
 
 A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs and what
 stands before and behind a product; the weight decides in what form all of that is computed.
+
+While the checkpoint is read, a weight is handed its parts band by band through the `store` of its slots, each part from
+its first row to its last, and may keep whatever it makes of them: a scheme that packs whole matrices knows by its own
+count when the last row has come.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
-from bough.attention.registry import build_backend
+from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import SettingsError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
@@ -88,7 +88,7 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
         positions=torch.arange(TOKENS),
         page_size=1,
     )
-    backend = build_backend("torch")
+    backend = TorchAttention()
     backend.prepare(batch)
     ctx = ForwardContext(backend, KVPool(config, TOKENS, 1, torch.float32, CPU, topology), batch)
     rope = rope_table(config.rope, config.head_dim, TOKENS, CPU)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bough.core.plan import BatchPlan, Executor, IntArray, RowSetup
-from bough.core.sampling_params import SamplingParams
+from bough.core.plan import Executor
 from bough.core.settings import Settings
+from bough.executor.plain_plans import decode_plan, prompt_plan
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +53,12 @@ def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -
         tokens = rng.integers(0, min(limits.vocab_size, 10_000), input_len).astype(np.int32)
         first = 1 + row * pages_each
         pages = np.arange(first, first + pages_each, dtype=np.int32)
-        executor.launch(_prefill_plan(row, tokens, pages)).wait()
+        executor.launch(prompt_plan(row, tokens, pages)).wait()
     prefill_s = time.perf_counter() - began
     step_s = []
     for step in range(output_len - 1):
         began = time.perf_counter()
-        executor.launch(_decode_plan(step, batch)).wait()
+        executor.launch(decode_plan(step, batch)).wait()
         step_s.append(time.perf_counter() - began)
     median_s = statistics.median(step_s) if step_s else float("nan")
     return {
@@ -71,41 +71,6 @@ def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -
         "median_decode_throughput": batch / median_s,
         "total_throughput": batch * (input_len + output_len) / (prefill_s + sum(step_s)),
     }
-
-
-def _prefill_plan(row: int, tokens: IntArray, pages: IntArray) -> BatchPlan:
-    none = np.zeros(0, dtype=np.int32)
-    setup = RowSetup(row, SamplingParams(temperature=0.0), 0, (none,), 0, 0, None, len(tokens), None, ())
-    count = np.array([len(tokens)], dtype=np.int32)
-    return BatchPlan(
-        step=0,
-        setups=(setup,),
-        edits=(),
-        rows=np.array([row], dtype=np.int32),
-        query_lens=count,
-        given=count,
-        tokens=tokens,
-        new_pages=(pages,),
-        new_page_counts=(np.array([len(pages)], dtype=np.int32),),
-        sample=np.array([True]),
-    )
-
-
-def _decode_plan(step: int, batch: int) -> BatchPlan:
-    zeros = np.zeros(batch, dtype=np.int32)
-    none = np.zeros(0, dtype=np.int32)
-    return BatchPlan(
-        step=step,
-        setups=(),
-        edits=(),
-        rows=np.arange(batch, dtype=np.int32),
-        query_lens=zeros + 1,
-        given=zeros,
-        tokens=none,
-        new_pages=(none,),
-        new_page_counts=(zeros,),
-        sample=np.ones(batch, dtype=np.bool_),
-    )
 
 
 def _as_text(result: dict[str, Any]) -> str:

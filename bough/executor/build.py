@@ -81,6 +81,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     )  # a name that is not there must not cost the loading of a model
     check_number_formats(settings, capability_of(device))
     check_deterministic(settings.model, names, device.type)
+    check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         torch.set_num_threads(settings.model.cpu_threads or usable_cores())
         return _build_cpu(_load(files, settings, device), settings)
@@ -94,6 +95,14 @@ def resolve_device(settings: ModelSettings) -> torch.device:
     if settings.device == "cuda" and not available:
         raise SettingsError("--device cuda: torch sees no CUDA device here; `bough doctor` tells what is missing.")
     return torch.device("cuda" if available and settings.device in ("auto", "cuda") else "cpu")
+
+
+def check_cache_readers(cache_dtype: str, names: BackendNames) -> None:
+    """torch's back end computes in the cache's own numbers."""
+    if cache_dtype.startswith("fp8") and "torch" in (names.prefill, names.decode):
+        raise SettingsError(
+            f"--kv-cache-dtype {cache_dtype} is not read by the torch attention back end; use triton for both."
+        )
 
 
 def check_deterministic(settings: ModelSettings, names: BackendNames, device_type: str) -> None:

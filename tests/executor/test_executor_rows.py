@@ -13,7 +13,7 @@ from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import ModelSettings, Settings
-from bough.executor.build import build_executor, check_deterministic, resolve_config
+from bough.executor.build import build_executor, check_cache_readers, check_deterministic, resolve_config
 from bough.executor.device_rows import DeviceRows
 from bough.loader.locate import locate
 
@@ -121,6 +121,13 @@ def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, 
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
     with pytest.raises(SettingsError, match=words):
         build_executor(locate(str(tiny_model)), settings)
+
+
+def test_8_bit_caches_have_their_own_readers() -> None:
+    check_cache_readers("fp8_e4m3", BackendNames("triton", "triton"))
+    check_cache_readers("auto", BackendNames("torch", "torch"))
+    with pytest.raises(SettingsError, match="use triton"):
+        check_cache_readers("fp8_e5m2", BackendNames("triton", "torch"))
 
 
 def test_deterministic_inference_has_its_own_attention_and_products() -> None:

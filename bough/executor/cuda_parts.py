@@ -1,0 +1,113 @@
+"""The parts of a CUDA executor, built and wired: the real one, and small ones for rehearsals."""
+
+from __future__ import annotations
+
+import logging
+
+from bough.attention.base import AttentionBackend
+from bough.attention.invariant_backend import InvariantAttention
+from bough.attention.registry import build_backend, choose_backends
+from bough.attention.torch_backend import TorchAttention, scratch_bytes
+from bough.attention.triton_backend import TritonAttention
+from bough.core.plan import Limits
+from bough.core.settings import Settings
+from bough.executor.build import LoadedWeights
+from bough.executor.cuda_executor import CudaExecutor
+from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
+from bough.executor.mixed_inputs import MixedInputs
+from bough.executor.staging import Staging
+from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
+from bough.memory.pools.kv_pool import KVPool
+from bough.sampling.state import SamplingState
+
+log = logging.getLogger(__name__)
+
+RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
+
+
+def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: GraphSizes) -> CudaExecutor:
+    """An executor with a cache of as many pages as the limits say."""
+    staging = Staging(loaded.device, RING_DEPTH)
+    inputs = CudaInputs(limits, loaded.device, staging)
+    block_queries = _prefill_config(loaded).block_queries
+    return CudaExecutor(
+        loaded.model,
+        build_pool(loaded, limits.pages[0], limits.page_size),
+        build_attention(loaded, settings, limits, staging),
+        limits,
+        inputs,
+        MixedInputs(limits, block_queries, inputs.page_table, inputs.last_tokens, staging),
+        staging,
+        SamplingState(limits.rows, limits.vocab_size, loaded.device),
+        graphs=graphs,
+    )
+
+
+def build_pool(loaded: LoadedWeights, pages: int, page_size: int) -> KVPool:
+    return KVPool(
+        loaded.config, pages, page_size, loaded.cache_dtype, loaded.device, loaded.topology, loaded.cache_scales
+    )
+
+
+def graph_sizes(settings: Settings, rows: int, chunk: int) -> GraphSizes:
+    """Which steps are captured, by what the settings and the back ends allow."""
+    if settings.model.disable_cuda_graph:
+        return GraphSizes((), ())
+    names = choose_backends(settings.model, "cuda")
+    if not names.decodes_capturable:
+        log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
+        return GraphSizes((), ())
+    decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or rows, rows))
+    mixed = names.prefills_capturable and not settings.model.enable_deterministic_inference
+    return GraphSizes(decode, mixed_sizes(chunk, chunk + rows) if mixed else ())
+
+
+def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
+    makers = {
+        "triton": lambda: _build_triton(loaded, settings, limits, staging),
+        "torch": lambda: TorchAttention(staging.to_device),
+    }
+    return build_backend(choose_backends(settings.model, "cuda"), makers)
+
+
+def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
+    config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
+    heads = loaded.topology.share(config.num_heads, "num_heads")
+    if settings.model.enable_deterministic_inference:
+        shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+        configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
+        return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
+
+    def make_work(window: int | None) -> DecodeWork:
+        return DecodeWork(
+            max_batch=limits.rows,
+            heads=heads,
+            kv_heads=kv_heads.stop - kv_heads.start,
+            head_dim=config.head_dim,
+            device=loaded.device,
+            window=window,
+        )
+
+    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded))
+
+
+def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
+    config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
+    heads = loaded.topology.share(config.num_heads, "num_heads")
+    return config_for(heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+
+
+def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
+    """What the torch back end, if it is used, takes for contexts longer than the profile's."""
+    names, config = choose_backends(settings.model, "cuda"), loaded.config
+    if "torch" not in (names.prefill, names.decode):
+        return 0
+    heads = loaded.topology.share(config.num_heads, "num_heads")
+    kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
+    capped = config.attention_softcap is not None
+    return scratch_bytes(
+        config.context_length, heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype.itemsize, capped
+    )

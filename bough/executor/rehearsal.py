@@ -1,0 +1,78 @@
+"""A rehearsal before the first request: measures the largest step, and compiles what any engine needs at once.
+
+Compiling the kernels takes most of a cold start, and mostly runs outside the interpreter's lock: so the largest step, a
+short prompt and a decode are run at the same time, each by a thread on parts of its own. What they leave behind is the
+kernels, compiled, and the number of bytes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
+from bough.core.plan import BatchPlan, Limits
+from bough.core.settings import Settings
+from bough.executor.build import LoadedWeights
+from bough.executor.cuda_parts import assemble, build_attention, build_pool
+from bough.executor.graphs import GraphSizes
+from bough.executor.plain_plans import decode_plan, prompt_plan
+from bough.executor.staging import Staging
+
+SCRATCH_PAGES = 1  # the largest step writes to page 0 alone
+PROMPT_TOKENS = 8
+SMALL_PAGES = 64
+
+
+def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+    """How much memory the forward pass of the largest step takes beside the weights, in bytes."""
+    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), np.arange(1, SMALL_PAGES, dtype=np.int32))
+    with ThreadPoolExecutor(3, initializer=torch.cuda.set_device, initargs=(loaded.device,)) as threads:
+        small = [threads.submit(_run, loaded, settings, plan) for plan in (prompt, decode_plan(0, 1))]
+        peak = threads.submit(_measure, loaded, settings, rows, chunk).result()
+        for run in small:
+            run.result()
+    torch.cuda.synchronize(loaded.device)
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
+    """One small step on an executor of its own."""
+    config, page_size = loaded.config, settings.memory.page_size
+    limits = Limits(1, page_size, (SMALL_PAGES,), config.context_length, config.vocab_size, PROMPT_TOKENS, "")
+    assemble(loaded, settings, limits, GraphSizes((), ())).launch(plan).wait()
+
+
+def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+    """Runs the largest step there can be on the scratch page; returns how much memory it took beside the weights."""
+    config, device = loaded.config, loaded.device
+    limits = Limits(1, settings.memory.page_size, (SCRATCH_PAGES,), config.context_length, config.vocab_size, chunk, "")
+    pool = build_pool(loaded, SCRATCH_PAGES, limits.page_size)
+    attention = build_attention(loaded, settings, limits, Staging(device, depth=1))
+    tokens = chunk + rows
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    positions = torch.arange(tokens, device=device) % config.context_length
+    batch = AttentionBatch(
+        rows=torch.zeros(1, dtype=torch.int32, device=device),
+        lengths=torch.full((1,), tokens, dtype=torch.int32, device=device),
+        decodes=0,
+        query_lens=np.array([tokens], dtype=np.int32),
+        query_starts=np.array([0, tokens], dtype=np.int32),
+        context_lens=np.zeros(1, dtype=np.int32),
+        page_table=torch.zeros((1, -(-tokens // limits.page_size)), dtype=torch.int32, device=device),
+        slots=torch.zeros(tokens, dtype=torch.int64, device=device),
+        positions=positions,
+        page_size=limits.page_size,
+    )
+    with torch.inference_mode():
+        attention.prepare(batch)
+        hidden = loaded.model.forward(torch.zeros_like(positions), positions, ForwardContext(attention, pool, batch))
+        logits = loaded.model.logits(hidden[:rows])
+        del hidden, logits
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

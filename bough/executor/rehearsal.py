@@ -30,7 +30,8 @@ SMALL_PAGES = 64
 def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
     """How much memory the forward pass of the largest step takes beside the weights, in bytes."""
     prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), np.arange(1, SMALL_PAGES, dtype=np.int32))
-    with ThreadPoolExecutor(3, initializer=torch.cuda.set_device, initargs=(loaded.device,)) as threads:
+    here = torch.cuda.current_device()
+    with ThreadPoolExecutor(3, initializer=torch.cuda.set_device, initargs=(here,)) as threads:
         small = [threads.submit(_run, loaded, settings, plan) for plan in (prompt, decode_plan(0, 1))]
         peak = threads.submit(_measure, loaded, settings, rows, chunk).result()
         for run in small:

@@ -24,12 +24,12 @@ from bough.executor.staging import Staging
 
 SCRATCH_PAGES = 1  # the largest step writes to page 0 alone
 PROMPT_TOKENS = 8
-SMALL_PAGES = 64
 
 
 def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
     """How much memory the forward pass of the largest step takes beside the weights, in bytes."""
-    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), np.arange(1, SMALL_PAGES, dtype=np.int32))
+    pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
+    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages)
     here = torch.cuda.current_device()
     with ThreadPoolExecutor(3, initializer=torch.cuda.set_device, initargs=(here,)) as threads:
         small = [threads.submit(_run, loaded, settings, plan) for plan in (prompt, decode_plan(0, 1))]
@@ -44,7 +44,7 @@ def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
 def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
     """One small step on an executor of its own."""
     config, page_size = loaded.config, settings.memory.page_size
-    limits = Limits(1, page_size, (SMALL_PAGES,), config.context_length, config.vocab_size, PROMPT_TOKENS, "")
+    limits = Limits(1, page_size, (PROMPT_TOKENS,), config.context_length, config.vocab_size, PROMPT_TOKENS, "")
     assemble(loaded, settings, limits, GraphSizes((), ())).launch(plan).wait()
 
 

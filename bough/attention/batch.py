@@ -22,6 +22,7 @@ class ChunkPlaces:
     query_starts: torch.Tensor  # [batch + 1] int32
     context_lens: torch.Tensor  # [batch] int32
     blocks: torch.Tensor  # [blocks, 2] int32, of `query_blocks`; a negative place stands for no block
+    ends: torch.Tensor  # [chunks, 2] int32, those of them with a row's last query
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,4 +18,4 @@ class ForwardContext:
     attention: AttentionBackend
     pool: KVPool
     batch: AttentionBatch
-    wanted: torch.Tensor | None = None  # [n] tokens whose hidden states are asked for; None: all, in their order
+    wanted: torch.Tensor | None = None  # [n] last tokens of rows, whose hidden states alone are asked for; None: all

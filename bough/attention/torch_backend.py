@@ -109,7 +109,8 @@ class TorchAttention:
         size = (
             QUERY_BLOCK if layer.softcap is None else min(QUERY_BLOCK, max(1, MAX_SCORES // (layer.heads * k.shape[2])))
         )
-        for first in range(row.first_token, row.last_token, size):
+        blocks = range(row.first_token, row.last_token, size)
+        for first in blocks[-1:] if layer.ends_only else blocks:
             last = min(first + size, row.last_token)
             end = k.shape[2] - (row.last_token - last)  # the block's last query sees the keys before `end`
             begin = 0 if layer.window is None else max(0, end - (last - first) - layer.window + 1)

@@ -85,7 +85,7 @@ class TritonAttention:
                 batch.rows,
                 chunks.query_starts,
                 chunks.context_lens,
-                chunks.blocks,
+                chunks.ends if layer.ends_only else chunks.blocks,
                 page_size=batch.page_size,
                 scale=layer.scale,
                 window=layer.window,
@@ -109,16 +109,20 @@ class TritonAttention:
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
+        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._prefill.block_queries)
         return ChunkPlaces(
             query_starts=self._to_device(batch.query_starts),
             context_lens=self._to_device(batch.context_lens),
-            blocks=self._to_device(
-                chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._prefill.block_queries)
-            ),
+            blocks=self._to_device(blocks),
+            ends=self._to_device(ends),
         )
 
 
-def chunk_blocks(query_lens: IntArray, context_lens: IntArray, decodes: int, block_queries: int) -> IntArray:
-    """The blocks of the rows behind the decodes, with the rows' places in the whole batch. [blocks, 2]"""
+def chunk_blocks(
+    query_lens: IntArray, context_lens: IntArray, decodes: int, block_queries: int
+) -> tuple[IntArray, IntArray]:
+    """The blocks of the rows behind the decodes, with the rows' places in the whole batch, and those among them that
+    hold a row's last query. [blocks, 2] each"""
     blocks = query_blocks(query_lens[decodes:], block_queries, context_lens[decodes:])
-    return blocks + np.array([decodes, 0], dtype=np.int32)
+    blocks += np.array([decodes, 0], dtype=np.int32)
+    return blocks, blocks[blocks[:, 1] + block_queries >= query_lens[blocks[:, 0]]]

@@ -41,6 +41,7 @@ class Room:
             "query_starts": rows + 1,
             "wanted": rows,
             "blocks": 2 * self.blocks,
+            "ends": 2 * rows,
         }
 
     def places(self) -> dict[str, slice]:
@@ -109,7 +110,9 @@ class MixedInputs:
         put("context_lens", layout.context_lens)
         put("query_starts", layout.query_starts)
         put("wanted", sampled_tokens(plan, layout.query_starts))
-        put("blocks", chunk_blocks(layout.query_lens, layout.context_lens, decodes, self._block_queries))
+        blocks, ends = chunk_blocks(layout.query_lens, layout.context_lens, decodes, self._block_queries)
+        put("blocks", blocks)
+        put("ends", ends)
         self._copy(longs, ints)
 
     def pad(self, size: int) -> None:
@@ -136,16 +139,21 @@ class MixedInputs:
             slots=slots,
             positions=positions,
             page_size=self._limits.page_size,
-            chunks=ChunkPlaces(views["query_starts"], views["context_lens"], views["blocks"].view(-1, 2)),
+            chunks=ChunkPlaces(
+                query_starts=views["query_starts"],
+                context_lens=views["context_lens"],
+                blocks=views["blocks"].view(-1, 2),
+                ends=views["ends"].view(-1, 2),
+            ),
         )
         return CapturedInputs(ids, batch, views["wanted"])
 
     def _empty(self, room: Room) -> tuple[IntArray, dict[str, slice]]:
         """The packed short integers of a step of padding, and where each field stands."""
         places = room.places()
-        ints = np.zeros(places["blocks"].stop, dtype=np.int32)
+        ints = np.zeros(places["ends"].stop, dtype=np.int32)
         ints[places["rows"]] = self._limits.rows
-        ints[places["blocks"]] = -1
+        ints[places["blocks"].start :] = -1  # and those of the ends behind them
         return ints, places
 
     def _copy(self, longs: LongArray, ints: IntArray) -> None:

@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -46,6 +47,7 @@ class SelfAttention:
             kv_heads=key.size // config.head_dim,
             head_dim=config.head_dim,
         )
+        self._spec_of_ends = replace(self._spec, ends_only=True)
 
     def __call__(
         self,
@@ -57,7 +59,7 @@ class SelfAttention:
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attends with the norm of x + residual; returns the result and that sum, of the tokens that are wanted."""
-        spec, pool = self._spec, ctx.pool
+        spec, pool = self._spec if ctx.wanted is None else self._spec_of_ends, ctx.pool
         qkv, stream = self._qkv.after(norm, x, residual)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
         query_norm, key_norm = self._norms or (None, None)

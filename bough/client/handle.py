@@ -6,12 +6,14 @@ Owns the open answers. All of it happens on one event loop; other threads come i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, assert_never
 
 from bough.client.answer import Answer, News
 from bough.client.inputs import Inputs, Prompt
+from bough.client.piece import Piece
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.outputs import Deltas, Reply, ToClient
 from bough.messages.requests import Abort, FlushCache, Generate, GetState
@@ -42,36 +44,40 @@ class EngineClient:
 
     async def generate(self, inputs: Inputs) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answer. A lone request that the engine refuses raises; in a batch it carries its reason."""
-        answers, news = self._submit(inputs, stream=False)
-        try:
-            unfinished = len(answers)
-            while unfinished:
-                unfinished -= (await news.next()).done
-        finally:
-            self._release(answers)
-        if inputs.batched:
-            return [answer.to_dict() for answer in answers]
-        _raise_if_refused(answers[0])
-        return answers[0].to_dict()
+        answers = await self.answers(inputs)
+        return [answer.to_dict() for answer in answers] if inputs.batched else answers[0].to_dict()
+
+    async def answers(self, inputs: Inputs) -> list[Answer]:
+        """All answers, complete, in the order of the prompts."""
+        pieces = self.pieces(inputs, stream=False)
+        return sorted([piece.answer async for piece in pieces], key=lambda answer: answer.index)
 
     async def stream(self, inputs: Inputs) -> AsyncGenerator[dict[str, Any], None]:
-        """Cumulative outputs as they grow; those of a batch carry `index` and come in the order of their progress.
+        """Cumulative outputs as they grow; those of a batch carry `index` and come in the order of their progress."""
+        async with contextlib.aclosing(self.pieces(inputs, stream=True)) as pieces:
+            async for piece in pieces:
+                output = piece.answer.to_dict()
+                yield {**output, "index": piece.index} if inputs.batched else output
 
-        The reader pulls: however long it stays away, it then finds each answer once, as far as it has come. A lone
-        request that is refused raises; in a batch its last output shows the reason.
+    async def pieces(self, inputs: Inputs, *, stream: bool) -> AsyncGenerator[Piece, None]:
+        """News of the answers in the order of their progress; with `stream` off each answer is one piece.
+
+        The reader pulls: however long it stays away, it then finds each answer once, as far as it has come. Closing
+        the generator aborts what still runs. A lone request that is refused before it has shown anything raises; in a
+        batch its last piece carries the reason.
         """
-        answers, news = self._submit(inputs, stream=True)
+        answers, news = self._submit(inputs, stream=stream)
         try:
             unfinished = len(answers)
             while unfinished:
                 answer = await news.next()
-                unfinished -= answer.done  # before the yield: more may arrive while the reader has its turn
-                if inputs.batched:
-                    yield {**answer.to_dict(), "index": answer.index}
+                if not answer.done and not stream:
                     continue
-                if answer.done and not answer.ids:
-                    _raise_if_refused(answer)
-                yield answer.to_dict()
+                piece = answer.take()
+                unfinished -= piece.finish is not None  # before the yield: more may come during the reader's turn
+                if piece.finish is not None and not inputs.batched and not (stream and answer.ids):
+                    raise_if_refused(answer)
+                yield piece
         finally:
             self._release(answers)
 
@@ -171,7 +177,8 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
     )
 
 
-def _raise_if_refused(answer: Answer) -> None:
+def raise_if_refused(answer: Answer) -> None:
+    """Turns a refusal into the error that its caller gets."""
     refusal = answer.refusal
     if refusal is not None:
         raise RequestError(refusal.message, status_code=refusal.status_code, err_type=refusal.err_type)

@@ -149,7 +149,7 @@ class Engine:
         """Settings, limits and the present load."""
         reply = self._wait(self._client.state())
         return {
-            **self.settings.to_flat(),
+            **self.settings.to_shown(),
             **self._ready["scheduler"],
             **self.get_model_info(),
             "version": __version__,

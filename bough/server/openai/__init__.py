@@ -1,0 +1,6 @@
+"""OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
+
+`schema` is what clients send and `objects` what they get; `limits`, `reading` and `messages` turn the first into the
+engine's requests, `completions`, `chat` and `responses` turn answers into the second, `chunks` makes streams cheap, and
+`routes` connects both ends.
+"""

@@ -53,7 +53,7 @@ class Identity:
     @classmethod
     def make(cls, prefix: str, rid: str | None, model: str) -> Identity:
         """The client's own id where it gave one; the engine knows the request by the same."""
-        return cls(rid or f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+        return cls(rid or f"{prefix}{uuid.uuid4().hex}", int(time.time()), model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from bough.server.openai.messages import read_messages, text_size
 from bough.server.openai.models import find_model, model_list
 from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, ModelList
 from bough.server.openai.reading import Identity, Shown, in_openai_names
+from bough.server.openai.response_routes import response_routes
 from bough.server.openai.schema import ChatRequest, CompletionRequest
 from bough.server.openai.usage import slowest_timings
 from bough.server.presence import while_connected
@@ -32,7 +33,7 @@ from bough.server.sse import DONE, EventStream, json_event
 
 def routes(context: ServerContext) -> list[Endpoint]:
     """Every endpoint of OpenAI's API that this server has."""
-    return [*_generation(context), *_models(context)]
+    return [*_generation(context), *response_routes(context), *_models(context)]
 
 
 def _generation(context: ServerContext) -> list[Endpoint]:
@@ -107,7 +108,7 @@ class OpenAI:
 
     async def completions(self, request: Request) -> Response:
         body = await read_lenient_body(request, CompletionRequest)
-        identity = Identity.make("cmpl", body.rid, self._context.model.name)
+        identity = Identity.make("cmpl-", body.rid, self._context.model.name)
         with in_openai_names(top_logprobs_num="logprobs"):
             inputs = await self._context.read_inputs(**read_completion(body, identity))
         shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
@@ -119,7 +120,7 @@ class OpenAI:
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
-        identity = Identity.make("chatcmpl", body.rid, self._context.model.name)
+        identity = Identity.make("chatcmpl-", body.rid, self._context.model.name)
         with in_openai_names(input_ids="input_ids" if body.input_ids is not None else "messages"):
             given = read_chat(body, identity, self._context.model.context_length)
             inputs = await self._context.read_inputs(input_ids=await self._chat_ids(body), **given)

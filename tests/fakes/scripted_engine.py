@@ -6,6 +6,7 @@ Tokens are bytes, so half characters are easy to make; the chat template is Chat
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def deltas_of(
     decoder = IncrementalDecoder(tokenizer, (), True)
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
     deltas = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         last, new = end == len(ids), list(ids[start:end])
         text = decoder.push(new) + (decoder.flush() if last else "")
         started = None

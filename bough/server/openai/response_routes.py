@@ -96,7 +96,9 @@ class Responses:
             task = asyncio.create_task(self._run_behind(form, record))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return json_response(record.response)
+            queued = json_response(record.response)
+            await asyncio.sleep(0)  # in its first turn the task submits its request, so that a cancel will find it
+            return queued
         if body.stream:
             writer = ResponseWriter(form)
             return EventStream(self._events(form, record, writer), writer.failure)

@@ -41,7 +41,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
-class EngineFields(msgspec.Struct, kw_only=True):
+class EngineFields(SamplingFields, kw_only=True):
     """What SGLang adds around a request: its id, its place in queue and cache, and what its answer shows besides."""
 
     rid: str | None = None
@@ -53,7 +53,7 @@ class EngineFields(msgspec.Struct, kw_only=True):
     return_timings: bool | None = None
 
 
-class UnbuiltFields(msgspec.Struct, kw_only=True):
+class UnbuiltFields(EngineFields, kw_only=True):
     """Fields whose feature this engine does not have; `limits` refuses them where they ask for something."""
 
     regex: str | None = None
@@ -70,7 +70,7 @@ class UnbuiltFields(msgspec.Struct, kw_only=True):
     return_cached_tokens_details: bool | None = None
 
 
-class CompletionRequest(SamplingFields, EngineFields, UnbuiltFields, kw_only=True):
+class CompletionRequest(UnbuiltFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
@@ -86,7 +86,7 @@ class CompletionRequest(SamplingFields, EngineFields, UnbuiltFields, kw_only=Tru
     user: str | None = None
 
 
-class ChatRequest(SamplingFields, EngineFields, UnbuiltFields, kw_only=True):
+class ChatRequest(UnbuiltFields, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] | None = None
@@ -126,7 +126,7 @@ class ChatRequest(SamplingFields, EngineFields, UnbuiltFields, kw_only=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(SamplingFields, EngineFields, kw_only=True):
+class ResponsesRequest(EngineFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-slow check format clean
+.PHONY: install demo serve test test-slow check format clean
 
 install: $(STAMP)
 
@@ -17,6 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/bough generate --max-new-tokens 48 "The three primary colours are"
+
+serve: $(STAMP)
+	$(BIN)/bough serve
 
 check: $(STAMP)
 	$(BIN)/ruff check bough tests

@@ -67,7 +67,6 @@ class Answer:
         self._retractions = 0
         self._news = news
         self._received_at = time.perf_counter()
-        self._started_at: float | None = None
         self._finished_at: float | None = None
 
     def add(self, delta: Delta) -> None:
@@ -130,7 +129,7 @@ class Answer:
         end = self._finished_at or time.perf_counter()
         return Timings(
             queue_s=0.0 if self._started is None else self._started.queue_time_s,
-            first_token_s=(self._started_at or end) - self._received_at,
+            prefill_s=0.0 if self._started is None else self._started.prefill_time_s,
             total_s=end - self._received_at,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -165,7 +164,6 @@ class Answer:
 
     def _start(self, started: Started) -> None:
         self._started = started
-        self._started_at = time.perf_counter()
         wanted = self.prompt.logprobs
         if wanted is None or wanted.start < 0:
             return

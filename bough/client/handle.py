@@ -8,22 +8,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol, assert_never
 
 from bough.client.answer import Answer, News
 from bough.client.inputs import Inputs, Prompt
 from bough.client.piece import Piece
 from bough.core.errors import EngineDeadError, RequestError
+from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
-from bough.messages.requests import Abort, FlushCache, Generate, GetState
+from bough.messages.requests import (
+    Abort,
+    Command,
+    FlushCache,
+    Generate,
+    GetState,
+    Pause,
+    PauseMode,
+    Ping,
+    Resume,
+    StartProfile,
+    StopProfile,
+)
 from bough.tokenizer.tokenizer import Tokenizer
 
 
 class SchedulerPort(Protocol):
     """The way to the scheduler."""
 
-    def send(self, *messages: Generate | Abort | FlushCache | GetState) -> None:
+    def send(self, *messages: Generate | Abort | Command) -> None:
         """Sends all of them, or raises and has sent none."""
         ...
 
@@ -31,14 +45,16 @@ class SchedulerPort(Protocol):
 class EngineClient:
     """Submit, stream, abort, control."""
 
-    def __init__(self, scheduler: SchedulerPort, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, scheduler: SchedulerPort, tokenizer: Tokenizer | None, number: int = 0) -> None:
+        """`number` tells the clients of one engine apart."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(first_handle(number))
         self._answers: dict[int, Answer] = {}
         self._rids: dict[str, Answer] = {}  # the latest with each id
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._death: EngineDeadError | None = None
+        self.heard_at = time.monotonic()  # when the last tokens came
 
     # What callers use -------------------------------------------------------------------------------------------------
 
@@ -87,6 +103,22 @@ class EngineClient:
     async def state(self) -> Reply:
         return await self._call(GetState)
 
+    async def ping(self) -> Reply:
+        """Comes back when every process on the way of a request has had its turn."""
+        return await self._call(Ping)
+
+    async def pause(self, mode: PauseMode) -> Reply:
+        return await self._call(lambda call: Pause(call, mode))
+
+    async def resume(self) -> Reply:
+        return await self._call(Resume)
+
+    async def start_profile(self, **options: Any) -> Reply:
+        return await self._call(lambda call: StartProfile(call=call, **options))
+
+    async def stop_profile(self) -> Reply:
+        return await self._call(StopProfile)
+
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them."""
         for answer in self._answers.values():
@@ -98,6 +130,7 @@ class EngineClient:
     def receive(self, message: ToClient) -> None:
         match message:
             case Deltas():
+                self.heard_at = time.monotonic()
                 for delta in message.items:
                     answer = self._answers.get(delta.handle)
                     if answer is not None:  # else its caller has left
@@ -153,14 +186,17 @@ class EngineClient:
             if not answer.done and self._death is None:
                 self._scheduler.send(Abort(answer.handle))
 
-    async def _call(self, message: type[FlushCache] | type[GetState]) -> Reply:
+    async def _call(self, command: Callable[[int], Command]) -> Reply:
         if self._death is not None:
             raise self._death
         call = next(self._handles)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
-        self._scheduler.send(message(call))
-        return await future
+        try:
+            self._scheduler.send(command(call))
+            return await future
+        finally:
+            self._calls.pop(call, None)
 
 
 def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:

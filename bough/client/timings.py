@@ -1,4 +1,4 @@
-"""Where the time of one answer went, as the client saw it; the form in which responses carry it."""
+"""Where the time of one answer went, and the form in which responses carry it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds. Everything up to the first token that is not waiting counts as prefill."""
+    """Seconds. Queue and prefill are the engine's own figures, the total is the client's."""
 
     queue_s: float
-    first_token_s: float  # from when the request was taken
+    prefill_s: float
     total_s: float
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
 
     @property
-    def prefill_s(self) -> float:
-        return max(0.0, self.first_token_s - self.queue_s)
+    def first_token_s(self) -> float:
+        return self.queue_s + self.prefill_s
 
     @property
     def decode_s(self) -> float:

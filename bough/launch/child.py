@@ -17,11 +17,12 @@ import traceback
 from typing import Any, BinaryIO
 
 from bough.core.errors import BoughError
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
 
 def main() -> None:
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_leave_with_parent, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from bough.core.settings import Settings
 from bough.loader.locate import ModelFiles
 from bough.messages.channels import Addresses
 
+STACK_SIGNAL = signal.SIGUSR1  # has a child print the stacks of its threads, even one that is stuck
 Role = Literal["scheduler", "detokenizer"]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bough.core import errors
 from bough.core.errors import BoughError, EngineDeadError
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,12 @@ class Supervisor:
             if self.error is not None:
                 raise self.error
             return {child.role: child.ready or {} for child in self.children}
+
+    def print_stacks(self) -> None:
+        """Has every child print where its threads are; those that have ended cannot."""
+        for child in self.children:
+            if child.process.poll() is None:
+                child.process.send_signal(STACK_SIGNAL)
 
     def close(self) -> None:
         """Waits for the children, who have been told to leave, and ends those who do not."""

@@ -14,12 +14,19 @@ import msgspec
 from starlette.requests import Request
 
 from bough.core.errors import RequestError
+from bough.core.settings import ServerSettings
 from bough.server.errors import HttpError
 
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=msgspec.Struct)
 MEBIBYTE = 1 << 20
+SETTINGS_KEY = "bough.settings"  # where the application leaves the server's settings for its endpoints
+
+
+def settings_of(request: Request) -> ServerSettings:
+    settings: ServerSettings = request.scope[SETTINGS_KEY]
+    return settings
 
 
 async def read_body(request: Request, struct: type[S]) -> S:
@@ -32,13 +39,13 @@ async def read_lenient_body(request: Request, struct: type[S]) -> S:
     refused."""
     raw = await read_bytes(request)
     body = decode_body(raw, struct)
-    _notice_unknown(raw or b"{}", struct, request.url.path, strict=request.app.state.settings.server.strict_fields)
+    _notice_unknown(raw or b"{}", struct, request.url.path, strict=settings_of(request).strict_fields)
     return body
 
 
 async def read_bytes(request: Request) -> bytes:
     """The raw body, refused as soon as it is known to be over the limit."""
-    limit = request.app.state.settings.server.max_body_mb * MEBIBYTE
+    limit = settings_of(request).max_body_mb * MEBIBYTE
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)

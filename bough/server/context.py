@@ -14,6 +14,7 @@ from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
+from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class ServerContext:
     tokenizer: Tokenizer | None
     model: ModelInfo
     settings: Settings
+    watchdog: Watchdog | None = None
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         """The tokenizer, which also renders conversations (`apply_chat_template`)."""

@@ -8,6 +8,7 @@ import uuid
 from starlette.requests import Request
 from starlette.types import Scope
 
+HEADER = "X-Request-Id"
 SCOPE_KEY = "bough.request_id"
 ALLOWED = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
 

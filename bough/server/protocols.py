@@ -1,0 +1,13 @@
+"""The protocols that the server speaks, as one list of endpoints."""
+
+from __future__ import annotations
+
+from bough.server.context import ServerContext
+from bough.server.endpoint import Endpoint
+from bough.server.native import routes as native
+from bough.server.openai.routes import routes as openai
+
+
+def all_endpoints(context: ServerContext) -> list[Endpoint]:
+    """Every endpoint, with the page that describes them."""
+    return [*native(context), *openai(context)]

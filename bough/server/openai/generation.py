@@ -1,4 +1,4 @@
-"""OpenAI's routes: reads requests, runs them on the engine's client, and answers whole or as a stream."""
+"""The routes of completions and chats: reads requests, runs them on the engine's client, answers whole or streamed."""
 
 from __future__ import annotations
 
@@ -20,23 +20,16 @@ from bough.server.openai.chat import ChatForm, ChatWriter, chat_prompt, read_cha
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion, samples_of
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.messages import read_messages, text_size
-from bough.server.openai.models import find_model, model_list
-from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, ModelList
+from bough.server.openai.objects import ChatCompletion, Completion
 from bough.server.openai.reading import Identity, Shown, in_openai_names
-from bough.server.openai.response_routes import response_routes
 from bough.server.openai.schema import ChatRequest, CompletionRequest
-from bough.server.openai.usage import slowest_timings
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.sse import DONE, EventStream, json_event
+from bough.server.timing import timing_headers
 
 
-def routes(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint of OpenAI's API that this server has."""
-    return [*_generation(context), *response_routes(context), *_models(context)]
-
-
-def _generation(context: ServerContext) -> list[Endpoint]:
+def generation_routes(context: ServerContext) -> list[Endpoint]:
     api = OpenAI(context)
     return [
         Endpoint(
@@ -56,35 +49,6 @@ def _generation(context: ServerContext) -> list[Endpoint]:
             body=ChatRequest,
             answer=ChatCompletion,
             streams=True,
-            shape=openai_shape,
-            tag="openai",
-        ),
-    ]
-
-
-def _models(context: ServerContext) -> list[Endpoint]:
-    async def list_models(request: Request) -> Response:
-        return json_response(model_list(context.model))
-
-    async def show_model(request: Request) -> Response:
-        return json_response(find_model(context.model, request.path_params["model"]))
-
-    return [
-        Endpoint(
-            path="/v1/models",
-            handler=list_models,
-            summary="The models that are served: one",
-            methods=("GET",),
-            answer=ModelList,
-            shape=openai_shape,
-            tag="openai",
-        ),
-        Endpoint(
-            path="/v1/models/{model:path}",
-            handler=show_model,
-            summary="One model by its name",
-            methods=("GET",),
-            answer=ModelCard,
             shape=openai_shape,
             tag="openai",
         ),
@@ -172,6 +136,4 @@ def broken_stream(failure: Failure) -> bytes:
 
 
 def _timing_header(shown: Shown, answers: list[Answer]) -> Mapping[str, str]:
-    if not shown.timings or not answers:
-        return {}
-    return {"Server-Timing": slowest_timings(answers).to_header()}
+    return timing_headers(answers) if shown.timings and answers else {}

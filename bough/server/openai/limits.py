@@ -1,33 +1,20 @@
 """What a request may not ask for: values out of OpenAI's ranges, and features that this engine does not have.
 
-Both are tables. A feature that gets built loses its row in `HARMLESS` and is read where prompts and parameters are
-made; nothing else has to change. Ranges that SGLang's sampling parameters share are checked there.
+Ranges stand in the schema, features in a table. A feature that gets built loses its row there and is read where prompts
+and parameters are made; nothing else has to change.
 """
 
 from __future__ import annotations
 
+import functools
+import typing
 from typing import Any
 
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import INT32_MAX
 
 MAX_STOPS = 128
-MAX_CHOICES = 1024
-
-# name, lowest, highest
-RANGES: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0, 2),
-    ("n", 1, MAX_CHOICES),
-    ("best_of", 1, MAX_CHOICES),
-    ("top_logprobs", 0, 20),
-    ("max_tokens", 0, INT32_MAX),
-    ("max_completion_tokens", 0, INT32_MAX),
-    ("max_output_tokens", 1, INT32_MAX),
-    ("min_tokens", 0, INT32_MAX),
-)
-MAX_COMPLETION_LOGPROBS = 5  # `logprobs` is a number in the completions API and a yes or no in the chat API
 
 # Fields without their feature, and the values, besides empty ones, that ask for nothing.
 HARMLESS: dict[str, tuple[Any, ...]] = {
@@ -62,15 +49,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 def check_request(request: msgspec.Struct) -> None:
     """Raises a `RequestError` that names the first field which cannot be served."""
     given = {name: value for name in request.__struct_fields__ if (value := getattr(request, name)) is not None}
-    for name, low, high in RANGES:
+    for name, (low, high) in _ranges(type(request)).items():
         value = given.get(name)
         if value is not None and not low <= value <= high:
             raise RequestError(f"{name} must be between {low} and {high}, got {value}.", field=name)
-    logprobs = given.get("logprobs")
-    if not isinstance(logprobs, bool | None) and not 0 <= logprobs <= MAX_COMPLETION_LOGPROBS:
-        raise RequestError(
-            f"logprobs must be between 0 and {MAX_COMPLETION_LOGPROBS}, got {logprobs}.", field="logprobs"
-        )
     for name in ("stop", "stop_regex", "stop_token_ids"):
         value = given.get(name)
         if isinstance(value, list) and len(value) > MAX_STOPS:
@@ -78,6 +60,18 @@ def check_request(request: msgspec.Struct) -> None:
     for name in given.keys() & HARMLESS.keys():
         if not _harmless(name, given[name]):
             raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
+
+
+@functools.cache
+def _ranges(struct: type[msgspec.Struct]) -> dict[str, tuple[float, float]]:
+    """By field, the range that its annotation gives."""
+    ranges = {}
+    for name, hint in typing.get_type_hints(struct, include_extras=True).items():
+        for note in getattr(hint, "__metadata__", ()):
+            schema = note.extra_json_schema or {}
+            if "minimum" in schema:
+                ranges[name] = (schema["minimum"], schema["maximum"])
+    return ranges
 
 
 def _harmless(name: str, value: Any) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bough.client.answer import Answer
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
@@ -35,6 +36,7 @@ from bough.server.openai.schema import ResponsesRequest
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.sse import EventStream
+from bough.server.timing import timing_headers
 
 CANCEL_WAIT_S = 5.0
 SEVERAL_PROCESSES = (
@@ -102,7 +104,8 @@ class Responses:
         if body.stream:
             writer = ResponseWriter(form)
             return EventStream(self._events(form, record, writer), writer.failure)
-        return json_response(await while_connected(request, self._run(form, record)))
+        answer = await while_connected(request, self._run(form, record))
+        return json_response(record.response, headers=timing_headers([answer]) if body.return_timings else None)
 
     async def retrieve(self, request: Request) -> Response:
         if request.query_params.get("stream") in ("true", "1"):
@@ -157,14 +160,14 @@ class Responses:
             raise HttpError(404, SEVERAL_PROCESSES, "NotFoundError")
         return self._store.find(request.path_params["id"])
 
-    async def _run(self, form: ResponseForm, record: Record) -> ResponseObject:
-        """The whole response. A request that cannot be served leaves no record; its client is told."""
+    async def _run(self, form: ResponseForm, record: Record) -> Answer:
+        """Makes the whole response. A request that cannot be served leaves no record; its client is told."""
         try:
             (answer,) = await self._context.client.answers(form.inputs)
             record.end(form.ended(answer))
         finally:
             self._settle(form, record)
-        return record.response
+        return answer
 
     async def _run_behind(self, form: ResponseForm, record: Record) -> None:
         """Nobody waits, so whatever happens is kept in the record."""

@@ -1,15 +1,36 @@
 """What OpenAI's clients may send: every field of the requests, OpenAI's own and SGLang's extras, in one place.
 
-The types are the first check; ranges and unbuilt features are `limits`' matter. `None` is "not given" throughout,
-because that is what a JSON `null` means here. Fields that only inform somebody else's billing, caching or moderation
-(`user`, `metadata`, `service_tier`, ...) are taken and change nothing.
+The types are the first check; keeping to the ranges and refusing unbuilt features is `limits`' matter. `None` is "not
+given" throughout, because that is what a JSON `null` means here. Fields that only inform somebody else's billing,
+caching or moderation (`user`, `metadata`, `service_tier`, ...) are taken and change nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from bough.core.sampling_params import INT32_MAX, INT64_MAX
+
+MAX_CHOICES = 1024
+
+
+def between(low: float, high: float) -> msgspec.Meta:
+    """The range of a number, for the OpenAPI page and for `limits`, whose errors name both ends."""
+    return msgspec.Meta(extra_json_schema={"minimum": low, "maximum": high})
+
+
+Count = Annotated[int | None, between(1, MAX_CHOICES)]
+TokenCount = Annotated[int | None, between(0, INT32_MAX)]
+TopLogprobs = Annotated[int | None, between(0, 20)]
+Messages = Annotated[
+    list[dict[str, Any]] | None,
+    msgspec.Meta(
+        description="The conversation. A content is a string or a list of text parts.",
+        examples=[[{"role": "user", "content": "Hello"}]],
+    ),
+]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -23,15 +44,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class SamplingFields(msgspec.Struct, kw_only=True):
     """How tokens are chosen; the same in all three APIs."""
 
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float | None, between(0, 2)] = None
+    top_p: Annotated[float | None, between(0, 1)] = None
     top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
+    min_p: Annotated[float | None, between(0, 1)] = None
+    min_tokens: TokenCount = None
+    frequency_penalty: Annotated[float | None, between(-2, 2)] = None
+    presence_penalty: Annotated[float | None, between(-2, 2)] = None
+    repetition_penalty: Annotated[float | None, between(0, 2)] = None
+    seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: int | list[int] | None = None
@@ -75,11 +96,11 @@ class CompletionRequest(UnbuiltFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
+    max_tokens: TokenCount = None
+    n: Count = None
+    best_of: Count = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, between(0, 5)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     suffix: str | None = None
@@ -89,14 +110,14 @@ class CompletionRequest(UnbuiltFields, kw_only=True):
 class ChatRequest(UnbuiltFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages = None
     input_ids: list[int] | None = None  # the prompt itself, instead of the messages through the template
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: TokenCount = None
+    max_completion_tokens: TokenCount = None
+    n: Count = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_generation_prompt: bool | None = None
@@ -137,8 +158,8 @@ class ResponsesRequest(EngineFields, kw_only=True):
     background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: Annotated[int | None, between(1, INT32_MAX)] = None
+    top_logprobs: TopLogprobs = None
     include: list[str] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None

@@ -14,9 +14,9 @@ import pytest
 from bough.core.finish import FinishAbort, FinishReason
 from bough.messages.requests import Abort, Generate
 from bough.server.app import App
-from bough.server.openai import routes
 from bough.server.openai.response_objects import ResponseObject
 from bough.server.openai.response_store import Record, ResponseStore
+from bough.server.openai.routes import routes
 from tests.fakes.scripted_engine import IM_END, ScriptedEngine
 
 Play = Sequence[int] | FinishReason | None

@@ -4,3 +4,9 @@
 engine's requests, `completions`, `chat` and `responses` turn answers into the second, `chunks` makes streams cheap;
 `generation`, `response_routes` and `models` connect both ends, and `routes` lists what they offer.
 """
+
+from __future__ import annotations
+
+from bough.server.openai.routes import routes
+
+__all__ = ["routes"]

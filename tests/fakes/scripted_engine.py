@@ -107,8 +107,11 @@ class ScriptedEngine:
             match message:
                 case Generate():
                     self._answer(message)
-                case Abort(handle=int(handle)):
-                    self._later([Delta(handle, "", b"", finish=FinishAbort("aborted", 499, "AbortError"))])
+                case Abort():
+                    for request in self.requests:
+                        if _means(message, request):
+                            end = FinishAbort("aborted", 499, "AbortError")
+                            self._later([Delta(request.handle, "", b"", finish=end)])
 
     def context(self, **settings: Any) -> ServerContext:
         model = ModelInfo("tiny", "/models/tiny", "/models/tiny", "LlamaForCausalLM", 512, 258, 1_700_000_000)
@@ -142,6 +145,12 @@ class ScriptedEngine:
             self._later(deltas[1:])
 
         asyncio.get_running_loop().call_soon(deliver)
+
+
+def _means(abort: Abort, request: Generate) -> bool:
+    if abort.handle is not None:
+        return abort.handle == request.handle
+    return abort.name is None or abort.name in (request.rid, *request.names)
 
 
 def _prompt_of(message: Generate) -> Prompt:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bough.core.errors import RequestError
 from bough.server.errors import HttpError
 from bough.server.openai.messages import Message, text_size
 from bough.server.openai.response_objects import ResponseObject
@@ -48,7 +49,13 @@ class ResponseStore:
         self._max_characters = max_characters
 
     def add(self, record: Record) -> None:
-        self._records[record.response.id] = record
+        """Remembers a response. Its id may be that of an ended one, which it replaces."""
+        id = record.response.id
+        earlier = self._records.pop(id, None)
+        if earlier is not None and not earlier.ended.is_set():
+            self._records[id] = earlier
+            raise RequestError(f"rid {id!r} is in use by another response; choose another.", field="rid")
+        self._records[id] = record
         self.trim()
 
     def find(self, id: str) -> Record:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason
 from bough.messages.requests import Abort, Generate
 from bough.server.app import App
@@ -410,3 +411,6 @@ def test_the_store_forgets_the_oldest_finished_responses() -> None:
     assert len(store) == 2 and store.find("running") and store.find("c")
     store.add(a_record("long", "z" * 100))
     assert len(store) == 2 and store.find("running") and store.find("long")
+    with pytest.raises(RequestError, match="in use"):
+        store.add(a_record("running", "another"))
+    assert store.find("running").messages == [{"role": "user", "content": "x"}]

@@ -120,10 +120,10 @@ class EngineClient:
         return await self._call(StopProfile)
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them."""
-        for answer in self._answers.values():
-            if abort_all or rid in answer.prompt.names:
-                self._scheduler.send(Abort(answer.handle))
+        """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those
+        of the engine's other clients too."""
+        if self._death is None:
+            self._scheduler.send(Abort() if abort_all else Abort(name=rid))
 
     # What the engine's side uses --------------------------------------------------------------------------------------
 
@@ -210,6 +210,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         priority=prompt.priority,
         logprobs=prompt.logprobs,
         stream=stream,
+        names=tuple(sorted(prompt.names - {prompt.rid})),
     )
 
 

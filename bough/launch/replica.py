@@ -15,11 +15,10 @@ from bough.client.inputs import InputReader
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.checks import check_model
-from bough.launch.parts import open_tokenizer
+from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.socket_folder import open_socket_folder
 from bough.launch.spec import ChildSpec, Role
 from bough.launch.supervisor import Supervisor
-from bough.loader.config import read_sampling_defaults
 from bough.loader.shapes import find_files
 from bough.messages.channels import Addresses
 from bough.tokenizer.tokenizer import Tokenizer
@@ -54,9 +53,7 @@ class Replica:
             raise self.supervisor.error or error from None
 
     def input_reader(self, tokenizer: Tokenizer | None) -> InputReader:
-        model = self.settings.model
-        defaults = read_sampling_defaults(self.files) if model.sampling_defaults == "model" else {}
-        return InputReader(tokenizer, defaults, model.random_seed)
+        return input_reader(self.files, self.settings.model, tokenizer)
 
     def wait_until_ready(self) -> None:
         self._ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]

@@ -31,13 +31,16 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     priority: int = 0
     logprobs: LogprobRequest | None = None
     stream: bool = False
+    names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Ends one request wherever it is; its caller still gets a terminal message. No handle: ends all."""
+    """Ends requests wherever they are; their callers still get a terminal message. Those with this handle, or with
+    this name, whichever client sent them; with neither, all."""
 
     handle: int | None = None
     message: str = "The request was aborted."
+    name: str | None = None
 
 
 class StreamEnded(msgspec.Struct, frozen=True, tag=True):

@@ -192,12 +192,13 @@ class Scheduler:
             case Generate():
                 self._take(message)
             case Abort():
-                for request in self._named(message.handle):
+                for request in self._meant(message):
                     self._abort(request, message.message, 499)
             case StreamEnded():
-                for request in self._named(message.handle):
-                    self._dequeue(request)
-                    self._committer.drop(request)
+                ended = self._requests.get(message.handle)
+                if ended is not None:  # else it has just ended by itself
+                    self._dequeue(ended)
+                    self._committer.drop(ended)
             case FlushCache():
                 self._flush(message)
             case GetState():
@@ -234,12 +235,12 @@ class Scheduler:
             text = f"The request cannot be read: {message.error}."
             self._committer.refuse(message.handle, FinishAbort(text))
 
-    def _named(self, handle: int | None) -> list[Request]:
-        """The request with this handle, unless it has just ended by itself; without a handle, all."""
-        if handle is None:
-            return list(self._requests.values())
-        request = self._requests.get(handle)
-        return [] if request is None else [request]
+    def _meant(self, message: Abort) -> list[Request]:
+        """The requests that an abort means, less those that have just ended by themselves."""
+        if message.handle is not None:
+            request = self._requests.get(message.handle)
+            return [] if request is None else [request]
+        return [r for r in self._requests.values() if message.name is None or message.name in r.names]
 
     def _abort(self, request: Request, text: str, status_code: int) -> None:
         self._end(request, FinishAbort(text, status_code, "AbortError"))

@@ -28,7 +28,6 @@ class Recording:
         try:
             text = self._begin(message) if isinstance(message, StartProfile) else self._end()
         except (RequestError, OSError, RuntimeError) as error:
-            self._wanted, self._running = None, False
             return Reply(message.call, False, str(error))
         return Reply(message.call, True, text)
 

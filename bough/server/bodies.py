@@ -6,8 +6,10 @@ let through and named once in the log, because real clients send fields of their
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -63,11 +65,21 @@ def decode_body(raw: bytes, struct: type[S]) -> S:
     """Bad JSON and wrong types raise; so does text that is not UTF-8."""
     try:
         body: S = decoder_of(struct).decode(raw or b"{}")
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
+        _suggest_field(str(error), struct)
         raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from None
     return body
+
+
+def _suggest_field(complaint: str, struct: type[msgspec.Struct]) -> None:
+    """An unknown field is most often a misspelt one."""
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown[1], _known_fields(struct), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RequestError(f"Unknown field {unknown[1]!r}.{hint}", field=unknown[1]) from None
 
 
 @functools.cache

@@ -90,8 +90,9 @@ def _validation_failure(text: str) -> Failure:
         assert match is not None
         name = f"{path}.{match[1]}" if path else match[1]
         return Failure(400, f"{'Unknown' if unknown else 'Missing'} field {name!r}.", "BadRequestError", name)
-    complaint = complaint.replace("`", "")
-    message = f"{path}: {complaint}." if path else f"{complaint}."
+    complaint = complaint.replace("`", "").replace(" | null", "")
+    complaint = complaint[0].lower() + complaint[1:]
+    message = f"{path}: {complaint}." if path else f"The body: {complaint}."
     return Failure(400, message, "BadRequestError", path.split("[")[0] or None)
 
 

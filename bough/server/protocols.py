@@ -6,8 +6,9 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.native import routes as native
 from bough.server.openai.routes import routes as openai
+from bough.server.openapi import described
 
 
 def all_endpoints(context: ServerContext) -> list[Endpoint]:
     """Every endpoint, with the page that describes them."""
-    return [*native(context), *openai(context)]
+    return described([*native(context), *openai(context)], context.settings.server)

@@ -183,19 +183,18 @@ def test_logprobs_are_unpacked_once_and_cut_with_the_ids() -> None:
     asyncio.run(go())
 
 
-def test_abort_means_exactly_the_named_request() -> None:
+def test_an_abort_goes_by_name() -> None:
     async def go() -> None:
         client, port = make_client()
         inputs = [READER.read(prompt="a", rid=rid) for rid in ("job", "job-2", "other")]
         inputs.append(READER.read(prompt="a", rid="many", sampling_params={"n": 2}))
         tasks = [asyncio.create_task(client.generate(i)) for i in inputs]  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        handles = {message.rid: message.handle for message in port.sent}
+        assert [(m.rid, m.names) for m in port.sent[-2:]] == [("many-0", ("many",)), ("many-1", ("many",))]
         port.sent.clear()
         client.abort("job")
-        assert port.sent == [Abort(handles["job"])]
-        client.abort("many")
-        assert port.sent[1:] == [Abort(handles["many-0"]), Abort(handles["many-1"])]
+        client.abort(abort_all=True)
+        assert port.sent == [Abort(name="job"), Abort()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -22,7 +22,7 @@ def _sampling_schema() -> dict[str, Any]:
         properties[name] = {"anyOf": [{"type": plain}, {"type": "array", "items": {"type": plain}}]}
     for name, low, high, _ in RANGES:
         properties[name] |= {"minimum": low, "maximum": high}
-    properties = {name: {**schema, "nullable": True} for name, schema in properties.items()}
+    properties = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in properties.items()}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -130,22 +130,6 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     output_ids: list[int]
     meta_info: MetaInfo
     index: int | None = None
-
-
-class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What went wrong, in one sentence."""
-
-    message: str
-    type: str
-    code: int
-    retryable: bool
-    param: str | None = None
-
-
-class NativeError(msgspec.Struct):
-    """The error of the native routes."""
-
-    error: ErrorBody
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

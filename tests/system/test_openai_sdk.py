@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fakes.serving import serving
+from tests.system.serving import load_of, running, until
 
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed (pip install bough[dev])")
 
@@ -22,8 +21,8 @@ GREEDY: dict[str, Any] = {"model": "any-name", "temperature": 0}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as url:
-        yield url
+    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
@@ -178,12 +177,7 @@ def test_leaving_a_stream_ends_its_request(client: Any, address: str) -> None:
     )
     next(iter(stream))
     stream.close()
-    for _ in range(200):
-        load = httpx.get(f"{address}/v1/loads").json()["loads"][0]
-        if load["num_running_reqs"] == 0:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"the request still runs: {load}")
+    until(lambda: load_of(address)["num_running_reqs"] == 0, "the abandoned request is gone")
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

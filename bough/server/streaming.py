@@ -11,8 +11,20 @@ from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs
 from bough.client.piece import Piece
 from bough.server.errors import Failure
+from bough.server.responses import encode_json
 from bough.server.sse import EventStream
 from bough.server.timing import timing_headers
+
+
+class NamedEvent(Protocol):
+    """An event of the protocols that name each of theirs, in its JSON and beside it."""
+
+    @property
+    def type(self) -> str: ...
+
+
+def named_event(event: NamedEvent) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode_json(event))
 
 
 class Writer(Protocol):

@@ -81,7 +81,9 @@ class Answer:
         self._finished_at: float | None = None
         self._pace = None if meter is None else Pace(meter, self._received_at)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, now: float | None = None) -> None:
+        """`now` is the time at which it came, where that is known already."""
+        now = now or time.perf_counter()
         if delta.text:
             self._unread.append(delta.text)
         self.ids += np.frombuffer(delta.ids, dtype=np.int32).tolist()
@@ -92,9 +94,9 @@ class Answer:
         self._retractions = delta.retractions
         if delta.finish is not None:
             self.finish = delta.finish
-            self._finished_at = time.perf_counter()
+            self._finished_at = now
         if self._pace is not None:
-            self._pace.add(delta, len(delta.ids) // ID_BYTES)
+            self._pace.add(delta, len(delta.ids) // ID_BYTES, now)
         self._news.tell(self)
 
     def fail(self, error: Exception) -> None:

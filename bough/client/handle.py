@@ -147,10 +147,11 @@ class EngineClient:
         match message:
             case Deltas():
                 self.heard_at = time.monotonic()
+                now = time.perf_counter()
                 for delta in message.items:
                     answer = self._answers.get(delta.handle)
                     if answer is not None:  # else its caller has left
-                        answer.add(delta)
+                        answer.add(delta, now)
             case Reply():
                 future = self._calls.pop(message.call, None)
                 if future is not None and not future.done():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from bough.core.finish import FinishAbort
-from bough.messages.outputs import Delta
+from bough.messages.outputs import Delta, Started
 from bough.observability.request_meter import RequestMeter
 
 
@@ -24,24 +24,14 @@ class Pace:
         self._tokens = 0
         self._ended = False
 
-    def add(self, delta: Delta, tokens: int) -> None:
-        now = time.perf_counter()
-        started = delta.started
-        if started is not None:
-            self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
-        if tokens:
-            more = tokens
-            if not self._tokens:
-                if tokens > 1 and started is not None:
-                    self._last_at += min(started.queue_time_s + started.prefill_time_s, now - self._last_at)
-                else:
-                    self._last_at = now
-                self._meter.first_token(self._last_at - self._received_at)
-                more -= 1
-            if more:
-                self._meter.more_tokens(more, now - self._last_at)
-            self._tokens += tokens
+    def add(self, delta: Delta, tokens: int, now: float) -> None:
+        more = tokens
+        if delta.started is not None:
+            more -= self._start(delta.started, tokens, now)
+        if more:
+            self._meter.more_tokens(more, now - self._last_at)
             self._last_at = now
+        self._tokens += tokens
         if delta.finish is not None:
             self._end(now, delta.retractions, incomplete=isinstance(delta.finish, FinishAbort))
 
@@ -49,6 +39,17 @@ class Pace:
         """The caller waits no longer."""
         if not self._ended:
             self._end(time.perf_counter(), retractions, incomplete=True)
+
+    def _start(self, started: Started, tokens: int, now: float) -> bool:
+        """The prompt has been computed; whether there is a first token, which has then been counted."""
+        self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
+        if not tokens:
+            return False
+        self._last_at = now
+        if tokens > 1:
+            self._last_at = min(self._received_at + started.queue_time_s + started.prefill_time_s, now)
+        self._meter.first_token(self._last_at - self._received_at)
+        return True
 
     def _end(self, now: float, retractions: int, *, incomplete: bool) -> None:
         self._ended = True

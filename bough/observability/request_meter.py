@@ -33,7 +33,10 @@ _FIRST = {
     metric: sum(width(other) for other in REQUEST_METRICS[:place]) for place, metric in enumerate(REQUEST_METRICS)
 }
 _SIZE = sum(map(width, REQUEST_METRICS))
-_GENERATED = _FIRST[metrics.GENERATION_TOKENS_TOTAL]
+_FIRST_TOKENS, _FURTHER_TOKENS = (
+    slice(_FIRST[metric], _FIRST[metric] + len(metric.buckets) + 1)
+    for metric in (metrics.TIME_TO_FIRST_TOKEN, metrics.INTER_TOKEN_LATENCY)
+)
 _GAPS = _FIRST[metrics.INTER_TOKEN_LATENCY]
 _GAP_BOUNDS = metrics.INTER_TOKEN_LATENCY.buckets
 _GAP_SUM = _GAPS + len(_GAP_BOUNDS) + 1
@@ -48,7 +51,10 @@ class RequestMeter:
         self._cells = self._counts.cells
 
     def totals(self) -> list[float]:
-        return self._counts.totals()
+        totals = self._counts.totals()
+        # Every token is a first or a further one: counting it once is enough.
+        totals[_FIRST[metrics.GENERATION_TOKENS_TOTAL]] = sum(totals[_FIRST_TOKENS]) + sum(totals[_FURTHER_TOKENS])
+        return totals
 
     def started(self, prompt_tokens: int, cached_tokens: int, queue_s: float) -> None:
         """A request's prompt has been computed."""
@@ -58,14 +64,12 @@ class RequestMeter:
         self._observe(metrics.QUEUE_TIME, queue_s)
 
     def first_token(self, after_s: float) -> None:
-        self._cells[_GENERATED] += 1
         self._observe(metrics.TIME_TO_FIRST_TOKEN, after_s)
 
     def more_tokens(self, count: int, within_s: float) -> None:
         """Further tokens of one request, that long after its last ones. The one thing that is called for each chunk of
         a stream, and therefore written out."""
         cells = self._cells
-        cells[_GENERATED] += count
         cells[_GAPS + bisect_left(_GAP_BOUNDS, within_s / count)] += count
         cells[_GAP_SUM] += within_s
 

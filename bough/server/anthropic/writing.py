@@ -67,9 +67,7 @@ class MessageForm:
         """The message of which nothing but its prompt is known."""
         usage = usage_of(answer, output_tokens=0)
         return MessageStart(
-            message=Message(
-                id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
-            )
+            message=Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
         )
 
     def ended(self, answer: Answer) -> MessageDelta:

@@ -115,7 +115,8 @@ def test_options_reach_the_engine(options: dict[str, Any], expected: dict[str, A
 @pytest.mark.parametrize(("path", "base"), CALLS)
 def test_nothing_to_answer_means_load(path: str, base: dict[str, Any]) -> None:
     async def use(desk: Desk) -> None:
-        answer = await desk.post(path, **dict.fromkeys(base), keep_alive=0)
+        nothing: dict[str, Any] = dict.fromkeys(base)
+        answer = await desk.post(path, **nothing, keep_alive=0)
         assert answer["done"] is True and answer["done_reason"] == "load" and text_of(answer) == ""
         assert desk.engine.requests == []
 
@@ -211,7 +212,8 @@ def test_the_model() -> None:
         (model,) = (await desk.http.get("/api/tags")).json()["models"]
         assert model["name"] == model["model"] == "tiny" and model["details"]["family"] == "llama"
         assert datetime.fromisoformat(model["modified_at"]).year == 2023
-        for name in ({"model": "tiny"}, {"model": "tiny:latest"}, {"name": "tiny"}, {}):
+        names: list[dict[str, Any]] = [{"model": "tiny"}, {"model": "tiny:latest"}, {"name": "tiny"}, {}]
+        for name in names:
             shown = await desk.post("/api/show", **name)
             assert shown["model_info"]["llama.context_length"] == 512 and shown["capabilities"] == ["completion"]
         assert "other" in (await desk.post("/api/show", 404, model="other"))["error"]

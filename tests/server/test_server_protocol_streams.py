@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from bough.client.answer import Answer
 from bough.client.piece import Piece
 from bough.core.finish import FinishLength, FinishReason, FinishStop
+from bough.server.anthropic import writing as anthropic
 from bough.server.anthropic.objects import ContentBlockDelta, TextDelta
 from bough.server.anthropic.writing import MessageForm, MessageWriter
-from bough.server.ollama.writing import AnswerForm, LineWriter, line
+from bough.server.errors import Failure
+from bough.server.ollama import writing as ollama
+from bough.server.ollama.writing import KEEP_ALIVE, AnswerForm, LineWriter, line
 from bough.server.responses import encode_json
 from bough.server.streaming import named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
@@ -113,3 +116,17 @@ def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
         assert {**lines[-1], "message": {"role": "assistant", "content": text}} == whole
     else:
         assert {**lines[-1], "response": "".join(each["response"] for each in lines)} == whole
+
+
+def test_streams_that_break_end_with_an_error_of_their_protocol() -> None:
+    failure = Failure(503, "The engine has ended.", "EngineDeadError")
+    name, data = anthropic.broken_stream(failure).decode().strip().split("\n")
+    assert name == "event: error"
+    error = {"type": "overloaded_error", "message": "The engine has ended."}
+    assert json.loads(data.removeprefix("data: ")) == {"type": "error", "error": error}
+    assert json.loads(ollama.broken_stream(failure)) == {"error": "The engine has ended."}
+
+
+def test_what_keeps_a_stream_of_lines_alive_is_part_of_the_next_line() -> None:
+    stream = KEEP_ALIVE + KEEP_ALIVE + line({"done": False}) + KEEP_ALIVE + line({"done": True})
+    assert [json.loads(each)["done"] for each in stream.splitlines()] == [False, True]

@@ -34,11 +34,16 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 # ---- flags
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None) -> None:
-    """Adds a flag for every setting, group by group, and `--config`. `defaults` are shown in place of the settings' own
-    by commands that have others; they do not become values."""
+def add_engine_flags(
+    parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None, *, server: bool = False
+) -> None:
+    """Adds a flag for every setting of an engine, group by group, those of the server where there is one, and
+    `--config`. `defaults` are shown in place of the settings' own by commands that have others; they do not become
+    values."""
     defaults = defaults or {}
     for group, fields in itertools.groupby(all_fields(), key=lambda pair: pair[0]):
+        if group == "server" and not server:
+            continue
         section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
         for _, f in fields:
             _add_setting(section, f, defaults.get(f.name, f.default))

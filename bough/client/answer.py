@@ -2,26 +2,29 @@
 
 Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn. A slow reader therefore
 finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per request.
+Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bough.client.inputs import Prompt
+from bough.client.logprobs import LogprobColumns
+from bough.client.pace import Pace
+from bough.client.piece import Piece
+from bough.client.timings import Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
+from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
-Entry = tuple[float | None, int, str | None]
+ID_BYTES = 4  # of a token id on the wire
 WEIGHT_VERSION = "default"  # weights are loaded once; SGLang's clients expect the field
 
 
@@ -50,34 +53,50 @@ class News:
 class Answer:
     """One request's output, cumulative. Lives on the client's event loop."""
 
-    def __init__(self, handle: int, index: int, prompt: Prompt, tokenizer: Tokenizer | None, news: News) -> None:
+    def __init__(
+        self,
+        handle: int,
+        index: int,
+        prompt: Prompt,
+        tokenizer: Tokenizer | None,
+        news: News,
+        meter: RequestMeter | None = None,
+    ) -> None:
         self.handle = handle
         self.index = index  # among the prompts of its call
         self.prompt = prompt
-        self.text = ""
         self.ids: list[int] = []
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
+        self.input_logprobs = LogprobColumns()
+        self.output_logprobs = LogprobColumns()  # may run past `ids`: what stands behind a stop string was cut
+        self._read: list[str] = []  # text that was taken in pieces; followed by
+        self._unread: list[str] = []
+        self._read_ids = 0
         self._tokenizer = tokenizer
         self._started: Started | None = None
         self._retractions = 0
-        self._output_logprobs = _Columns()
-        self._input_logprobs = _Columns()
         self._news = news
         self._received_at = time.perf_counter()
         self._finished_at: float | None = None
+        self._pace = None if meter is None else Pace(meter, self._received_at)
 
-    def add(self, delta: Delta) -> None:
-        self.text += delta.text
+    def add(self, delta: Delta, now: float | None = None) -> None:
+        """`now` is the time at which it came, where that is known already."""
+        now = now or time.perf_counter()
+        if delta.text:
+            self._unread.append(delta.text)
         self.ids += np.frombuffer(delta.ids, dtype=np.int32).tolist()
         for run in delta.logprobs:
-            self._add_logprobs(self._output_logprobs, run)
+            self._add_logprobs(self.output_logprobs, run)
         if delta.started is not None:
             self._start(delta.started)
         self._retractions = delta.retractions
         if delta.finish is not None:
             self.finish = delta.finish
-            self._finished_at = time.perf_counter()
+            self._finished_at = now
+        if self._pace is not None:
+            self._pace.add(delta, len(delta.ids) // ID_BYTES, now)
         self._news.tell(self)
 
     def fail(self, error: Exception) -> None:
@@ -85,6 +104,32 @@ class Answer:
         if self.finish is None:
             self.error = error
             self._news.tell(self)
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        if self._pace is not None:
+            self._pace.leave(self._retractions)
+
+    def take(self) -> Piece:
+        """What has come since the last piece was taken. An answer has one reader."""
+        text, first = "".join(self._unread), self._read_ids
+        if text:
+            self._read.append(text)
+            self._unread.clear()
+        self._read_ids = len(self.ids)
+        return Piece(self, text, self.ids[first:], first, self.finish)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if len(self._read) > 1:  # kept joined: protocols that show everything ask again with every piece
+            self._read = ["".join(self._read)]
+        return "".join(self._read + self._unread)
+
+    @property
+    def started(self) -> bool:
+        """Its prompt has been computed."""
+        return self._started is not None
 
     @property
     def done(self) -> bool:
@@ -96,45 +141,64 @@ class Answer:
         refused = isinstance(self.finish, FinishAbort) and self.finish.status_code != 499
         return self.finish if refused else None  # type: ignore[return-value]
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Those that were used: a prompt that is too long may have been cut."""
+        return len(self.prompt.ids) if self._started is None else self._started.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self._started is None else self._started.cached_tokens
+
+    @property
+    def timings(self) -> Timings:
+        end = self._finished_at or time.perf_counter()
+        return Timings(
+            queue_s=0.0 if self._started is None else self._started.queue_time_s,
+            prefill_s=0.0 if self._started is None else self._started.prefill_time_s,
+            total_s=end - self._received_at,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=len(self.ids),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """SGLang's form of an output, complete up to now."""
         shown = {"text": self.text} if self._tokenizer is not None else {}
-        return {**shown, "output_ids": list(self.ids), "meta_info": self._meta_info()}
+        return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
+
+    def meta_info(self) -> dict[str, Any]:
+        """SGLang's `meta_info`, complete up to now."""
+        end = self._finished_at or time.perf_counter()
+        meta: dict[str, Any] = {
+            "id": self.prompt.rid,
+            "finish_reason": None if self.finish is None else finish_to_dict(self.finish),
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self.ids),
+            "cached_tokens": self.cached_tokens,
+            "reasoning_tokens": 0,
+            "num_retractions": self._retractions,
+            "weight_version": WEIGHT_VERSION,
+            "queue_time": 0.0 if self._started is None else self._started.queue_time_s,
+            "e2e_latency": end - self._received_at,
+        }
+        if self.prompt.show_ids:
+            meta["prompt_token_ids"] = self.prompt.ids[: self.prompt_tokens].tolist()
+        if self.prompt.logprobs is not None:
+            meta.update(self._logprob_fields(self.prompt.logprobs))
+        return meta
 
     def _start(self, started: Started) -> None:
         self._started = started
         wanted = self.prompt.logprobs
         if wanted is None or wanted.start < 0:
             return
-        first = int(self.prompt.ids[wanted.start])
-        self._input_logprobs.add([(None, first, self._text_of(first))], [None], [None])  # nothing stands before it
+        self.input_logprobs.add_first(int(self.prompt.ids[wanted.start]), self._text_of)
         if started.input_logprobs is not None:
-            self._add_logprobs(self._input_logprobs, started.input_logprobs)
-
-    def _meta_info(self) -> dict[str, Any]:
-        started = self._started
-        prompt_tokens = len(self.prompt.ids) if started is None else started.prompt_tokens
-        end = self._finished_at or time.perf_counter()
-        meta: dict[str, Any] = {
-            "id": self.prompt.rid,
-            "finish_reason": None if self.finish is None else finish_to_dict(self.finish),
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(self.ids),
-            "cached_tokens": 0 if started is None else started.cached_tokens,
-            "reasoning_tokens": 0,
-            "num_retractions": self._retractions,
-            "weight_version": WEIGHT_VERSION,
-            "queue_time": 0.0 if started is None else started.queue_time_s,
-            "e2e_latency": end - self._received_at,
-        }
-        if self.prompt.show_ids:
-            meta["prompt_token_ids"] = self.prompt.ids[:prompt_tokens].tolist()
-        if self.prompt.logprobs is not None:
-            meta.update(self._logprob_fields(self.prompt.logprobs))
-        return meta
+            self._add_logprobs(self.input_logprobs, started.input_logprobs)
 
     def _logprob_fields(self, wanted: LogprobRequest) -> dict[str, Any]:
-        given, output, count = self._input_logprobs, self._output_logprobs, len(self.ids)
+        given, output, count = self.input_logprobs, self.output_logprobs, len(self.ids)
         # The tokens after a stop string's match were cut; so are their logprobs.
         fields: dict[str, Any] = {
             "input_token_logprobs": list(given.tokens),
@@ -149,45 +213,11 @@ class Answer:
             fields["output_token_ids_logprobs"] = output.chosen[:count]
         return fields
 
-    def _add_logprobs(self, columns: _Columns, run: LogprobRun) -> None:
-        """Unpacks a run once, when it comes; every piece of a stream shows all entries again."""
+    def _add_logprobs(self, columns: LogprobColumns, run: LogprobRun) -> None:
         ids = () if self.prompt.logprobs is None else self.prompt.logprobs.ids
-        tokens = np.frombuffer(run.tokens, dtype=np.int32).tolist()
-        logprobs = np.frombuffer(run.logprobs, dtype=np.float32).tolist()
-        n = len(tokens)
-        top_values = np.frombuffer(run.top_logprobs, dtype=np.float32).reshape(n, run.top).tolist()
-        top_ids = np.frombuffer(run.top_ids, dtype=np.int32).reshape(n, run.top).tolist()
-        chosen = np.frombuffer(run.id_logprobs, dtype=np.float32).reshape(n, len(ids)).tolist()
-        columns.add(
-            self._entries(logprobs, tokens),
-            [self._entries(values, of) for values, of in zip(top_values, top_ids, strict=True)],
-            [self._entries(values, ids) for values in chosen],
-        )
-
-    def _entries(self, values: Sequence[float], tokens: Sequence[int]) -> list[Entry]:
-        return [
-            (value if math.isfinite(value) else None, token, self._text_of(token))
-            for value, token in zip(values, tokens, strict=True)
-        ]
+        columns.add(run, ids, self._text_of)
 
     def _text_of(self, token: int) -> str | None:
         if not self.prompt.logprob_texts or self._tokenizer is None:
             return None
         return self._tokenizer.token_text(token)
-
-
-@dataclass(slots=True)
-class _Columns:
-    """Logprobs of consecutive positions as `(logprob, id, text or None)`: of the token itself, of the likeliest, and
-    of the ids that were asked for."""
-
-    tokens: list[Entry] = field(default_factory=list)
-    top: list[list[Entry] | None] = field(default_factory=list)
-    chosen: list[list[Entry] | None] = field(default_factory=list)
-
-    def add(
-        self, tokens: Sequence[Entry], top: Sequence[list[Entry] | None], chosen: Sequence[list[Entry] | None]
-    ) -> None:
-        self.tokens += tokens
-        self.top += top
-        self.chosen += chosen

@@ -32,10 +32,7 @@ UNBUILT_SETTINGS: dict[str, Any] = {
     "ep_size": 1,
     "nnodes": 1,
     "node_rank": 0,
-    "host": "127.0.0.1",
-    "port": 30000,
     "trust_remote_code": False,
-    "enable_metrics": False,
     "enable_lora": False,
     "is_embedding": False,
     "speculative_algorithm": None,
@@ -159,6 +156,40 @@ class ProcessSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The HTTP server of `bough serve`."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all of this machine's")
+    port: int = setting(30000, "port to listen on", low=0, high=65535)
+    uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
+    root_path: str = setting("", "prefix under which a proxy shows this server")
+    api_key: str | None = setting(None, "key that clients must send; BOUGH_API_KEY keeps it out of the process list")
+    admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
+    ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
+    ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
+    allowed_origins: str | None = setting(
+        None, "origins whose web pages may call the server (CORS), separated by commas, or *; none when left out"
+    )
+    max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
+    strict_fields: bool = setting(False, "refuse unknown fields on the OpenAI, Anthropic and Ollama routes as well")
+    tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)
+    log_requests: bool = setting(False, "log lines for each request, when it comes and when it ends: id, sizes, times")
+    log_requests_level: int = setting(
+        2,
+        "what those lines show besides: 1 sampling, 2 also the beginning of texts, 3 all of them",
+        choices=(0, 1, 2, 3),
+    )
+    otlp_endpoint: str | None = setting(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; needs bough[otel]"
+    )
+    enable_metrics: bool = setting(False, "accepted for SGLang's users; /metrics is always on")
+    watchdog_timeout: float = setting(
+        300.0, "seconds without progress after which the engine counts as stuck; 0 for never", low=0.0
+    )
+    drain_timeout_s: float = setting(60.0, "how long running requests may go on when the server is told to stop", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All groups of one engine."""
 
@@ -166,6 +197,7 @@ class Settings:
     memory: MemorySettings = MemorySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     process: ProcessSettings = ProcessSettings()
+    server: ServerSettings = ServerSettings()
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Settings:
@@ -189,8 +221,13 @@ class Settings:
         return cls(**{name: group(**chosen.get(name, {})) for name, group in GROUPS.items()})
 
     def to_flat(self) -> dict[str, Any]:
-        """The inverse of `from_flat`: what a child process is given, and what `get_server_info` shows."""
+        """The inverse of `from_flat`: what a child process is given."""
         return {f.name: getattr(getattr(self, group), f.name) for group, f in all_fields()}
+
+    def to_shown(self) -> dict[str, Any]:
+        """`to_flat` for anybody to see: a key shows only that there is one."""
+        flat = self.to_flat()
+        return flat | {name: "***" for name in SECRETS if flat[name] is not None}
 
 
 GROUPS: dict[str, type[Any]] = {
@@ -198,7 +235,9 @@ GROUPS: dict[str, type[Any]] = {
     "memory": MemorySettings,
     "scheduler": SchedulerSettings,
     "process": ProcessSettings,
+    "server": ServerSettings,
 }
+SECRETS = ("api_key", "admin_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
 def all_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:

@@ -14,17 +14,20 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from bough.core.errors import BoughError
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
 
 def main() -> None:
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    at_parents_end: list[Callable[[], None]] = []
+    threading.Thread(target=_leave_with_parent, args=(at_parents_end,), daemon=True).start()
     _show_role(f"bough::{spec.role}")
 
     def announce(**news: Any) -> None:
@@ -36,6 +39,10 @@ def main() -> None:
             from bough.launch.scheduler_process import run_scheduler
 
             run_scheduler(spec, announce)
+        elif spec.role == "server":
+            from bough.launch.server_process import run_server
+
+            run_server(spec, announce, at_parents_end)
         else:
             from bough.launch.detokenizer_process import run_detokenizer
 
@@ -58,10 +65,12 @@ def _take_over_stdout() -> BinaryIO:
     return pipe
 
 
-def _leave_with_parent() -> None:
+def _leave_with_parent(last_words: list[Callable[[], None]]) -> None:
     # Read from the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
     while os.read(0, 4096):
         pass
+    for say in last_words:
+        say()
     os._exit(1)
 
 

@@ -9,8 +9,8 @@ import zmq
 
 from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
-from bough.messages.channels import Receiver, Sender
-from bough.messages.outputs import Deltas, ToDetokenizer
+from bough.messages.channels import ClientSenders, Receiver, Sender, client_of
+from bough.messages.outputs import Delta, Deltas, Reply, ToDetokenizer
 from bough.messages.requests import StreamEnded
 from bough.observability.logs import set_up_logging
 from bough.tokenizer.detokenizer import Detokenizer
@@ -19,12 +19,23 @@ from bough.tokenizer.detokenizer import Detokenizer
 class ChannelOutlet:
     """The detokenizer's news over the engine's channels."""
 
-    def __init__(self, client: Sender, scheduler: Sender) -> None:
-        self._client = client
+    def __init__(self, clients: ClientSenders, scheduler: Sender) -> None:
+        self._clients = clients
         self._scheduler = scheduler
 
     def deltas(self, message: Deltas) -> None:
-        self._client.send(message)
+        """Each client gets its deltas of the step in one message."""
+        if len(self._clients) == 1:
+            self._clients[0].send(message)
+            return
+        shares: dict[int, list[Delta]] = {}
+        for delta in message.items:
+            shares.setdefault(client_of(delta.handle), []).append(delta)
+        for client, share in shares.items():
+            self._clients[client].send(Deltas(share))
+
+    def reply(self, message: Reply) -> None:
+        self._clients.to(message.call).send(message)
 
     def stream_ended(self, message: StreamEnded) -> None:
         self._scheduler.send(message)
@@ -35,7 +46,7 @@ def run_detokenizer(spec: ChildSpec, announce: Callable[..., None]) -> None:
     set_up_logging("detokenizer", settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
     inbox: Receiver[ToDetokenizer] = Receiver(context, spec.addresses.detokenizer, ToDetokenizer)
-    outlet = ChannelOutlet(Sender(context, spec.addresses.client), Sender(context, spec.addresses.scheduler))
+    outlet = ChannelOutlet(ClientSenders(context, spec.addresses), Sender(context, spec.addresses.scheduler))
     tokenizer = open_tokenizer(spec.files, settings.model)
     detokenizer = Detokenizer(tokenizer, outlet, settings.scheduler.stream_interval)
     announce(ready={})

@@ -18,20 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bough.client.answer import WEIGHT_VERSION
-from bough.client.inputs import InputReader, Inputs
-from bough.core.errors import BoughError, EngineDeadError, RequestError
-from bough.core.seeds import seed_for_requests
+from bough.client.inputs import Inputs
+from bough.core.errors import EngineDeadError, RequestError
 from bough.core.settings import Settings
-from bough.launch.checks import check_model
 from bough.launch.link import Link
-from bough.launch.parts import open_tokenizer
-from bough.launch.socket_folder import open_socket_folder
-from bough.launch.spec import ChildSpec
+from bough.launch.replica import Replica
 from bough.launch.supervisor import Supervisor
-from bough.loader.config import read_sampling_defaults
-from bough.loader.shapes import find_files
-from bough.messages.channels import Addresses
 from bough.observability.logs import set_up_logging
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
@@ -134,24 +126,14 @@ class Engine:
 
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
-        model_path = str(self._files.gguf or self._files.folder)
-        return {
-            "model_path": model_path,
-            "tokenizer_path": self.settings.model.tokenizer_path or model_path,
-            "served_model_name": self.served_model_name,
-            "is_generation": True,
-            "weight_version": WEIGHT_VERSION,
-            "architecture": self._ready["scheduler"]["architecture"],
-            "context_length": self._ready["scheduler"]["context_length"],
-            "vocab_size": self._ready["scheduler"]["vocab_size"],
-        }
+        return self._replica.model_info()
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
         reply = self._wait(self._client.state())
         return {
-            **self.settings.to_flat(),
-            **self._ready["scheduler"],
+            **self.settings.to_shown(),
+            **self._replica.limits,
             **self.get_model_info(),
             "version": __version__,
             "internal_states": [reply.data],
@@ -159,7 +141,7 @@ class Engine:
 
     @property
     def served_model_name(self) -> str:
-        return self.settings.model.served_model_name or self._files.name
+        return self._replica.served_model_name
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -184,32 +166,18 @@ class Engine:
     # Start ------------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        model = self.settings.model
-        self._files = find_files(model)
-        addresses = Addresses.in_folder(open_socket_folder(self._cleanup))
+        self._replica = Replica(self.settings, self._cleanup)
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
-        self._link = Link(addresses)
+        self._link = Link(self._replica.addresses)
         self._cleanup.callback(self._link.close)
-        supervisor = Supervisor(self._link.die)
+        supervisor = self._replica.supervise(self._link.die)
         self._cleanup.callback(_end_processes, supervisor, self._link)
         self._link.open()
-        flat = self.settings.to_flat()
-        supervisor.start([ChildSpec(role, flat, addresses, self._files) for role in ("scheduler", "detokenizer")])
-        self._tokenizer = self._check_and_open_tokenizer(supervisor)
-        defaults = read_sampling_defaults(self._files) if model.sampling_defaults == "model" else {}
-        seed = seed_for_requests(model.random_seed, model.enable_deterministic_inference)
-        self._reader = InputReader(self._tokenizer, defaults, seed)
-        self._ready = supervisor.wait_until_ready(self.settings.process.start_timeout_s)
+        self._replica.start()
+        self._tokenizer = self._replica.open_tokenizer()
+        self._reader = self._replica.input_reader(self._tokenizer)
+        self._replica.wait_until_ready()
         self._client = self._link.connect(self._tokenizer)
-
-    def _check_and_open_tokenizer(self, supervisor: Supervisor) -> Tokenizer | None:
-        """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
-        tokenizer too; the user shall hear of what matters more."""
-        try:
-            check_model(self._files, self.settings.model)
-            return open_tokenizer(self._files, self.settings.model)
-        except BoughError as error:
-            raise supervisor.error or error from None
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 

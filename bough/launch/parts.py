@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bough.client.inputs import InputReader
 from bough.core.model_config import ModelConfig
+from bough.core.seeds import seed_for_requests
 from bough.core.settings import ModelSettings
+from bough.loader.config import read_sampling_defaults
 from bough.loader.locate import ModelFiles
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -24,6 +27,13 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
     if files.tokenizer is not None or files.gguf is None:
         return load_tokenizer(files.tokenizer or files.folder, chat_template=settings.chat_template)
     return _open(files.gguf, settings.chat_template)
+
+
+def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenizer | None) -> InputReader:
+    """Reads requests with the model's own defaults of sampling."""
+    defaults = read_sampling_defaults(files) if settings.sampling_defaults == "model" else {}
+    seed = seed_for_requests(settings.random_seed, settings.enable_deterministic_inference)
+    return InputReader(tokenizer, defaults, seed)
 
 
 def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> tuple[int, ...]:

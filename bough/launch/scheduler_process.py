@@ -17,9 +17,9 @@ from bough.launch.kv_events import KVEventPublisher, parse_config
 from bough.launch.parts import end_ids
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
-from bough.messages.channels import Receiver, Sender
+from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import Garbled, ToScheduler
+from bough.messages.requests import Garbled, Ping, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
 
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 class ChannelOutbox:
     """The scheduler's answers over the engine's channels."""
 
-    def __init__(self, detokenizer: Sender, client: Sender) -> None:
+    def __init__(self, detokenizer: Sender, clients: ClientSenders) -> None:
         self._detokenizer = detokenizer
-        self._client = client
+        self._clients = clients
 
-    def tokens(self, message: Open | StepOutput) -> None:
+    def tokens(self, message: Open | StepOutput | Ping) -> None:
         self._detokenizer.send(message)
 
     def reply(self, message: Reply) -> None:
-        self._client.send(message)
+        self._clients.to(message.call).send(message)
 
 
 def open_trace(settings: ProcessSettings) -> StepTrace | None:
@@ -56,7 +56,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     set_up_logging("scheduler", settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
     inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler, Garbled)
-    outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), Sender(context, spec.addresses.client))
+    outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))
 
     events = None
     if settings.memory.kv_events_config is not None:
@@ -65,6 +65,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     trace = open_trace(settings.process)
 
     from bough.executor.build import build_executor
+    from bough.executor.profiler import TorchProfiler
     from bough.scheduler.loop import Scheduler
 
     loaded = build_executor(spec.files, settings)
@@ -79,6 +80,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         eos_ids=end_ids(spec.files, loaded.config, settings.model),
         events=events,
         timeline=trace,
+        profiler=TorchProfiler(),
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     # What lives now lives for good; collecting it again and again would stall steps.

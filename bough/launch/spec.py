@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +12,19 @@ import msgspec
 from bough.core.settings import Settings
 from bough.loader.locate import ModelFiles
 from bough.messages.channels import Addresses
+from bough.server.context import ModelInfo
 
-Role = Literal["scheduler", "detokenizer"]
+STACK_SIGNAL = signal.SIGUSR1  # has a child print the stacks of its threads, even one that is stuck
+Role = Literal["scheduler", "detokenizer", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """What a further HTTP process needs to know beside what all do."""
+
+    number: int  # of its client
+    listener_fd: int
+    model: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,7 @@ class ChildSpec:
     settings: dict[str, Any]
     addresses: Addresses
     files: ModelFiles
+    server: ServerSpec | None = None
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

@@ -22,7 +22,7 @@ from typing import Any
 
 from bough.core import errors
 from bough.core.errors import BoughError, EngineDeadError
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,12 @@ GRACE_S = 5.0  # how long a child may take to leave by itself
 class Child:
     """One process and what it has announced."""
 
-    def __init__(self, role: str) -> None:
-        self.role = role
+    def __init__(self, spec: ChildSpec) -> None:
+        self.role = spec.role
         self.ready: dict[str, Any] | None = None
         self.fatal: str | None = None
         self.kind: str | None = None
+        self.dismissed = False  # it was told to leave before the others
         # -P: a file in the user's folder that is called like a module must not be imported in its place.
         # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
         self.process = subprocess.Popen(
@@ -44,6 +45,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
+            pass_fds=() if spec.server is None else (spec.server.listener_fd,),
             env=child_environment(),
         )
 
@@ -64,6 +66,14 @@ class Child:
             self.fatal, self.kind = news.get("fatal"), news.get("kind")
         return self.process.wait()
 
+    def end_now(self) -> None:
+        """Kills it; one with clients of its own sees its parent go, and tells them before it leaves."""
+        if self.role != "server":
+            self.process.kill()
+        elif self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+
     def obituary(self, code: int) -> str:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         words = f": {self.fatal}" if self.fatal else "."
@@ -83,7 +93,7 @@ class Supervisor:
     def start(self, specs: Sequence[ChildSpec]) -> None:
         """Starts the children one by one; `close` ends those that were started, whatever happens here."""
         for spec in specs:
-            child = Child(spec.role)
+            child = Child(spec)
             self.children.append(child)
             child.tell(spec)
             threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.role}").start()
@@ -100,6 +110,23 @@ class Supervisor:
             if self.error is not None:
                 raise self.error
             return {child.role: child.ready or {} for child in self.children}
+
+    def print_stacks(self) -> None:
+        """Has every child print where its threads are; those that have ended cannot."""
+        for child in self.children:
+            if child.process.poll() is None:
+                child.process.send_signal(STACK_SIGNAL)
+
+    def dismiss(self, role: str, timeout_s: float) -> None:
+        """Has the children of one role leave, in their own time, before the others. Waits for them."""
+        leaving = [child for child in self.children if child.role == role]
+        for child in leaving:
+            child.dismissed = True
+            child.process.terminate()
+        deadline = time.monotonic() + timeout_s
+        for child in leaving:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # `close` will not wait for it
+                child.process.wait(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Waits for the children, who have been told to leave, and ends those who do not."""
@@ -124,14 +151,14 @@ class Supervisor:
     def _watch(self, child: Child) -> None:
         code = child.listen(self._notify)
         with self._changed:
-            if self._closing:
+            if self._closing or child.dismissed:
                 return
             self._closing = True
             text = child.obituary(code)
             self.error = _as_error(child, text)
             self._changed.notify_all()
         for other in list(self.children):
-            other.process.kill()
+            other.end_now()
         self._on_death(EngineDeadError(text))
 
     def _notify(self) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 M = TypeVar("M")
+CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second over nine years
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,18 @@ class Addresses:
 
     scheduler: str
     detokenizer: str
-    client: str
+    clients: tuple[str, ...]  # by the client's number
 
     @classmethod
-    def in_folder(cls, folder: Path) -> Addresses:
+    def in_folder(cls, folder: Path, clients: int = 1) -> Addresses:
         """The folder must be private to the user: whoever can open these files can talk to the engine."""
-        return cls(*(f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer", "client")))
+        scheduler, detokenizer = (f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer"))
+        return cls(scheduler, detokenizer, tuple(f"ipc://{folder}/client{number}" for number in range(clients)))
+
+    @property
+    def folder(self) -> Path:
+        """Where all of them lie."""
+        return Path(self.scheduler.removeprefix("ipc://")).parent
 
 
 class Sender:
@@ -51,6 +58,33 @@ class Sender:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class ClientSenders:
+    """The ways to an engine's clients. The number of a client stands in the upper bits of the handles and calls that it
+    gives out, so an answer finds its way by the number it answers to."""
+
+    def __init__(self, context: zmq.Context[Any], addresses: Addresses) -> None:
+        self._senders = [Sender(context, address) for address in addresses.clients]
+
+    def __len__(self) -> int:
+        return len(self._senders)
+
+    def to(self, handle: int) -> Sender:
+        """The client that gave out this handle."""
+        return self._senders[client_of(handle)]
+
+    def __getitem__(self, number: int) -> Sender:
+        return self._senders[number]
+
+
+def first_handle(client: int) -> int:
+    """Where a client begins to count its handles and calls."""
+    return (client << CLIENT_SHIFT) + 1
+
+
+def client_of(handle: int) -> int:
+    return handle >> CLIENT_SHIFT
 
 
 class Receiver(Generic[M]):

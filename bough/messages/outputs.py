@@ -12,7 +12,7 @@ import msgspec
 
 from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
-from bough.messages.requests import Shutdown
+from bough.messages.requests import Ping, Shutdown
 
 
 class LogprobRun(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +43,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int
     queue_time_s: float
     input_logprobs: LogprobRun | None = None
+    prefill_time_s: float = 0.0  # from when it was admitted
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +65,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
 
 
-ToDetokenizer = Open | StepOutput | Shutdown
+ToDetokenizer = Open | StepOutput | Ping | Shutdown
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +87,7 @@ class Deltas(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a command (`FlushCache`, `GetState`)."""
+    """The answer to a command."""
 
     call: int
     ok: bool

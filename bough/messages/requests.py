@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from bough.core.sampling_params import SamplingParams
+
+PauseMode = Literal["abort", "retract", "in_place"]
 
 
 class LogprobRequest(msgspec.Struct, frozen=True):
@@ -27,13 +31,16 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     priority: int = 0
     logprobs: LogprobRequest | None = None
     stream: bool = False
+    names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Ends one request wherever it is; its caller still gets a terminal message. No handle: ends all."""
+    """Ends requests wherever they are; their callers still get a terminal message. Those with this handle, or with
+    this name, whichever client sent them; with neither, all."""
 
     handle: int | None = None
     message: str = "The request was aborted."
+    name: str | None = None
 
 
 class StreamEnded(msgspec.Struct, frozen=True, tag=True):
@@ -54,6 +61,45 @@ class GetState(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Goes the way of a request: the scheduler hands it on and the detokenizer replies. Both are alive when it comes
+    back."""
+
+    call: int
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Stops computing until `Resume`; requests are taken in and wait. `mode` says what becomes of those that run:
+    abort ends all, retract sends them back to the queue without their pages, in_place leaves them in their rows."""
+
+    call: int
+    mode: PauseMode = "abort"
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Goes on after a `Pause`."""
+
+    call: int
+
+
+class StartProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Records what the engine does, from `start_step` steps on, for `num_steps` steps or until `StopProfile`."""
+
+    call: int
+    output_dir: str | None = None
+    start_step: int = 0
+    num_steps: int | None = None
+    activities: tuple[str, ...] = ()  # CPU, GPU; what the machine has when left out
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag=True):
+    """Ends the recording and writes it to its file."""
+
+    call: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the process. Open requests are aborted first."""
 
@@ -66,4 +112,5 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-ToScheduler = Generate | Abort | StreamEnded | FlushCache | GetState | Shutdown | Garbled
+Command = FlushCache | GetState | Ping | Pause | Resume | StartProfile | StopProfile
+ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

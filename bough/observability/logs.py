@@ -1,21 +1,32 @@
 """One line per event on standard error: time, level, process, text.
 
-Standard output belongs to the commands' results, so nothing is ever logged there.
+Standard output belongs to the commands' results, so nothing is ever logged there. What is logged while a request is
+answered carries that request's id.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from contextvars import ContextVar
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 
 def set_up_logging(role: str, level: str) -> None:
     """Sends the `bough` loggers of this process to standard error. `role` tells the engine's processes apart."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s {role}: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s {role}: %(request)s%(message)s", "%H:%M:%S"))
+    handler.addFilter(_add_request)
     root = logging.getLogger("bough")
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
     root.propagate = False
+
+
+def _add_request(record: logging.LogRecord) -> bool:
+    identity = current_request.get()
+    record.request = f"[{identity}] " if identity else ""
+    return True

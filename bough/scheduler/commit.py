@@ -6,6 +6,7 @@ starts, it ends, it wants logprobs).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,12 +31,18 @@ class Committer:
     """Turns step results into tokens, endings and messages."""
 
     def __init__(
-        self, residents: Residents, outbox: Outbox, eos_ids: Sequence[int], forget: Callable[[Request], None]
+        self,
+        residents: Residents,
+        outbox: Outbox,
+        eos_ids: Sequence[int],
+        forget: Callable[[Request], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._residents = residents
         self._table = residents.table
         self._outbox = outbox
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
+        self._clock = clock
         self._forget = forget  # called for each request that has ended
         self.generated_tokens = 0
         self.prompt_tokens = 0
@@ -126,6 +133,7 @@ class Committer:
                         request.cached_tokens,
                         request.queue_time_s,
                         _join_logprobs(request.input_logprobs),
+                        request.ran_s + self._clock() - request.since,
                     )
                 )
         return started

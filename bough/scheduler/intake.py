@@ -73,6 +73,7 @@ class Intake:
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
             arrival=next(self._arrivals),
             since=now,
+            names=frozenset({message.rid, *message.names}),
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
         )
 

@@ -20,14 +20,29 @@ from bough.core.plan import Executor, InFlight
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.memory.tree import PagePool, RadixTree, audit_pages
 from bough.messages.outputs import Reply
-from bough.messages.requests import Abort, FlushCache, Garbled, Generate, GetState, Shutdown, StreamEnded, ToScheduler
+from bough.messages.requests import (
+    Abort,
+    FlushCache,
+    Garbled,
+    Generate,
+    GetState,
+    Pause,
+    Ping,
+    Resume,
+    Shutdown,
+    StartProfile,
+    StopProfile,
+    StreamEnded,
+    ToScheduler,
+)
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.planner import Planner
-from bough.scheduler.ports import CacheEvents, Inbox, Outbox
+from bough.scheduler.ports import CacheEvents, Inbox, Outbox, Profiler
 from bough.scheduler.prefix_cache import PrefixCache
+from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
 from bough.scheduler.rows import RowTable
@@ -56,6 +71,7 @@ class Scheduler:
         seed: int = 0,
         events: CacheEvents | None = None,
         timeline: Timeline | None = None,
+        profiler: Profiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -69,14 +85,16 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._intake = Intake(limits, settings, eos_ids)
         self._planner = Planner(self._residents, self._queue, settings, limits.chunk_tokens, seed)
-        self._committer = Committer(self._residents, outbox, eos_ids, self._forget)
+        self._committer = Committer(self._residents, outbox, eos_ids, self._forget, clock)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
         self._timeline = timeline or Silence()
+        self._recording = Recording(profiler)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
         self._closing = False
+        self._paused = False
         self._warming_up = True  # the executor may have put work off to quiet moments
         self._dirty = False  # something ran since the last audit
 
@@ -86,8 +104,8 @@ class Scheduler:
             self.turn()
         for request in list(self._requests.values()):
             self._abort(request, "The engine was shut down.", 503)
-        while self._in_flight:
-            self._commit_oldest()
+        self._commit_all()
+        self._recording.close()
 
     def turn(self) -> None:
         """One turn of the loop: messages, plan and launch, commit what is due."""
@@ -105,7 +123,9 @@ class Scheduler:
 
     def _messages(self) -> list[ToScheduler]:
         """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
-        if self._in_flight or len(self._queue) or self._table.running:
+        if self._paused and self._requests:
+            return self._inbox.receive(QUIET_S)  # and no longer: their time may run out meanwhile
+        if self._in_flight or self._requests:
             return self._inbox.receive(0.0)
         with self._timeline.phase("idle"):
             return self._rest()
@@ -124,6 +144,8 @@ class Scheduler:
         return self._inbox.receive(None)
 
     def _launch_next(self) -> None:
+        if self._paused:
+            return
         with self._timeline.phase("plan"):
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         if planned is None:
@@ -145,6 +167,11 @@ class Scheduler:
         with self._timeline.phase("commit", step.plan.step):
             self._committer.commit(step, result)
             self._stats.after_step(result, self._committer, self._cache, self._table, len(self._queue))
+        self._recording.after_step()
+
+    def _commit_all(self) -> None:
+        while self._in_flight:
+            self._commit_oldest()
 
     def _stuck(self) -> NoReturn:
         """Nothing is in flight and nothing can be launched, so nothing would ever change: a defect. Better a process
@@ -180,16 +207,26 @@ class Scheduler:
             case Generate():
                 self._take(message)
             case Abort():
-                for request in self._named(message.handle):
+                for request in self._meant(message):
                     self._abort(request, message.message, 499)
             case StreamEnded():
-                for request in self._named(message.handle):
-                    self._dequeue(request)
-                    self._committer.drop(request)
+                ended = self._requests.get(message.handle)
+                if ended is not None:  # else it has just ended by itself
+                    self._dequeue(ended)
+                    self._committer.drop(ended)
             case FlushCache():
                 self._flush(message)
             case GetState():
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
+            case Ping():
+                self._outbox.tokens(message)
+            case Pause():
+                self._pause(message)
+            case Resume():
+                self._paused = False
+                self._outbox.reply(Reply(message.call, True, "Generation goes on."))
+            case StartProfile() | StopProfile():
+                self._outbox.reply(self._recording.obey(message))
             case Shutdown():
                 self._closing = True
             case Garbled():
@@ -213,12 +250,12 @@ class Scheduler:
             text = f"The request cannot be read: {message.error}."
             self._committer.refuse(message.handle, FinishAbort(text))
 
-    def _named(self, handle: int | None) -> list[Request]:
-        """The request with this handle, unless it has just ended by itself; without a handle, all."""
-        if handle is None:
-            return list(self._requests.values())
-        request = self._requests.get(handle)
-        return [] if request is None else [request]
+    def _meant(self, message: Abort) -> list[Request]:
+        """The requests that an abort means, less those that have just ended by themselves."""
+        if message.handle is not None:
+            request = self._requests.get(message.handle)
+            return [] if request is None else [request]
+        return [r for r in self._requests.values() if message.name is None or message.name in r.names]
 
     def _abort(self, request: Request, text: str, status_code: int) -> None:
         self._end(request, FinishAbort(text, status_code, "AbortError"))
@@ -234,26 +271,38 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
 
+    def _pause(self, message: Pause) -> None:
+        if message.mode == "abort":
+            for request in list(self._requests.values()):
+                self._abort(request, "Generation was paused (/pause_generation).", 499)
+        self._commit_all()
+        if message.mode == "retract":
+            self._planner.retract_all(self._clock())
+        self._paused = True
+        self._outbox.reply(Reply(message.call, True, f"Generation is paused ({message.mode})."))
+
     def _flush(self, message: FlushCache) -> None:
-        busy = len(self._requests)
+        # Requests that wait hold no pages; only those that could start at any moment are in the way.
+        busy = self._table.running if self._paused else len(self._requests)
         if busy:
             text = f"The cache can only be flushed when nothing runs or waits; {busy} requests do."
             self._outbox.reply(Reply(message.call, False, text))
             return
-        while self._in_flight:
-            self._commit_oldest()
+        self._commit_all()
         self._cache.flush()
         self._outbox.reply(Reply(message.call, True, "Cache flushed."))
 
     def _state(self) -> dict[str, object]:
         return {
             "warming_up": self._warming_up,
+            "paused": self._paused,
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue),
             "num_used_tokens": self._cache.used_tokens,
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
             "num_retracted_reqs": self._planner.retracted,
+            "num_evicted_tokens": self._cache.evicted * self._cache.page_size,
             "new_token_ratio": self._planner.ratio.value,
             "prompt_tokens": self._committer.prompt_tokens,
             "cached_tokens": self._committer.cached_tokens,

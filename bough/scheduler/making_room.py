@@ -47,6 +47,11 @@ class RoomMaker:
             decoding = self._table.decoding()
         return True
 
+    def clear(self, now: float) -> None:
+        """Sends everyone back to the queue; nothing may be in flight."""
+        for request in list(self._table.seated()):
+            self._retract(request.row, now)
+
     def _starved(self, decodes: int) -> bool:
         """Prompts hold all pages between them and none can go on."""
         return decodes == 0 and self._cache.available == 0 and len(self._table.prefilling()) > 1

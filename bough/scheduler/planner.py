@@ -50,6 +50,10 @@ class Planner:
         """Requests retracted since start."""
         return self._room.retracted
 
+    def retract_all(self, now: float) -> None:
+        """Sends everyone back to the queue; nothing may be in flight."""
+        self._room.clear(now)
+
     def plan(self, now: float, *, drained: bool) -> PlannedStep | None:
         """The next step, or None: nothing to do, or nothing before the steps in flight are committed.
 

@@ -7,9 +7,9 @@ from typing import Protocol
 from bough.core.plan import Executor, InFlight
 from bough.memory.tree import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import ToScheduler
+from bough.messages.requests import Ping, StartProfile, ToScheduler
 
-__all__ = ["CacheEvents", "Executor", "InFlight", "Inbox", "Outbox"]
+__all__ = ["CacheEvents", "Executor", "InFlight", "Inbox", "Outbox", "Profiler"]
 
 
 class Inbox(Protocol):
@@ -23,7 +23,7 @@ class Inbox(Protocol):
 class Outbox(Protocol):
     """Where answers go: tokens to the detokenizer, replies to the client."""
 
-    def tokens(self, message: Open | StepOutput) -> None: ...
+    def tokens(self, message: Open | StepOutput | Ping) -> None: ...
 
     def reply(self, message: Reply) -> None: ...
 
@@ -35,4 +35,16 @@ class CacheEvents(Protocol):
 
     def flush(self) -> None:
         """A turn of the loop is over: what was added belongs together."""
+        ...
+
+
+class Profiler(Protocol):
+    """Records what the process does."""
+
+    def start(self, wanted: StartProfile) -> None:
+        """Raises a `RequestError` for what it cannot record."""
+        ...
+
+    def stop(self) -> str:
+        """Writes the recording; the path of its file."""
         ...

@@ -27,6 +27,7 @@ class Request:
     arrival: int  # order of arrival; kept over retractions, so a retracted request goes first again
     since: float  # when it last began to wait, or, while it has a row, to run
     logprob_next: int  # first prompt position whose logprob is still to be computed; prompt_len - 1: none is
+    names: frozenset[str] = frozenset()  # what an abort may call it
     row: int = -1
     node: Node | None = None  # the tree node that this request holds a lock on
     cached_tokens: int = -1  # found in the cache when first admitted

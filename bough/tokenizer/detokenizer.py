@@ -14,8 +14,8 @@ import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
-from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Started, StepOutput, ToDetokenizer
-from bough.messages.requests import Shutdown, StreamEnded
+from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Reply, Started, StepOutput, ToDetokenizer
+from bough.messages.requests import Ping, Shutdown, StreamEnded
 from bough.tokenizer.incremental import IncrementalDecoder
 from bough.tokenizer.stops import StopMatcher
 from bough.tokenizer.tokenizer import Tokenizer
@@ -27,6 +27,8 @@ class Outlet(Protocol):
     def deltas(self, message: Deltas) -> None: ...
 
     def stream_ended(self, message: StreamEnded) -> None: ...
+
+    def reply(self, message: Reply) -> None: ...
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class Detokenizer:
                 self._streams[message.handle] = self._open(message)
             case StepOutput():
                 self._step(message)
+            case Ping():
+                self._outlet.reply(Reply(message.call, True))
             case Shutdown():
                 return False
             case _:

@@ -18,7 +18,7 @@ Field = dataclasses.Field[Any]
 
 def parser() -> Parser:
     built = Parser(program="bough test", about="A test.")
-    add_engine_flags(built)
+    add_engine_flags(built, server=True)
     return built
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader
+from bough.client.piece import Piece
+from bough.client.timings import Timings
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Reply, Started
@@ -183,19 +185,18 @@ def test_logprobs_are_unpacked_once_and_cut_with_the_ids() -> None:
     asyncio.run(go())
 
 
-def test_abort_means_exactly_the_named_request() -> None:
+def test_an_abort_goes_by_name() -> None:
     async def go() -> None:
         client, port = make_client()
         inputs = [READER.read(prompt="a", rid=rid) for rid in ("job", "job-2", "other")]
         inputs.append(READER.read(prompt="a", rid="many", sampling_params={"n": 2}))
         tasks = [asyncio.create_task(client.generate(i)) for i in inputs]  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        handles = {message.rid: message.handle for message in port.sent}
+        assert [(m.rid, m.names) for m in port.sent[-2:]] == [("many-0", ("many",)), ("many-1", ("many",))]
         port.sent.clear()
         client.abort("job")
-        assert port.sent == [Abort(handles["job"])]
-        client.abort("many")
-        assert port.sent[1:] == [Abort(handles["many-0"]), Abort(handles["many-1"])]
+        client.abort(abort_all=True)
+        assert port.sent == [Abort(name="job"), Abort()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,3 +260,50 @@ def test_usage_counts_the_prompt_that_was_used() -> None:
         assert (meta["num_retractions"], meta["weight_version"], meta["reasoning_tokens"]) == (2, "default", 0)
 
     asyncio.run(go())
+
+
+def test_pieces_hold_only_what_is_new_and_cost_only_that() -> None:
+    async def go() -> None:
+        client, port = make_client()
+        pieces = client.pieces(READER.read(prompt="ab", return_logprob=True), stream=True)
+        task: asyncio.Task[Piece] = asyncio.create_task(anext(pieces))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        handle = port.sent[0].handle
+        client.receive(Deltas([delta(handle, "x", [1])]))
+        piece = await task
+        assert (piece.text, piece.ids, piece.first, piece.finish, piece.index) == ("x", [1], 0, None, 0)
+        client.receive(Deltas([delta(handle, "y", [2])]))
+        client.receive(Deltas([delta(handle, "", [3])]))
+        piece = await anext(pieces)
+        assert (piece.text, piece.ids, piece.first) == ("y", [2, 3], 1) and piece.answer.text == "xy"
+        client.receive(Deltas([delta(handle, "z", [4], finish=FinishLength(4))]))
+        assert piece.finish is None and piece.answer.text == "xyz"  # a piece is a snapshot, its answer is not
+        last = await anext(pieces)
+        assert (last.text, last.ids, last.first, last.finish) == ("z", [4], 3, FinishLength(4))
+        assert last.answer.text == "xyz" and last.answer.ids == [1, 2, 3, 4]
+        assert [piece async for piece in pieces] == []
+
+    asyncio.run(go())
+
+
+def test_a_request_that_fails_on_its_way_is_a_piece_with_its_reason() -> None:
+    async def go() -> None:
+        client, port = make_client()
+        pieces = client.pieces(READER.read(prompt="ab"), stream=True)
+        task: asyncio.Task[Piece] = asyncio.create_task(anext(pieces))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        client.receive(Deltas([delta(port.sent[0].handle, "x", [1])]))
+        await task
+        client.receive(Deltas([delta(port.sent[0].handle, finish=FinishAbort("not finite", 500))]))
+        assert (await anext(pieces)).answer.refusal == FinishAbort("not finite", 500)
+
+    asyncio.run(go())
+
+
+def test_timings_come_from_the_engine_and_the_clock() -> None:
+    timings = Timings(queue_s=1.0, prefill_s=0.5, total_s=4.5, prompt_tokens=10, cached_tokens=4, output_tokens=7)
+    block = timings.to_dict()
+    assert (block["time_to_first_token_s"], block["decode_s"], block["tokens_per_second"]) == (1.5, 3.0, 2.0)
+    assert (block["prefill_cached_tokens"], block["prefill_new_tokens"]) == (4, 6)
+    assert timings.to_header().startswith("queue;dur=1000.000, prefill;dur=500.000, ttft;dur=1500.000")
+    assert Timings(0.0, 0.1, 0.1, 1, 0, 1).tokens_per_second is None

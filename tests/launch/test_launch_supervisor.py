@@ -79,7 +79,7 @@ def test_a_link_can_be_closed_in_any_state(tmp_path: Path) -> None:
     assert not opened.runs_here()
     opened.say_goodbye()
     opened.close()
-    failing = Link(Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", "ipc:///no/such/folder/c"))
+    failing = Link(Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", ("ipc:///no/such/folder/c",)))
     with pytest.raises(zmq.ZMQError, match="No such file"):
         failing.open()
     failing.say_goodbye()

@@ -1,0 +1,32 @@
+"""`bough serve`: puts an engine behind HTTP. Keeps no state; the server itself is `bough.launch.service`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bough.cli.flags import add_engine_flags, given_settings
+from bough.cli.parser import Parser
+from bough.core.errors import SettingsError
+from bough.core.settings import Settings
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serves until told to stop."""
+    parser = Parser(
+        program="bough serve",
+        usage="[MODEL]",
+        about="Serves a model over HTTP: SGLang's native API, OpenAI's, and more; /docs on the server lists all of it.",
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path")
+    add_engine_flags(parser, server=True)
+    parsed = parser.parse(argv)
+    given = given_settings(parsed)
+    if parsed.model is not None:
+        if vars(parsed).get("model_path", parsed.model) != parsed.model:
+            raise SettingsError("The model was given twice: as an argument and with --model-path; give it once.")
+        given["model_path"] = parsed.model
+    settings = Settings.from_flat(given)
+    from bough.launch.service import serve
+
+    serve(settings)
+    return 0

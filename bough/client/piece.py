@@ -1,0 +1,31 @@
+"""What is new in one answer since its reader last looked: the unit in which streams are read.
+
+A piece is a snapshot of the news and a way to the whole answer. Its cost is that of the new tokens, however long the
+answer has become; protocols that show everything again each time ask the answer for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bough.core.finish import FinishReason
+
+if TYPE_CHECKING:
+    from bough.client.answer import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """News of one answer. The last one of an answer is the one with `finish`."""
+
+    answer: Answer  # everything known so far; it may run ahead of this piece while its reader is busy
+    text: str
+    ids: list[int]
+    first: int  # output tokens of this answer that came in earlier pieces
+    finish: FinishReason | None  # as of this piece
+
+    @property
+    def index(self) -> int:
+        """Which prompt or sample of its call the answer belongs to."""
+        return self.answer.index

@@ -1,0 +1,59 @@
+"""Where the time of one answer went, and the form in which responses carry it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. Queue and prefill are the engine's own figures, the total is the client's."""
+
+    queue_s: float
+    prefill_s: float
+    total_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+    @property
+    def first_token_s(self) -> float:
+        return self.queue_s + self.prefill_s
+
+    @property
+    def decode_s(self) -> float:
+        return max(0.0, self.total_s - self.first_token_s)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the decode, so without the first token; None where there was nothing to measure."""
+        decoded = self.output_tokens - 1
+        return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `timings` block of a response."""
+        rate = self.tokens_per_second
+        return {
+            "queue_s": round(self.queue_s, 6),
+            "prefill_s": round(self.prefill_s, 6),
+            "prefill_cached_tokens": self.cached_tokens,
+            "prefill_new_tokens": self.prompt_tokens - self.cached_tokens,
+            "time_to_first_token_s": round(self.first_token_s, 6),
+            "decode_s": round(self.decode_s, 6),
+            "tokens_per_second": None if rate is None else round(rate, 3),
+            "total_s": round(self.total_s, 6),
+        }
+
+    def to_header(self) -> str:
+        """The value of a `Server-Timing` header, in milliseconds."""
+        parts = {
+            "queue": self.queue_s,
+            "prefill": self.prefill_s,
+            "ttft": self.first_token_s,
+            "decode": self.decode_s,
+            "total": self.total_s,
+        }
+        durations = [f"{name};dur={seconds * 1000:.3f}" for name, seconds in parts.items()]
+        tokens = f'tokens;desc="cached={self.cached_tokens} new={self.prompt_tokens - self.cached_tokens}"'
+        return ", ".join([*durations, tokens])

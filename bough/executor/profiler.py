@@ -1,0 +1,50 @@
+"""Records what the scheduler process does: torch's profiler, whose traces open in Perfetto or chrome://tracing.
+
+All threads are recorded, because on a CPU the model runs on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from bough.core.errors import RequestError
+from bough.messages.requests import StartProfile
+
+ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA, "CUDA": ProfilerActivity.CUDA}
+
+
+class TorchProfiler:
+    """Owns the recording that is under way, if one is."""
+
+    def __init__(self) -> None:
+        self._profile: torch.profiler.profile | None = None
+        self._path = Path()
+
+    def start(self, wanted: StartProfile) -> None:
+        names = wanted.activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
+        unknown = [name for name in names if name.upper() not in ACTIVITIES]
+        if unknown:
+            raise RequestError(f"activities must be among CPU and GPU, got {unknown[0]!r}.", field="activities")
+        folder = Path(wanted.output_dir or tempfile.gettempdir()).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.trace.json.gz"
+        self._profile = torch.profiler.profile(
+            activities={ACTIVITIES[name.upper()] for name in names},
+            with_stack=wanted.with_stack,
+            record_shapes=wanted.record_shapes,
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
+        )
+        self._profile.start()
+
+    def stop(self) -> str:
+        assert self._profile is not None
+        profile, self._profile = self._profile, None
+        profile.stop()
+        profile.export_chrome_trace(str(self._path))
+        return str(self._path)

@@ -1,0 +1,89 @@
+"""One engine in parts that are the same whoever uses it: its model's files, its sockets, its processes.
+
+Made and started in steps, so that each user can do other things in between: the offline engine in its caller's thread,
+the server beside its event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from bough.client.answer import WEIGHT_VERSION
+from bough.client.inputs import InputReader
+from bough.core.errors import BoughError, EngineDeadError
+from bough.core.settings import Settings
+from bough.launch.checks import check_model
+from bough.launch.parts import input_reader, open_tokenizer
+from bough.launch.socket_folder import open_socket_folder
+from bough.launch.spec import ChildSpec, Role
+from bough.launch.supervisor import Supervisor
+from bough.loader.shapes import find_files
+from bough.messages.channels import Addresses
+from bough.tokenizer.tokenizer import Tokenizer
+
+
+class Replica:
+    """Finds the model (and fetches it, where it must) when made; `start` begins the processes."""
+
+    def __init__(self, settings: Settings, cleanup: contextlib.ExitStack, clients: int = 1) -> None:
+        self.settings = settings
+        self.files = find_files(settings.model)
+        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients)
+        self._ready: dict[str, Any] = {}
+
+    def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
+        """The supervisor of its processes, of which there are none yet."""
+        self.supervisor = Supervisor(on_death)
+        return self.supervisor
+
+    def start(self) -> None:
+        flat = self.settings.to_flat()
+        roles: tuple[Role, ...] = ("scheduler", "detokenizer")
+        self.supervisor.start([ChildSpec(role, flat, self.addresses, self.files) for role in roles])
+
+    def open_tokenizer(self) -> Tokenizer | None:
+        """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
+        tokenizer too; the user shall hear of what matters more."""
+        try:
+            check_model(self.files, self.settings.model)
+            return open_tokenizer(self.files, self.settings.model)
+        except BoughError as error:
+            raise self.supervisor.error or error from None
+
+    def input_reader(self, tokenizer: Tokenizer | None) -> InputReader:
+        return input_reader(self.files, self.settings.model, tokenizer)
+
+    def wait_until_ready(self) -> None:
+        self._ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the scheduler announced when it was ready."""
+        return self._ready
+
+    @property
+    def served_model_name(self) -> str:
+        return self.settings.model.served_model_name or self.files.name
+
+    @property
+    def model_path(self) -> str:
+        return str(self.files.gguf or self.files.folder)
+
+    @property
+    def tokenizer_path(self) -> str:
+        return self.settings.model.tokenizer_path or self.model_path
+
+    def model_info(self) -> dict[str, Any]:
+        """What is served."""
+        return {
+            "model_path": self.model_path,
+            "tokenizer_path": self.tokenizer_path,
+            "served_model_name": self.served_model_name,
+            "is_generation": True,
+            "weight_version": WEIGHT_VERSION,
+            "architecture": self._ready["architecture"],
+            "context_length": self._ready["context_length"],
+            "vocab_size": self._ready["vocab_size"],
+        }

@@ -1,0 +1,154 @@
+"""`bough serve`: an engine behind HTTP.
+
+The main process opens the port, starts and watches the engine's processes, and serves; with `--tokenizer-worker-num`
+further processes serve beside it, on the same socket. Everything slow happens in threads: the port answers from the
+first moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import socket
+import time
+from pathlib import Path
+
+import uvloop
+
+from bough.client.handle import EngineClient
+from bough.core.errors import EngineDeadError
+from bough.core.settings import Settings
+from bough.launch.aside import in_thread
+from bough.launch.client_end import ClientEnd
+from bough.launch.replica import Replica
+from bough.launch.serving import Serving
+from bough.launch.spec import ChildSpec, ServerSpec
+from bough.launch.supervisor import Supervisor
+from bough.launch.watching import connect_watched
+from bough.observability.logs import set_up_logging
+from bough.server.context import ModelInfo, ServerContext
+from bough.server.http import LAST_WORDS_S
+from bough.server.listening import open_listener, url_of
+from bough.server.tracing import check_tracing
+from bough.server.watchdog import Watchdog
+from bough.server.welcome import welcome_text
+
+
+def serve(settings: Settings) -> None:
+    """Serves until told to stop. Raises what kept it from starting, or ended it."""
+    set_up_logging("server", settings.process.log_level)
+    check_tracing(settings.server.otlp_endpoint)
+    listener = open_listener(settings.server)
+    try:
+        uvloop.run(Service(settings, listener).run())
+    finally:
+        listener.close()
+        if settings.server.uds:
+            with contextlib.suppress(FileNotFoundError):
+                Path(settings.server.uds).unlink()
+
+
+class Service:
+    """The main process of a server: its engine, and the processes that serve beside it."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        # A copy that stays open when HTTP has closed its own: further processes are started with it.
+        self._shared_listener = listener.dup() if settings.server.tokenizer_worker_num > 1 else None
+        self._began = time.monotonic()
+        self._supervisor: Supervisor | None = None
+
+    async def run(self) -> None:
+        url = url_of(self._listener, self._settings.server)
+
+        def welcome(context: ServerContext) -> None:
+            server = self._settings.server
+            print(welcome_text(context.model.name, url, server, time.monotonic() - self._began), flush=True)
+
+        self._serving = Serving(self._settings, self._listener)
+        try:
+            await self._serving.run(self._prepare, welcome, self._dismiss_workers)
+        finally:
+            if self._shared_listener is not None:
+                self._shared_listener.close()
+
+    async def _prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
+        settings = self._settings
+        folders = cleanup.enter_context(contextlib.ExitStack())
+        replica = await in_thread(lambda: Replica(settings, folders, settings.server.tokenizer_worker_num))
+        end = ClientEnd(replica.addresses)
+
+        def on_death(error: EngineDeadError) -> None:
+            end.die(error)
+            self._serving.die(error)
+
+        # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
+        cleanup.push_async_callback(in_thread, end.terminate)
+        cleanup.callback(end.close)
+        supervisor = self._supervisor = replica.supervise(on_death)
+        cleanup.push_async_callback(in_thread, supervisor.close)
+        cleanup.callback(end.say_goodbye)
+        end.open()
+        replica.start()
+        tokenizer = await in_thread(replica.open_tokenizer)
+        await in_thread(replica.wait_until_ready)
+        model = describe(replica)
+        await self._start_workers(replica, model)
+        client = connect_watched(end, tokenizer, settings, model.name, cleanup)
+        return ServerContext(
+            client=client,
+            reader=replica.input_reader(tokenizer),
+            tokenizer=tokenizer,
+            model=model,
+            settings=settings,
+            watchdog=self._watch(client, supervisor, cleanup),
+        )
+
+    async def _start_workers(self, replica: Replica, model: ModelInfo) -> None:
+        if self._shared_listener is None:
+            return
+        flat = self._settings.to_flat()
+        fd = self._shared_listener.fileno()
+        numbers = range(1, self._settings.server.tokenizer_worker_num)
+        replica.supervisor.start(
+            [ChildSpec("server", flat, replica.addresses, replica.files, ServerSpec(n, fd, model)) for n in numbers]
+        )
+        await in_thread(replica.wait_until_ready)
+
+    async def _dismiss_workers(self) -> None:
+        """They drain like this process does, and are waited for; when the engine has died they have heard of it."""
+        limit_s = self._settings.server.drain_timeout_s + 2 * LAST_WORDS_S
+        if self._supervisor is not None and self._shared_listener is not None:
+            supervisor = self._supervisor
+            await in_thread(lambda: supervisor.dismiss("server", limit_s))
+
+    def _watch(
+        self, client: EngineClient, supervisor: Supervisor, cleanup: contextlib.AsyncExitStack
+    ) -> Watchdog | None:
+        timeout_s = self._settings.server.watchdog_timeout
+        if not timeout_s:
+            return None
+
+        def print_stacks() -> None:
+            faulthandler.dump_traceback(all_threads=True)
+            supervisor.print_stacks()
+
+        watchdog = Watchdog(client, timeout_s, print_stacks)
+        cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
+        return watchdog
+
+
+def describe(replica: Replica) -> ModelInfo:
+    limits = replica.limits
+    return ModelInfo(
+        name=replica.served_model_name,
+        path=replica.model_path,
+        tokenizer_path=replica.tokenizer_path,
+        architecture=limits["architecture"],
+        context_length=limits["context_length"],
+        vocab_size=limits["vocab_size"],
+        created=int(time.time()),
+        limits=limits,
+    )

@@ -1,0 +1,117 @@
+"""Reads request bodies: bounded, decoded straight into structs, with errors that name the field.
+
+Native requests refuse fields that nobody knows (their structs say so); on the routes of other protocols such fields are
+let through and named once in the log, because real clients send fields of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from bough.core.errors import RequestError
+from bough.core.settings import ServerSettings
+from bough.server.errors import HttpError
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=msgspec.Struct)
+MEBIBYTE = 1 << 20
+SETTINGS_KEY = "bough.settings"  # where the application leaves the server's settings for its endpoints
+
+
+def settings_of(request: Request) -> ServerSettings:
+    settings: ServerSettings = request.scope[SETTINGS_KEY]
+    return settings
+
+
+async def read_body(request: Request, struct: type[S]) -> S:
+    """The body as `struct`; an empty one counts as `{}`. Raises what becomes a 400 or, over the limit, a 413."""
+    return decode_body(await read_bytes(request), struct)
+
+
+async def read_lenient_body(request: Request, struct: type[S]) -> S:
+    """The same for structs that let unknown fields through: those are named in the log, or, with --strict-fields,
+    refused."""
+    raw = await read_bytes(request)
+    body = decode_body(raw, struct)
+    _notice_unknown(raw or b"{}", struct, request.url.path, strict=settings_of(request).strict_fields)
+    return body
+
+
+async def read_bytes(request: Request) -> bytes:
+    """The raw body, refused as soon as it is known to be over the limit."""
+    limit = settings_of(request).max_body_mb * MEBIBYTE
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+    return b"".join(chunks)
+
+
+def decode_body(raw: bytes, struct: type[S]) -> S:
+    """Bad JSON and wrong types raise; so does text that is not UTF-8."""
+    try:
+        body: S = decoder_of(struct).decode(raw or b"{}")
+    except msgspec.ValidationError as error:
+        _suggest_field(str(error), struct)
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from None
+    return body
+
+
+def _suggest_field(complaint: str, struct: type[msgspec.Struct]) -> None:
+    """An unknown field is most often a misspelt one."""
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown[1], _known_fields(struct), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RequestError(f"Unknown field {unknown[1]!r}.{hint}", field=unknown[1]) from None
+
+
+@functools.cache
+def decoder_of(struct: type[S]) -> msgspec.json.Decoder[S]:
+    return msgspec.json.Decoder(struct)
+
+
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_noticed: set[tuple[str, str]] = set()
+
+
+def _notice_unknown(raw: bytes, struct: type[msgspec.Struct], path: str, *, strict: bool) -> None:
+    known = _known_fields(struct)
+    for name in _RAW_FIELDS.decode(raw):
+        if name in known:
+            continue
+        if strict:
+            raise RequestError(f"Unknown field {name!r} (--strict-fields).", field=name)
+        if (path, name) not in _noticed and len(_noticed) < 1000:
+            _noticed.add((path, name))
+            log.warning("%s: the field %r is unknown and has no effect; this is said once", path, name)
+
+
+@functools.cache
+def _known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(struct.__struct_encode_fields__)
+
+
+def _too_large(limit: int) -> HttpError:
+    return HttpError(413, f"The body is larger than {limit // MEBIBYTE} MiB (--max-body-mb).", "RequestTooLargeError")
+
+
+def given_fields(body: msgspec.Struct, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the named fields that the client gave: null counts as not given."""
+    return {name: value for name in names if (value := getattr(body, name)) is not None}

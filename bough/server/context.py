@@ -1,0 +1,73 @@
+"""What every route is given: the engine's client, the tokenizer, and what is known of the model that is served.
+
+Made once, when the engine is ready; routes keep nothing else between requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from bough.client.handle import EngineClient
+from bough.client.inputs import InputReader, Inputs
+from bough.core.errors import RequestError
+from bough.core.settings import Settings
+from bough.server.watchdog import Watchdog
+from bough.tokenizer.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# Characters of text from which tokenising takes long enough (about a millisecond) to be worth a thread of its own: the
+# tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
+LONG_TEXT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The one model that is served, whatever name a request gives."""
+
+    name: str  # never a path, so that it can stand in an address
+    path: str
+    tokenizer_path: str
+    architecture: str
+    context_length: int
+    vocab_size: int
+    created: int  # when the server started, in seconds since 1970
+    limits: dict[str, Any] = field(default_factory=dict)  # everything that the scheduler announced when it was ready
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """Shared by all routes."""
+
+    client: EngineClient
+    reader: InputReader
+    tokenizer: Tokenizer | None
+    model: ModelInfo
+    settings: Settings
+    watchdog: Watchdog | None = None
+
+    def require_tokenizer(self, field: str | None = None) -> Tokenizer:
+        """The tokenizer, which also renders conversations (`apply_chat_template`)."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "This server has no tokenizer (--skip-tokenizer-init); send input_ids to /generate.", field=field
+            )
+        return self.tokenizer
+
+    async def read_inputs(self, **given: Any) -> Inputs:
+        """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
+        return await aside(_text_size(given.get("prompt")), lambda: self.reader.read(**given))
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, whose cost grows with `size` characters; long work does not hold up the event loop."""
+    return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+
+
+def _text_size(prompt: Any) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(map(_text_size, prompt)) if isinstance(prompt, list) else 0

@@ -1,0 +1,103 @@
+"""The outermost layer of the server: is it open, whose request is this, and how did it end.
+
+Owns the phase of the server's life and the count of requests in progress. The port is open from the first moment; until
+the engine is ready, and again when the server was told to stop, every request gets a 503 that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from enum import Enum
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bough.observability.logs import current_request
+from bough.server.app import shape_of
+from bough.server.errors import Failure
+from bough.server.request_id import HEADER, assign_request_id
+from bough.server.responses import error_response
+
+log = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    """What the server tells those who come while it does not serve."""
+
+    LOADING = "The model is loading; try again soon."
+    SERVING = ""
+    DRAINING = "The server is shutting down and takes no more requests."
+    DEAD = "The engine has ended."
+
+
+class Front:
+    """Opens when it is given an application."""
+
+    def __init__(self, *, log_requests: bool = False) -> None:
+        self.phase = Phase.LOADING
+        self._app: ASGIApp | None = None
+        self._log_requests = log_requests
+        self._active = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def open(self, app: ASGIApp) -> None:
+        self._app = app
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.SERVING
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Waits for the requests in progress; False if some still are when the time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # a lifespan or a websocket, which this server does not have
+            return
+        identity = assign_request_id(scope)
+        token = current_request.set(identity)
+        status = 0
+        began = time.perf_counter()
+
+        async def named_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (HEADER.lower().encode(), identity.encode())]
+            await send(message)
+
+        self._enter()
+        try:
+            if self._app is None or self.phase is not Phase.SERVING:
+                await self._turn_away(scope, receive, named_send)
+            else:
+                await self._app(scope, receive, named_send)
+        finally:
+            self._leave()
+            if self._log_requests:
+                took = (time.perf_counter() - began) * 1000
+                log.info("%s %s %s in %.1f ms", scope["method"], scope["path"], status or "left", took)
+            current_request.reset(token)
+
+    async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"Retry-After": "1", "Connection": "close"}
+        failure = Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
+        await error_response(failure, shape_of(scope["path"]))(scope, receive, send)
+
+    def _enter(self) -> None:
+        self._active += 1
+        self._quiet.clear()
+
+    def _leave(self) -> None:
+        self._active -= 1
+        if not self._active:
+            self._quiet.set()

@@ -1,0 +1,68 @@
+"""uvicorn as this server runs it: on a given socket, with uvloop and httptools, its life in the owner's hands.
+
+Signals, logs and the order of shutdown are the owner's; uvicorn only speaks HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from bough.core.errors import SettingsError
+from bough.core.settings import ServerSettings
+
+KEEP_ALIVE_S = 75  # clients and proxies reuse connections for about a minute; the server must not close them first
+LAST_WORDS_S = 5  # for responses that are being written when the server ends
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until `should_exit`."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, settings: ServerSettings) -> None:
+        _check_certificate(settings)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                root_path="",
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_WORDS_S,
+            )
+        )
+        self._listener = listener
+
+    async def run_here(self) -> None:
+        """Serves on the running event loop."""
+        await self.serve(sockets=[self._listener])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the owner's."""
+        yield
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    if settings.ssl_certfile is None:
+        if settings.ssl_keyfile is not None:
+            raise SettingsError("--ssl-keyfile needs --ssl-certfile beside it.")
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"The certificate ({settings.ssl_certfile}, {settings.ssl_keyfile}) cannot be used: {error}."
+        ) from None

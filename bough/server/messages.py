@@ -1,0 +1,95 @@
+"""Conversations to prompts: checks messages, and renders them with the model's template.
+
+Templates expect a message's content as one string, so the text parts of a list are joined. Everything else in a message
+(`name`, `tool_calls`, `reasoning_content`, ...) is the template's to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bough.core.errors import RequestError
+from bough.core.sampling_params import require_utf8
+from bough.tokenizer.tokenizer import Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# by the type of a part, the field that holds its text
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+Message = dict[str, Any]
+
+
+def read_messages(
+    given: Sequence[Mapping[str, Any]] | None, field: str = "messages", roles: Sequence[str] = ROLES
+) -> list[Message]:
+    """The messages with their content as plain text, or an error that says which one is wrong."""
+    if not given:
+        raise RequestError(f"{field} is empty; give at least one message.", field=field)
+    return [_read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+) -> list[int]:
+    """The prompt's tokens. `variables` are the client's own for the template."""
+    for name in OWN_ARGUMENTS:
+        if name in (variables or {}):
+            raise RequestError(
+                f"chat_template_kwargs may not hold {name!r}; it is a field of the request.",
+                field="chat_template_kwargs",
+            )
+    text = tokenizer.apply_chat_template(
+        messages,
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **(variables or {}),
+    )
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def read_content(content: Any, where: str, *, optional: bool = False) -> str:
+    """A string, or text parts joined to one."""
+    if content is None and optional:  # an assistant's turn may be nothing but tool calls
+        return ""
+    if isinstance(content, list):
+        content = "\n".join(_read_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise RequestError(f"{where} must be a string or a list of text parts.", field=where)
+    require_utf8(content, where)
+    return content
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """Characters of content: what rendering and tokenising the messages costs."""
+    return sum(len(message["content"]) for message in messages)
+
+
+def _read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
+    role = message.get("role")
+    if role not in roles:
+        raise RequestError(f"{where}.role must be one of {', '.join(roles)}; got {role!r}.", field=f"{where}.role")
+    # OpenAI's newer name for the same thing; templates know the older one.
+    read = {**message, "role": "system" if role == "developer" else role}
+    read["content"] = read_content(message.get("content"), f"{where}.content", optional=role == "assistant")
+    return read
+
+
+def _read_part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise RequestError(f"{where} must be an object with a type, such as {{'type': 'text', ...}}.", field=where)
+    if kind not in TEXT_PARTS:
+        raise RequestError(
+            f"{where}: parts of type {kind!r} are not supported by this server; send text parts only.", field=where
+        )
+    text = part.get(TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.{TEXT_PARTS[kind]} must be a string.", field=where)
+    return text

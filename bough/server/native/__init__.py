@@ -1,0 +1,21 @@
+"""SGLang's own API: generation, information, management, tokens."""
+
+from __future__ import annotations
+
+from bough.server.context import ServerContext
+from bough.server.endpoint import Endpoint
+from bough.server.native.control import control_routes
+from bough.server.native.generate import generate_routes
+from bough.server.native.info import info_routes
+from bough.server.native.profile import profile_routes
+from bough.server.native.tokens import token_routes
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        *generate_routes(context),
+        *info_routes(context),
+        *token_routes(context),
+        *control_routes(context),
+        *profile_routes(context),
+    ]

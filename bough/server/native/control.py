@@ -1,0 +1,114 @@
+"""Management: empty the cache, end requests, pause and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.core.errors import RequestError
+from bough.messages.outputs import Reply
+from bough.server.bodies import read_body
+from bough.server.context import ServerContext
+from bough.server.endpoint import Endpoint, Query
+from bough.server.native.schemas import AbortBody, Nothing, Outcome, PauseBody
+from bough.server.presence import while_connected
+from bough.server.responses import json_response
+
+RETRY_S = 0.1  # between two looks whether the engine has become idle
+LONGEST_WAIT_S = 3600.0
+
+
+def control_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            path="/flush_cache",
+            methods=("GET", "POST"),
+            handler=partial(flush_cache, context),
+            summary="Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
+            access="admin",
+            answer=Outcome,
+            queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
+        ),
+        Endpoint(
+            path="/abort_request",
+            handler=partial(abort_request, context),
+            summary="End a request, or all",
+            access="admin",
+            body=AbortBody,
+            answer=Outcome,
+        ),
+        Endpoint(
+            path="/pause_generation",
+            handler=partial(pause_generation, context),
+            summary="Stop computing until /continue_generation; requests that come meanwhile wait",
+            access="admin",
+            body=PauseBody,
+            answer=Outcome,
+        ),
+        Endpoint(
+            path="/continue_generation",
+            handler=partial(continue_generation, context),
+            summary="Go on after /pause_generation",
+            access="admin",
+            body=Nothing,
+            answer=Outcome,
+        ),
+    ]
+
+
+def outcome_of(reply: Reply) -> Response:
+    """The engine's word on a command; a refusal is the caller's to change."""
+    if not reply.ok:
+        raise RequestError(reply.message)
+    return json_response(Outcome(True, reply.message))
+
+
+async def flush_cache(context: ServerContext, request: Request) -> Response:
+    deadline = time.monotonic() + _timeout_of(request)
+    await read_body(request, Nothing)
+
+    async def flush() -> Reply:
+        while True:
+            reply = await context.client.flush_cache()
+            left = deadline - time.monotonic()
+            if reply.ok or left <= 0:
+                return reply
+            await asyncio.sleep(min(left, RETRY_S))
+
+    return outcome_of(await while_connected(request, flush()))
+
+
+def _timeout_of(request: Request) -> float:
+    given = request.query_params.get("timeout", "0")
+    try:
+        timeout_s = float(given)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 <= timeout_s <= LONGEST_WAIT_S:
+        raise RequestError(
+            f"timeout must be a number of seconds between 0 and {LONGEST_WAIT_S:g}, got {given!r}.", field="timeout"
+        )
+    return timeout_s
+
+
+async def abort_request(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, AbortBody)
+    if not body.rid and not body.abort_all:
+        raise RequestError("Give the rid of a request, or abort_all: true.", field="rid")
+    context.client.abort(body.rid or "", abort_all=bool(body.abort_all))
+    return json_response(Outcome(True, "What runs under that name is ended."))
+
+
+async def pause_generation(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, PauseBody)
+    return outcome_of(await context.client.pause(body.mode or "abort"))
+
+
+async def continue_generation(context: ServerContext, request: Request) -> Response:
+    await read_body(request, Nothing)
+    return outcome_of(await context.client.resume())

@@ -1,0 +1,107 @@
+"""`/generate`: SGLang's native generation. Streams are cumulative: each event shows the whole output so far."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.client.answer import Answer
+from bough.client.handle import raise_if_refused
+from bough.client.inputs import Inputs
+from bough.core.errors import RequestError
+from bough.server.bodies import given_fields, read_body
+from bough.server.context import ServerContext
+from bough.server.endpoint import Endpoint
+from bough.server.errors import Failure, native_shape
+from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
+from bough.server.presence import while_connected
+from bough.server.responses import json_response
+from bough.server.sse import DONE, EventStream, json_event
+from bough.server.timing import timing_headers
+
+OPTIONS = (
+    "input_ids",
+    "sampling_params",
+    "rid",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "return_text_in_logprobs",
+    "return_prompt_token_ids",
+    "priority",
+    "extra_key",
+    "cache_salt",
+)
+
+
+def generate_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            path="/generate",
+            methods=("POST", "PUT"),
+            handler=partial(generate, context),
+            summary="Continue one prompt or many, given as text or token ids",
+            body=GenerateBody,
+            answer=GenerateOutput | list[GenerateOutput],
+            streams=True,
+        )
+    ]
+
+
+async def generate(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, GenerateBody)
+    inputs = await read_inputs(context, body)
+    timed = bool(body.return_timings)
+    if body.stream:
+        return stream(context, inputs, timed)
+    answers = await while_connected(request, context.client.answers(inputs))
+    if all(answer.refusal is not None for answer in answers):
+        raise_if_refused(answers[0])
+    outputs = [output_of(answer, timed) for answer in answers]
+    return json_response(outputs if inputs.batched else outputs[0], headers=timing_headers(answers) if timed else None)
+
+
+async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
+    for name in UNBUILT_BODY_FIELDS:
+        if getattr(body, name):
+            raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("Give exactly one of text and input_ids.", field="text")
+    return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
+
+
+def stream(context: ServerContext, inputs: Inputs, timed: bool) -> Response:
+    first: list[Answer] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(context.client.pieces(inputs, stream=True)) as pieces:
+            async for piece in pieces:
+                output = output_of(piece.answer, timed)
+                if inputs.batched:
+                    output["index"] = piece.index
+                first[:] = first or [piece.answer]
+                yield json_event(output)
+        yield DONE
+
+    def headers() -> dict[str, str]:
+        return timing_headers(first) if timed and first else {}
+
+    return EventStream(events(), broken_stream, headers=headers)
+
+
+def broken_stream(failure: Failure) -> bytes:
+    """How a stream ends that cannot go on."""
+    return json_event(native_shape(failure)) + DONE
+
+
+def output_of(answer: Answer, timed: bool) -> dict[str, Any]:
+    output = answer.to_dict()
+    if timed:
+        output["meta_info"]["timings"] = answer.timings.to_dict()
+    return output

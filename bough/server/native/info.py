@@ -1,0 +1,161 @@
+"""Whether the server is well, what it serves, and how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+import uuid
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.client.answer import WEIGHT_VERSION
+from bough.core.errors import RequestError
+from bough.server.context import ServerContext
+from bough.server.endpoint import Endpoint, Query
+from bough.server.errors import HttpError
+from bough.server.native.schemas import BriefLoad, Load, Loads, Status
+from bough.server.responses import json_response
+from bough.version import __version__
+
+HEALTH_TIMEOUT_S = 20.0
+
+
+def info_routes(context: ServerContext) -> list[Endpoint]:
+    get: dict[str, Any] = {"methods": ("GET",)}
+    info = partial(model_info, context)
+    server = partial(server_info, context)
+    return [
+        Endpoint(
+            path="/health",
+            handler=partial(health, context),
+            summary="200 while the engine answers; 503 while it loads, drains or is stuck",
+            access="open",
+            answer=Status,
+            **get,
+        ),
+        Endpoint(
+            path="/health_generate",
+            handler=partial(health_generate, context),
+            summary="Generate one token, to see that the whole way works",
+            answer=Status,
+            **get,
+        ),
+        Endpoint(path="/model_info", handler=info, summary="What is served", answer=dict[str, Any], **get),
+        Endpoint(path="/get_model_info", handler=info, summary="Same as /model_info", answer=dict[str, Any], **get),
+        Endpoint(
+            path="/server_info", handler=server, summary="Settings, limits and load", answer=dict[str, Any], **get
+        ),
+        Endpoint(path="/get_server_info", handler=server, summary="Same as /server_info", answer=dict[str, Any], **get),
+        Endpoint(
+            path="/v1/loads",
+            handler=partial(loads, context),
+            summary="How busy the engine is",
+            answer=Loads,
+            queries=(Query("include", str, "accepted for SGLang's clients; everything is always included"),),
+            **get,
+        ),
+        Endpoint(
+            path="/get_load",
+            handler=partial(brief_load, context),
+            summary="How busy the engine is, in the older form",
+            answer=list[BriefLoad],
+            **get,
+        ),
+        Endpoint(path="/ping", handler=ping, summary="Same as /health for SageMaker", answer=Status, **get),
+        Endpoint(path="/", handler=ping, summary="That there is a server", answer=Status, **get),
+    ]
+
+
+async def health(context: ServerContext, request: Request) -> Response:
+    if context.watchdog is not None and context.watchdog.stuck:
+        raise HttpError(503, context.watchdog.complaint, "EngineStuckError")
+    return json_response(Status("ok"))
+
+
+async def ping(request: Request) -> Response:
+    return json_response(Status("ok"))
+
+
+async def health_generate(context: ServerContext, request: Request) -> Response:
+    """Any output counts, that of others too: on a busy server the one token may have to wait for its turn."""
+    inputs = context.reader.read(
+        input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}"
+    )
+    inputs = dataclasses.replace(inputs, watched=False)
+    began = time.monotonic()
+    task = asyncio.ensure_future(context.client.answers(inputs))
+    try:
+        while time.monotonic() - began < HEALTH_TIMEOUT_S:
+            await asyncio.wait({task}, timeout=0.5)
+            if task.done():
+                task.result()
+                return json_response(Status("ok"))
+            if context.client.heard_at > began:
+                return json_response(Status("ok"))
+    except RequestError as error:
+        raise HttpError(503, f"The engine refuses to generate: {error.message}", "EngineStuckError") from None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    raise HttpError(503, f"The engine made no token within {HEALTH_TIMEOUT_S:g} s.", "EngineStuckError")
+
+
+def describe_model(context: ServerContext) -> dict[str, Any]:
+    model = context.model
+    return {
+        "model_path": model.path,
+        "tokenizer_path": model.tokenizer_path,
+        "served_model_name": model.name,
+        "is_generation": True,
+        "weight_version": WEIGHT_VERSION,
+        "architecture": model.architecture,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+        "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
+        "preferred_sampling_params": None,
+    }
+
+
+async def model_info(context: ServerContext, request: Request) -> Response:
+    return json_response(describe_model(context))
+
+
+async def server_info(context: ServerContext, request: Request) -> Response:
+    state = await context.client.state()
+    return json_response(
+        {
+            **context.settings.to_shown(),
+            "tp_size": 1,
+            "dp_size": 1,
+            **context.model.limits,
+            **describe_model(context),
+            "version": __version__,
+            "started": context.model.created,
+            "internal_states": [state.data],
+        }
+    )
+
+
+async def loads(context: ServerContext, request: Request) -> Response:
+    state = (await context.client.state()).data
+    load = Load(
+        dp_rank=0,
+        num_running_reqs=state["num_running_reqs"],
+        num_waiting_reqs=state["num_waiting_reqs"],
+        num_used_tokens=state["num_used_tokens"],
+        max_total_num_tokens=state["max_total_num_tokens"],
+        token_usage=state["num_used_tokens"] / max(state["max_total_num_tokens"], 1),
+        gen_throughput=state["last_gen_throughput"],
+        cache_hit_rate=state["cached_tokens"] / max(state["prompt_tokens"], 1),
+    )
+    return json_response(Loads(time.time(), __version__, 1, [load]))
+
+
+async def brief_load(context: ServerContext, request: Request) -> Response:
+    state = (await context.client.state()).data
+    requests = state["num_running_reqs"] + state["num_waiting_reqs"]
+    return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])

@@ -1,0 +1,240 @@
+"""The JSON of the native routes, as data: requests are decoded into these structs, the OpenAPI page is made of them.
+
+Unknown fields are refused, because a typo must not pass silently. `null` means not given.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from bough.core.sampling_params import RANGES, SamplingParams
+
+
+def _sampling_schema() -> dict[str, Any]:
+    """The schema of `sampling_params`: it is read as a plain object, whose own check knows the model's defaults."""
+    (_, components) = msgspec.json.schema_components([SamplingParams])
+    properties: dict[str, Any] = components["SamplingParams"]["properties"]
+    for name in ("stop", "stop_regex", "stop_token_ids"):  # a single value counts as a list of one
+        plain = "integer" if name == "stop_token_ids" else "string"
+        properties[name] = {"anyOf": [{"type": plain}, {"type": "array", "items": {"type": plain}}]}
+    for name, low, high, _ in RANGES:
+        properties[name] |= {"minimum": low, "maximum": high}
+    properties = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in properties.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
+
+
+class Timings(msgspec.Struct):
+    """Where the time went, in seconds; part of `meta_info` when `return_timings` was asked."""
+
+    queue_s: float
+    prefill_s: float
+    prefill_cached_tokens: int
+    prefill_new_tokens: int
+    time_to_first_token_s: float
+    decode_s: float
+    tokens_per_second: float | None
+    total_s: float
+
+
+class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: Sampling | list[Sampling | None] | None = None
+    rid: str | list[str] | None = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int]] | None = None
+    return_text_in_logprobs: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_timings: bool | None = None
+    priority: int | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+    # Fields whose feature this engine does not have: accepted when they ask for nothing.
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    routing_key: Any = None
+    routed_dp_rank: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    max_thinking_tokens: Any = None
+    require_reasoning: Any = None
+
+
+UNBUILT_BODY_FIELDS = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "routing_key",
+    "routed_dp_rank",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "max_thinking_tokens",
+    "require_reasoning",
+)
+
+Logprob = tuple[float | None, int, str | None]
+
+
+class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is known of an output beside its text."""
+
+    id: str
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    num_retractions: int
+    weight_version: str
+    queue_time: float
+    e2e_latency: float
+    prompt_token_ids: list[int] | None = None
+    input_token_logprobs: list[Logprob] | None = None
+    output_token_logprobs: list[Logprob] | None = None
+    output_token_logprobs_length: int | None = None
+    input_top_logprobs: list[list[Logprob] | None] | None = None
+    output_top_logprobs: list[list[Logprob] | None] | None = None
+    input_token_ids_logprobs: list[list[Logprob] | None] | None = None
+    output_token_ids_logprobs: list[list[Logprob] | None] | None = None
+    timings: Timings | None = None
+
+
+class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One output; a batch, or n > 1, gives a list of them."""
+
+    text: str | None = None
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | None = None
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Text to turn into token ids."""
+
+    prompt: str | list[str]
+    model: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeOutput(msgspec.Struct):
+    """The ids and how many; lists of both for a list of texts."""
+
+    tokens: list[int | list[int]]
+    count: int | list[int]
+    max_model_len: int
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Token ids to turn into text."""
+
+    tokens: list[int | list[int]]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class DetokenizeOutput(msgspec.Struct):
+    """The text; a list for a list of lists."""
+
+    text: str | list[str]
+
+
+class Outcome(msgspec.Struct):
+    """What a management route has done."""
+
+    success: bool
+    message: str
+
+
+class AbortBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which requests to end: the one with this id (all samples or prompts of its call), or all."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+    abort_message: str | None = None
+
+
+class PauseBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What becomes of the requests that run: ended, sent back to the queue, or kept as they are."""
+
+    mode: Literal["abort", "retract", "in_place"] | None = None
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """A body without fields."""
+
+
+Steps = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class ProfileBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What to record, and where the trace goes (a folder on the server; its folder for temporary files by default)."""
+
+    output_dir: str | None = None
+    start_step: Steps | None = None
+    num_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    activities: list[Literal["CPU", "GPU", "CUDA"]] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    profile_by_stage: bool | None = None
+    merge_profiles: bool | None = None
+
+
+class Load(msgspec.Struct):
+    """How busy the engine is."""
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+
+
+class Loads(msgspec.Struct):
+    """The loads of all replicas behind this server: one."""
+
+    timestamp: float
+    version: str
+    dp_rank_count: int
+    loads: list[Load]
+
+
+class BriefLoad(msgspec.Struct):
+    """The load in its older form."""
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+
+
+class Status(msgspec.Struct):
+    """Whether the server can serve."""
+
+    status: str

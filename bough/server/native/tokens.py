@@ -1,0 +1,70 @@
+"""`/tokenize` and `/detokenize`: the model's tokenizer for clients that have none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.core.errors import RequestError
+from bough.server.app import shape_of
+from bough.server.bodies import read_body
+from bough.server.context import ServerContext, aside
+from bough.server.endpoint import Endpoint
+from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
+from bough.server.responses import json_response
+
+
+def token_routes(context: ServerContext) -> list[Endpoint]:
+    made: list[Endpoint] = []
+    for prefix in ("", "/v1"):
+        made += [
+            Endpoint(
+                path=f"{prefix}/tokenize",
+                handler=partial(tokenize, context),
+                summary="Text to token ids",
+                body=TokenizeBody,
+                answer=TokenizeOutput,
+                shape=shape_of(f"{prefix}/tokenize"),
+            ),
+            Endpoint(
+                path=f"{prefix}/detokenize",
+                handler=partial(detokenize, context),
+                summary="Token ids to text",
+                body=DetokenizeBody,
+                answer=DetokenizeOutput,
+                shape=shape_of(f"{prefix}/detokenize"),
+            ),
+        ]
+    return made
+
+
+async def tokenize(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, TokenizeBody)
+    tokenizer = context.require_tokenizer("prompt")
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    special = body.add_special_tokens is not False
+    lists = await aside(sum(map(len, texts)), lambda: tokenizer.encode_batch(texts, special))
+    length = context.model.context_length
+    if isinstance(body.prompt, str):
+        return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
+    return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+
+
+async def detokenize(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, DetokenizeBody)
+    tokenizer = context.require_tokenizer("tokens")
+    many = bool(body.tokens) and isinstance(body.tokens[0], list)
+    lists: list[Any] = body.tokens if many else [body.tokens]
+    for ids in lists:
+        if not isinstance(ids, list) or any(not isinstance(token, int) for token in ids):
+            raise RequestError("tokens must be a list of token ids, or a list of such lists.", field="tokens")
+        wrong = next((token for token in ids if not 0 <= token < context.model.vocab_size), None)
+        if wrong is not None:
+            last = context.model.vocab_size - 1
+            raise RequestError(f"tokens: {wrong} is outside the vocabulary (0 to {last}).", field="tokens")
+    skip = body.skip_special_tokens is not False
+    texts = await aside(sum(map(len, lists)), lambda: [tokenizer.decode(ids, skip) for ids in lists])
+    return json_response({"text": texts if many else texts[0]})

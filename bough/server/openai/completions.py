@@ -1,0 +1,191 @@
+"""/v1/completions: from request to inputs, and from pieces to choices. Pure apart from the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from bough.client.answer import Answer
+from bough.client.handle import raise_if_refused
+from bough.client.piece import Piece
+from bough.core.errors import RequestError
+from bough.server.chunks import PreparedChunk
+from bough.server.openai.limits import check_request
+from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
+from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
+from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
+from bough.server.openai.schema import CompletionRequest
+from bough.server.openai.usage import finish_word, make_usage, matched_stop, slowest_timings, usage_of, whole_piece
+from bough.server.responses import encode_json
+from bough.server.sse import DONE, event
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def read_completion(request: CompletionRequest, identity: Identity) -> dict[str, Any]:
+    """What `InputReader.read` is to be given."""
+    check_request(request)
+    samples, kept = samples_of(request), request.n or 1
+    if samples < kept:
+        raise RequestError(f"best_of ({samples}) must not be smaller than n ({kept}).", field="best_of")
+    if request.stream and samples > kept:
+        raise RequestError("best_of chooses among finished answers, so it cannot be streamed.", field="best_of")
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    choosing = samples > kept
+    return {
+        **_prompts(request.prompt),
+        **options_of(request, identity),
+        "sampling_params": sampling_of(request, max_new_tokens=max_tokens, samples=samples),
+        "return_logprob": request.logprobs is not None or choosing,
+        "logprob_start_len": 0 if request.echo and request.logprobs is not None else -1,
+        "top_logprobs_num": request.logprobs or 0,
+    }
+
+
+def samples_of(request: CompletionRequest) -> int:
+    """Answers that are made for each prompt; `n` of them are shown."""
+    return request.best_of or request.n or 1
+
+
+def _prompts(given: str | list[Any]) -> Mapping[str, Any]:
+    """One text, many, one list of token ids, or many."""
+    if isinstance(given, str):
+        return {"prompt": given}
+    kinds = {type(entry) for entry in given}
+    if not kinds:
+        raise RequestError("prompt is an empty list; give at least one prompt or token.", field="prompt")
+    if len(kinds) > 1:
+        raise RequestError(
+            "prompt must be a string, a list of strings, a list of token ids or a list of such lists, not a mixture.",
+            field="prompt",
+        )
+    return {"prompt": given} if kinds == {str} else {"input_ids": given}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionForm:
+    """What one call's answers look like."""
+
+    identity: Identity
+    shown: Shown
+    speller: TokenSpeller
+    kept: int  # of `shown.samples` answers per prompt
+    echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
+
+    def whole(self, answers: Sequence[Answer]) -> Completion:
+        """The answer that is not streamed. `answers` are in the order of the prompts."""
+        for answer in answers:
+            raise_if_refused(answer)
+        chosen = self._best(answers)
+        choices = [
+            msgspec.structs.replace(CompletionWriter(self).choice(whole_piece(answer)), index=i)
+            for i, answer in enumerate(chosen)
+        ]
+        timings = slowest_timings(answers).to_dict() if self.shown.timings else UNSET
+        return self.envelope(choices, usage=usage_of(answers, self.shown.samples), timings=timings)
+
+    def envelope(self, choices: list[CompletionChoice], **more: Any) -> Completion:
+        return Completion(
+            id=self.identity.id, created=self.identity.created, model=self.identity.model, choices=choices, **more
+        )
+
+    def _best(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Of each prompt's samples the likeliest ones, best first; all of them in their order if all are shown."""
+        samples = self.shown.samples
+        if samples == self.kept:
+            return list(answers)
+
+        def likelihood(answer: Answer) -> float:
+            return mean_logprob(answer.output_logprobs, len(answer.ids))
+
+        groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
+        return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self.kept]]
+
+
+class CompletionWriter:
+    """Writes one call's stream; remembers how far each answer has come."""
+
+    def __init__(self, form: CompletionForm) -> None:
+        self._form = form
+        self._answers: dict[int, Answer] = {}
+        self._prepared: dict[int, PreparedChunk] = {}
+        self._offsets: dict[int, TextOffsets] = {}
+        shown = form.shown
+        self._fast = shown.logprobs is None and not shown.usage_throughout
+
+    def chunk(self, piece: Piece) -> bytes:
+        """The event for a piece. Between its first and last, a plain stream fills in a prepared one."""
+        prepared = self._prepared.get(piece.index)
+        if prepared is not None and self._fast and piece.finish is None:
+            return prepared.fill(piece.text, piece.ids)
+        return event(encode_json(self.full_chunk(piece)))
+
+    def full_chunk(self, piece: Piece) -> Completion:
+        """The same through the schema."""
+        shown, answer = self._form.shown, piece.answer
+        if piece.finish is not None:
+            raise_if_refused(answer)
+        choice = self.choice(piece)
+        usage: Any = None if shown.usage_at_end else UNSET
+        if piece.index not in self._prepared:
+            empty = CompletionChoice(index=piece.index, text="", token_ids=[] if shown.token_ids else UNSET)
+            self._prepared[piece.index] = PreparedChunk(
+                event(encode_json(self._form.envelope([empty], usage=usage))), "text"
+            )
+        self._answers[piece.index] = answer
+        if shown.usage_throughout:
+            usage = make_usage(
+                prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=piece.first + len(piece.ids)
+            )
+        timings = answer.timings.to_dict() if shown.timings and piece.finish is not None else UNSET
+        return self._form.envelope([choice], usage=usage, timings=timings)
+
+    def end(self) -> bytes:
+        """After the last piece."""
+        if not self._form.shown.usage_at_end:
+            return DONE
+        answers = [self._answers[i] for i in sorted(self._answers)]
+        usage = usage_of(answers, self._form.shown.samples)
+        return event(encode_json(self._form.envelope([], usage=usage))) + DONE
+
+    def choice(self, piece: Piece) -> CompletionChoice:
+        """What is new in one answer."""
+        shown, finish = self._form.shown, piece.finish
+        echo = ""
+        if self._form.echoes and piece.index not in self._answers:
+            echo = self._form.echoes[piece.index // shown.samples]
+        return CompletionChoice(
+            index=piece.index,
+            text=echo + piece.text,
+            logprobs=None if shown.logprobs is None else self._logprobs(piece),
+            token_ids=piece.ids if shown.token_ids else UNSET,
+            finish_reason=None if finish is None else finish_word(finish),
+            matched_stop=UNSET if finish is None else matched_stop(finish),
+            meta_info=piece.answer.meta_info() if shown.meta_info and finish is not None else UNSET,
+        )
+
+    def _logprobs(self, piece: Piece) -> CompletionLogprobs:
+        form, answer = self._form, piece.answer
+        top = bool(form.shown.logprobs)
+        offsets = self._offsets.get(piece.index)
+        begins = offsets is None
+        if offsets is None:
+            skip = answer.prompt.sampling.skip_special_tokens
+            offsets = self._offsets[piece.index] = TextOffsets(form.speller, skip)
+        given = None
+        if begins and form.echoes:
+            columns = answer.input_logprobs
+            given = completion_logprobs(columns, 0, len(columns.tokens), top=top, speller=form.speller, offsets=offsets)
+        output = completion_logprobs(
+            answer.output_logprobs,
+            piece.first,
+            piece.first + len(piece.ids),
+            top=top,
+            speller=form.speller,
+            offsets=offsets,
+        )
+        return output if given is None else joined(given, output)

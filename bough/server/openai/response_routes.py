@@ -1,0 +1,202 @@
+"""The routes of /v1/responses: create (whole, streamed or in the background), fetch and cancel.
+
+Owns the store and the tasks of responses in the background. With several HTTP processes on one port a later request
+may reach another process than the one that remembers, so then nothing is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.client.answer import Answer
+from bough.core.errors import RequestError
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ServerContext, aside
+from bough.server.endpoint import Endpoint
+from bough.server.errors import HttpError, failure_of, openai_shape
+from bough.server.messages import Message, render, text_size
+from bough.server.openai.logprobs import TokenSpeller
+from bough.server.openai.reading import Identity, in_openai_names
+from bough.server.openai.response_events import ResponseWriter
+from bough.server.openai.response_objects import ResponseObject
+from bough.server.openai.response_store import Record, ResponseStore
+from bough.server.openai.responses import (
+    ResponseForm,
+    read_input,
+    read_response_request,
+    template_variables,
+    with_instructions,
+)
+from bough.server.openai.schema import ResponsesRequest
+from bough.server.presence import while_connected
+from bough.server.responses import json_response
+from bough.server.sse import EventStream
+from bough.server.timing import timing_headers
+
+CANCEL_WAIT_S = 5.0
+SEVERAL_PROCESSES = (
+    "This server has several HTTP processes (--tokenizer-worker-num), which do not share responses; "
+    "start it with one to store, fetch and continue them."
+)
+
+
+def response_routes(context: ServerContext) -> list[Endpoint]:
+    api = Responses(context)
+    return [
+        Endpoint(
+            path="/v1/responses",
+            handler=api.create,
+            summary="Answer a conversation and remember it",
+            body=ResponsesRequest,
+            answer=ResponseObject,
+            streams=True,
+            shape=openai_shape,
+            tag="openai",
+        ),
+        Endpoint(
+            path="/v1/responses/{id}",
+            handler=api.retrieve,
+            summary="A response that was stored",
+            methods=("GET",),
+            answer=ResponseObject,
+            shape=openai_shape,
+            tag="openai",
+        ),
+        Endpoint(
+            path="/v1/responses/{id}/cancel",
+            handler=api.cancel,
+            summary="End a response that still runs",
+            answer=ResponseObject,
+            shape=openai_shape,
+            tag="openai",
+        ),
+    ]
+
+
+class Responses:
+    """The handlers."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._speller = TokenSpeller(context.tokenizer)
+        self._store = ResponseStore() if context.settings.server.tokenizer_worker_num == 1 else None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def create(self, request: Request) -> Response:
+        body = await read_lenient_body(request, ResponsesRequest)
+        conversation = [*self._earlier(body), *read_input(body.input)]
+        form = await self._form(body, conversation)
+        record = Record(form.begun("queued" if body.background else "in_progress"), conversation)
+        if form.stored and self._store is not None:
+            self._store.add(record)
+        if body.background:
+            task = asyncio.create_task(self._run_behind(form, record))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            queued = json_response(record.response)
+            await asyncio.sleep(0)  # in its first turn the task submits its request, so that a cancel will find it
+            return queued
+        if body.stream:
+            writer = ResponseWriter(form)
+            return EventStream(self._events(form, record, writer), writer.failure)
+        answer = await while_connected(request, self._run(form, record))
+        return json_response(record.response, headers=timing_headers([answer]) if body.return_timings else None)
+
+    async def retrieve(self, request: Request) -> Response:
+        if request.query_params.get("stream") in ("true", "1"):
+            raise RequestError("A stored response cannot be streamed again; leave stream out.", field="stream")
+        return json_response(self._find(request).response)
+
+    async def cancel(self, request: Request) -> Response:
+        record = self._find(request)
+        if not record.ended.is_set():
+            self._context.client.abort(record.response.id)
+            # A stream ends when its reader takes the last piece, and that reader may be in no hurry.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_WAIT_S):
+                    await record.ended.wait()
+        elif record.response.status != "cancelled":
+            raise RequestError(f"The response has ended: it is {record.response.status}.")
+        return json_response(record.response)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _earlier(self, body: ResponsesRequest) -> Sequence[Message]:
+        """The conversation that the request continues."""
+        if body.previous_response_id is None:
+            return ()
+        name = "previous_response_id"
+        if self._store is None:
+            raise RequestError(SEVERAL_PROCESSES, field=name)
+        try:
+            record = self._store.find(body.previous_response_id)
+        except HttpError as error:
+            raise RequestError(error.failure.message, field=name) from None
+        if not record.response.output:
+            raise RequestError(f"That response has no output to continue: it is {record.response.status}.", field=name)
+        return record.messages
+
+    async def _form(self, body: ResponsesRequest, conversation: Sequence[Message]) -> ResponseForm:
+        if body.background and self._store is None:
+            raise RequestError(SEVERAL_PROCESSES, field="background")
+        identity = Identity.make("resp_", body.rid, self._context.model.name)
+        with in_openai_names(input_ids="input", messages="input", max_new_tokens="max_output_tokens"):
+            given = read_response_request(body, identity, self._context.model.context_length)
+            messages = with_instructions(body.instructions, conversation)
+            tokenizer = self._context.require_tokenizer("input")
+            variables = template_variables(body)
+            ids = await aside(text_size(messages), lambda: render(tokenizer, messages, variables=variables))
+            inputs = await self._context.read_inputs(input_ids=ids, **given)
+        stored = self._store is not None and body.store is not False
+        return ResponseForm(body, identity, inputs, self._speller, stored)
+
+    def _find(self, request: Request) -> Record:
+        if self._store is None:
+            raise HttpError(404, SEVERAL_PROCESSES, "NotFoundError")
+        return self._store.find(request.path_params["id"])
+
+    async def _run(self, form: ResponseForm, record: Record) -> Answer:
+        """Makes the whole response. A request that cannot be served leaves no record; its client is told."""
+        try:
+            (answer,) = await self._context.client.answers(form.inputs)
+            record.end(form.ended(answer))
+        finally:
+            self._settle(form, record)
+        return answer
+
+    async def _run_behind(self, form: ResponseForm, record: Record) -> None:
+        """Nobody waits, so whatever happens is kept in the record."""
+        record.response = form.begun("in_progress")
+        try:
+            (answer,) = await self._context.client.answers(form.inputs)
+            record.end(form.ended(answer))
+        except Exception as error:  # noqa: BLE001  (failure_of logs defects)
+            record.end(form.failed(failure_of(error)))
+        if self._store is not None:
+            self._store.trim()
+
+    async def _events(self, form: ResponseForm, record: Record, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
+        pieces = self._context.client.pieces(form.inputs, stream=True)
+        try:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    yield writer.chunk(piece)
+                    answer = piece.answer
+            record.end(form.ended(answer))
+            yield writer.end(answer, record.response)
+        finally:
+            self._settle(form, record)
+
+    def _settle(self, form: ResponseForm, record: Record) -> None:
+        """After success, failure, or the client's leaving: no record stays open that nobody works on."""
+        if not record.ended.is_set():
+            record.end(form.cancelled())
+            if self._store is not None:
+                self._store.forget(form.identity.id)
+        elif self._store is not None:
+            self._store.trim()

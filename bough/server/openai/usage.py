@@ -1,0 +1,58 @@
+"""What requests cost and how they ended, in OpenAI's words; the same for a whole answer and for a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bough.client.answer import Answer
+from bough.client.piece import Piece
+from bough.client.timings import Timings
+from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
+
+
+def usage_of(answers: Sequence[Answer], samples: int = 1) -> Usage:
+    """The cost of a whole call: `samples` answers for each prompt, in the order of the prompts. Samples share their
+    prompt, so it counts once; what the first of them found in the cache is what the call found there."""
+    firsts = answers[::samples]
+    return make_usage(
+        prompt=sum(answer.prompt_tokens for answer in firsts),
+        cached=sum(answer.cached_tokens for answer in firsts),
+        completion=sum(len(answer.ids) for answer in answers),
+    )
+
+
+def make_usage(*, prompt: int, cached: int, completion: int) -> Usage:
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        reasoning_tokens=0,
+        prompt_tokens_details=PromptTokensDetails(cached),
+        completion_tokens_details=CompletionTokensDetails(0),
+    )
+
+
+def finish_word(finish: FinishReason) -> FinishWord:
+    match finish:
+        case FinishStop():
+            return "stop"
+        case FinishLength():
+            return "length"
+        case FinishAbort():
+            return "abort"
+
+
+def matched_stop(finish: FinishReason) -> int | str | None:
+    """The stop token or string at which the answer ended."""
+    return finish.matched if isinstance(finish, FinishStop) else None
+
+
+def slowest_timings(answers: Sequence[Answer]) -> Timings:
+    """Of the answer that took longest: that is what the client waited for."""
+    return max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+
+
+def whole_piece(answer: Answer) -> Piece:
+    """A finished answer as if it had come in one piece."""
+    return Piece(answer, answer.text, answer.ids, 0, answer.finish)

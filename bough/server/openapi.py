@@ -1,0 +1,130 @@
+"""The OpenAPI page, made of what the endpoints declare and of the very structs that their bodies are decoded into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from bough.core.settings import ServerSettings
+from bough.server.docs_page import DOCS_PAGE
+from bough.server.endpoint import Endpoint
+from bough.server.error_objects import ERROR_TYPES
+from bough.server.responses import encode_json
+from bough.version import __version__
+
+REF = "#/components/schemas/{name}"
+JSON = "application/json"
+CONVERTER = re.compile(r":\w+}")  # Starlette's way to say what a parameter may hold
+KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+
+def described(endpoints: Sequence[Endpoint], settings: ServerSettings) -> list[Endpoint]:
+    """The endpoints, and the two that describe all of them."""
+    document = b""
+
+    async def openapi(request: Request) -> Response:
+        return Response(document, media_type=JSON)
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(DOCS_PAGE)
+
+    common: dict[str, Any] = {"methods": ("GET",), "access": "open", "tag": "pages"}
+    everything = [
+        *endpoints,
+        Endpoint(
+            path="/openapi.json",
+            handler=openapi,
+            summary="This description, for programs",
+            answer=dict[str, Any],
+            **common,
+        ),
+        Endpoint(path="/docs", handler=docs, summary="This description, for people", media_type="text/html", **common),
+    ]
+    document = encode_json(openapi_document(everything, settings))
+    return everything
+
+
+def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) -> dict[str, Any]:
+    """OpenAPI 3.1, whose schemas are JSON Schema as msgspec writes it."""
+    schemas = _Schemas(endpoints)
+    paths: dict[str, Any] = {}
+    for endpoint in endpoints:
+        operations = paths.setdefault(CONVERTER.sub("}", endpoint.path), {})
+        for method in endpoint.methods:
+            operations[method.lower()] = _operation(endpoint, method, schemas, settings)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Bough", "version": __version__, "description": "An LLM serving engine."},
+        "servers": [{"url": settings.root_path or "/"}],
+        "paths": paths,
+        "components": {"schemas": schemas.components, "securitySchemes": KEY_SCHEMES},
+    }
+
+
+class _Schemas:
+    """All types that endpoints mention, as references and components."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        types = [kind for e in endpoints for kind in (e.body, e.answer, ERROR_TYPES[e.shape]) if kind is not None]
+        found, self.components = msgspec.json.schema_components(types, ref_template=REF)
+        self._of = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
+
+    def of(self, kind: Any) -> dict[str, Any]:
+        return self._of[str(kind)]
+
+
+def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: ServerSettings) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{endpoint.path}").strip("_"),
+        "responses": {
+            "200": {"description": "As asked", "content": _content(endpoint, schemas)},
+            "default": {
+                "description": "An error",
+                "content": {JSON: {"schema": schemas.of(ERROR_TYPES[endpoint.shape])}},
+            },
+        },
+    }
+    parameters = [*_path_parameters(endpoint.path), *_query_parameters(endpoint)]
+    if parameters:
+        operation["parameters"] = parameters
+    if endpoint.body is not None and method != "GET":
+        operation["requestBody"] = {"content": {JSON: {"schema": schemas.of(endpoint.body)}}}
+    if _needs_key(endpoint, settings):
+        operation["security"] = [{name: []} for name in KEY_SCHEMES]
+    return operation
+
+
+def _content(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
+    answer = {"type": "string"} if endpoint.answer is None else schemas.of(endpoint.answer)
+    content: dict[str, Any] = {endpoint.media_type: {"schema": answer}}
+    if endpoint.streams:
+        content["text/event-stream"] = {"schema": {"description": "Server-sent events, each with JSON as its data"}}
+    return content
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)[:}]", path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    return [
+        {"name": q.name, "in": "query", "description": q.about, "schema": msgspec.json.schema(q.type)}
+        for q in endpoint.queries
+    ]
+
+
+def _needs_key(endpoint: Endpoint, settings: ServerSettings) -> bool:
+    if endpoint.access == "admin":
+        return settings.api_key is not None or settings.admin_api_key is not None
+    return endpoint.access == "api" and settings.api_key is not None

@@ -1,0 +1,171 @@
+"""An engine for tests of protocols: every request is answered at once with tokens from a script, in any pieces.
+
+Tokens are bytes, so half characters are easy to make; the chat template is ChatML.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from bough.client.answer import Answer, News
+from bough.client.handle import EngineClient
+from bough.client.inputs import InputReader, Prompt
+from bough.client.watching import RequestWatcher
+from bough.core.finish import FinishAbort, FinishReason, FinishStop
+from bough.core.settings import Settings
+from bough.messages.outputs import Delta, Deltas, LogprobRun, Started
+from bough.messages.requests import Abort, Generate
+from bough.server.context import ModelInfo, ServerContext
+from bough.tokenizer.chat_template import ChatTemplate
+from bough.tokenizer.incremental import IncrementalDecoder
+from bough.tokenizer.pieces import BYTE_OF_CHAR
+from bough.tokenizer.tokenizer import Tokenizer
+
+IM_START, IM_END = 256, 257
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood %}({{ mood }}){% endif %}{% endif %}"
+)
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """Token i is byte i; 256 and 257 are ChatML's marks."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_OF_CHAR), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return Tokenizer(backend, eos_ids=(IM_END,), chat_template=ChatTemplate(CHATML))
+
+
+def logprob_run(ids: Sequence[int], top: int = 0) -> LogprobRun:
+    """Token i has logprob -i/8; the likeliest others are its successors."""
+    n = len(ids)
+    tops = np.array([[(token + k) % 256 for k in range(top)] for token in ids], dtype=np.int32).reshape(n, top)
+    return LogprobRun(
+        np.array(ids, dtype=np.int32).tobytes(),
+        (np.array(ids, dtype=np.float32) / -8).tobytes(),
+        top,
+        (tops.astype(np.float32) / -8).tobytes(),
+        tops.tobytes(),
+        b"",
+    )
+
+
+def deltas_of(
+    tokenizer: Tokenizer,
+    handle: int,
+    prompt: Prompt | None,
+    ids: Sequence[int],
+    cuts: Sequence[int] = (),
+    finish: FinishReason | None = None,
+) -> list[Delta]:
+    """The deltas of an answer, cut behind the given numbers of tokens."""
+    finish = finish or FinishStop(IM_END)
+    wanted = None if prompt is None else prompt.logprobs
+    decoder = IncrementalDecoder(tokenizer, (), True)
+    bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
+    deltas = []
+    for start, end in itertools.pairwise(bounds):
+        last, new = end == len(ids), list(ids[start:end])
+        text = decoder.push(new) + (decoder.flush() if last else "")
+        started = None
+        if start == 0:
+            given = [] if prompt is None else prompt.ids.tolist()
+            asked = wanted is not None and wanted.start >= 0
+            run = logprob_run(given[1:], 0 if wanted is None else wanted.top) if asked else None
+            started = Started(handle, len(given), min(1, len(given)), 0.0, run)
+        runs = [] if wanted is None or not new else [logprob_run(new, wanted.top)]
+        raw = np.array(new, dtype=np.int32).tobytes()
+        deltas.append(Delta(handle, text, raw, started, runs, finish if last else None))
+    return deltas
+
+
+def fresh_answer(tokenizer: Tokenizer, prompt: Prompt, index: int = 0) -> Answer:
+    return Answer(index + 1, index, prompt, tokenizer, News())
+
+
+class ScriptedEngine:
+    """Plays the scheduler. `script` gives the tokens for a request, or the reason why it ends without any; requests
+    for which it gives None stay open until they are aborted."""
+
+    def __init__(self, script: Callable[[Generate], Sequence[int] | FinishReason | None]) -> None:
+        self.script = script
+        self.sent: list[Any] = []
+        self.tokenizer = byte_level_tokenizer()
+        self.watchers: list[RequestWatcher] = []
+        self.client = EngineClient(self, self.tokenizer, watchers=self.watchers)
+        self.reader = InputReader(self.tokenizer, {}, random_seed=7)
+
+    def send(self, *messages: Any) -> None:
+        self.sent += messages
+        for message in messages:
+            match message:
+                case Generate():
+                    self._answer(message)
+                case Abort():
+                    for request in self.requests:
+                        if _means(message, request):
+                            end = FinishAbort("aborted", 499, "AbortError")
+                            self._later([Delta(request.handle, "", b"", finish=end)])
+
+    def context(self, **settings: Any) -> ServerContext:
+        model = ModelInfo("tiny", "/models/tiny", "/models/tiny", "LlamaForCausalLM", 512, 258, 1_700_000_000)
+        return ServerContext(self.client, self.reader, self.tokenizer, model, Settings.from_flat(settings))
+
+    @property
+    def requests(self) -> list[Generate]:
+        return [message for message in self.sent if isinstance(message, Generate)]
+
+    def prompt_text(self, request: Generate) -> str:
+        return self.tokenizer.decode(np.frombuffer(request.input_ids, np.int32).tolist(), skip_special_tokens=False)
+
+    def _answer(self, message: Generate) -> None:
+        play = self.script(message)
+        if play is None:
+            return
+        if isinstance(play, FinishReason):
+            self._later([Delta(message.handle, "", b"", finish=play)])
+            return
+        prompt = _prompt_of(message)
+        cuts = range(1, len(play)) if message.stream else ()
+        self._later(deltas_of(self.tokenizer, message.handle, prompt, play, cuts))
+
+    def _later(self, deltas: Sequence[Delta]) -> None:
+        """One delta each turn of the loop."""
+        if not deltas:
+            return
+
+        def deliver() -> None:
+            self.client.receive(Deltas([deltas[0]]))
+            self._later(deltas[1:])
+
+        asyncio.get_running_loop().call_soon(deliver)
+
+
+def _means(abort: Abort, request: Generate) -> bool:
+    if abort.handle is not None:
+        return abort.handle == request.handle
+    return abort.name is None or abort.name in (request.rid, *request.names)
+
+
+def _prompt_of(message: Generate) -> Prompt:
+    ids = np.frombuffer(message.input_ids, np.int32)
+    return Prompt(
+        rid=message.rid,
+        names=frozenset(),
+        ids=ids,
+        sampling=message.sampling,
+        seed=message.seed,
+        namespace=message.namespace,
+        priority=message.priority,
+        logprobs=message.logprobs,
+        logprob_texts=False,
+        show_ids=False,
+    )

@@ -1,0 +1,87 @@
+"""The scripted engine with answers to commands, and a server over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from bough.core.finish import FinishAbort, FinishReason
+from bough.messages.outputs import Delta, Reply
+from bough.messages.requests import (
+    Abort,
+    FlushCache,
+    Generate,
+    GetState,
+    Pause,
+    Ping,
+    Resume,
+    StartProfile,
+    StopProfile,
+)
+from bough.server.app import App, with_cors
+from bough.server.front import Front
+from bough.server.protocols import all_endpoints
+from tests.fakes.scripted_engine import ScriptedEngine
+
+Play = Sequence[int] | FinishReason | None
+STATE = {
+    "num_running_reqs": 2,
+    "num_waiting_reqs": 1,
+    "num_used_tokens": 50,
+    "max_total_num_tokens": 100,
+    "last_gen_throughput": 9.5,
+    "prompt_tokens": 8,
+    "cached_tokens": 2,
+    "new_token_ratio": 0.5,
+    "num_retracted_reqs": 3,
+    "num_evicted_tokens": 7,
+}
+
+
+class NativeEngine(ScriptedEngine):
+    """`busy` flushes are refused before one succeeds; commands that came are in `commands`."""
+
+    def __init__(self, script: Callable[[Generate], Play]) -> None:
+        super().__init__(script)
+        self.busy = 0
+        self.silent = False  # stuck: no command is answered
+        self.commands: list[Any] = []
+        self._open: dict[int, Generate] = {}
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            match message:
+                case Generate():
+                    self._open[message.handle] = message
+                    super().send(message)
+                case Abort(handle=None):
+                    named = [m for m in self._open.values() if message.name in (None, m.rid, *m.names)]
+                    gone = FinishAbort("aborted", 499, "AbortError")
+                    self._later([Delta(m.handle, "", b"", finish=gone) for m in named])
+                case Abort():
+                    super().send(message)
+                case FlushCache() | GetState() | Ping() | Pause() | Resume() | StartProfile() | StopProfile():
+                    self.commands.append(message)
+                    if not self.silent:
+                        self._reply(message)
+
+    def _reply(self, message: Any) -> None:
+        ok = True
+        if isinstance(message, FlushCache):
+            ok, self.busy = self.busy <= 0, self.busy - 1
+        reply = Reply(message.call, ok, "done" if ok else "busy", STATE)
+        asyncio.get_running_loop().call_soon(self.client.receive, reply)
+
+
+@asynccontextmanager
+async def open_server(engine: NativeEngine, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the whole server, as `bough serve` puts it together."""
+    context = engine.context(**settings)
+    front = Front(log_requests=context.settings.server.log_requests)
+    front.open(with_cors(App(all_endpoints(context), context.settings.server), context.settings.server))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://bough") as http:
+        yield http

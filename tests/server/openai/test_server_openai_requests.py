@@ -1,0 +1,295 @@
+"""From OpenAI's requests to the engine's: names, defaults, ranges, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bough.core.errors import RequestError
+from bough.core.sampling_params import SamplingParams
+from bough.server.limits import MAX_STOPS
+from bough.server.messages import read_messages, render
+from bough.server.openai.chat import read_chat
+from bough.server.openai.completions import read_completion
+from bough.server.openai.limits import UNBUILT_IN_RESPONSES, check_request
+from bough.server.openai.reading import Identity, in_openai_names
+from bough.server.openai.responses import read_input, read_response_request, with_instructions
+from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
+from tests.fakes.scripted_engine import byte_level_tokenizer
+
+ME = Identity("cmpl-1", 1, "tiny")
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return msgspec.convert({"prompt": "x", **fields}, CompletionRequest)
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return msgspec.convert({"messages": HELLO, **fields}, ChatRequest)
+
+
+def response(**fields: Any) -> ResponsesRequest:
+    return msgspec.convert({"input": "x", **fields}, ResponsesRequest)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_new_tokens": 16}),
+        ({"max_tokens": None, "temperature": None, "stop": None}, {"max_new_tokens": 16}),
+        ({"max_tokens": 0}, {"max_new_tokens": 0}),
+        ({"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"temperature": 0, "top_p": 0.5, "top_k": 3}),
+        ({"seed": 5, "min_tokens": 2}, {"sampling_seed": 5, "min_new_tokens": 2}),
+        ({"logit_bias": {"17": -100}}, {"logit_bias": {17: -100.0}}),
+        ({"stop": "a"}, {"stop": ("a",)}),
+        (
+            {"stop": ["a", "b"], "stop_token_ids": [3], "stop_regex": "[0-9]"},
+            {"stop": ("a", "b"), "stop_token_ids": (3,)},
+        ),
+        ({"n": 3}, {"n": 3}),
+        ({"n": 2, "best_of": 4}, {"n": 4}),
+        ({"ignore_eos": True, "no_stop_trim": True, "skip_special_tokens": False}, {"ignore_eos": True}),
+        ({"frequency_penalty": 1, "presence_penalty": -2, "repetition_penalty": 1.5}, {"presence_penalty": -2.0}),
+    ],
+)
+def test_completion_fields_become_sampling_parameters(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    sampling = SamplingParams.parse(read_completion(completion(**given), ME)["sampling_params"])
+    assert {name: getattr(sampling, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", {"prompt": "a"}),
+        (["a", "b"], {"prompt": ["a", "b"]}),
+        ([1, 2], {"input_ids": [1, 2]}),
+        ([[1], [2, 3]], {"input_ids": [[1], [2, 3]]}),
+    ],
+)
+def test_prompts_of_all_four_forms(prompt: Any, expected: dict[str, Any]) -> None:
+    read = read_completion(completion(prompt=prompt), ME)
+    assert {name: read[name] for name in ("prompt", "input_ids") if name in read} == expected
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [[1], 2]])
+def test_empty_and_mixed_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_completion(completion(prompt=prompt), ME)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (False, -1, 0)),
+        ({"logprobs": 0}, (True, -1, 0)),
+        ({"logprobs": 3, "echo": True}, (True, 0, 3)),
+        ({"echo": True}, (False, -1, 0)),
+        ({"best_of": 2}, (True, -1, 0)),
+    ],
+)
+def test_which_logprobs_a_completion_needs(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    read = read_completion(completion(**given), ME)
+    assert (read["return_logprob"], read["logprob_start_len"], read["top_logprobs_num"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 512),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 9}, 9),
+        ({"max_tokens": 7, "max_completion_tokens": 9}, 9),
+        ({"max_tokens": 0}, 0),
+    ],
+)
+def test_a_chat_without_a_limit_may_use_the_whole_context(given: dict[str, Any], expected: int) -> None:
+    assert read_chat(chat(**given), ME, 512)["sampling_params"]["max_new_tokens"] == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2.1),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("n", 0),
+        ("n", 5000),
+        ("best_of", 0),
+        ("logprobs", 6),
+        ("logprobs", -1),
+        ("max_tokens", -1),
+        ("min_tokens", -1),
+        ("stop", ["x"] * (MAX_STOPS + 1)),
+        ("suffix", "end"),
+    ],
+)
+def test_completion_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_request(completion(**{field: value}))
+    assert caught.value.field == field and field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_logprobs", 21),
+        ("max_completion_tokens", -1),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("regex", "a+"),
+        ("lora_path", "x"),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
+        ("return_hidden_states", True),
+        ("session_params", {"id": "1"}),
+    ],
+)
+def test_chat_values_that_cannot_be_served_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_request(chat(**{field: value}))
+    assert caught.value.field == field and field in caught.value.message
+
+
+def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
+    check_request(
+        chat(
+            tools=[],
+            tool_choice="auto",
+            response_format={"type": "text"},
+            modalities=["text"],
+            return_hidden_states=False,
+            regex=None,
+            session_params={},
+            logprobs=True,
+        )
+    )
+    check_request(completion(suffix="", prompt="a prompt is not a stored one", lora_path=None))
+
+
+def test_every_unbuilt_field_belongs_to_some_request() -> None:
+    known = {f for struct in (CompletionRequest, ChatRequest, ResponsesRequest) for f in struct.__struct_fields__}
+    assert UNBUILT_IN_RESPONSES.keys() <= known
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [({"n": 3, "best_of": 2}, "best_of"), ({"best_of": 2, "stream": True}, "best_of")],
+)
+def test_best_of_needs_room_and_no_stream(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_completion(completion(**fields), ME)
+    assert caught.value.field == field
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    with pytest.raises(RequestError) as caught:
+        read_chat(chat(top_logprobs=2), ME, 512)
+    assert caught.value.field == "top_logprobs"
+
+
+def test_errors_speak_of_the_fields_that_the_client_sent() -> None:
+    with pytest.raises(RequestError) as caught, in_openai_names():
+        SamplingParams.parse(read_completion(completion(max_tokens=2, min_tokens=5), ME)["sampling_params"])
+    assert caught.value.field == "min_tokens"
+    assert caught.value.message == "min_tokens (5) is larger than max_tokens (2)."
+
+
+# Messages -------------------------------------------------------------------------------------------------------------
+
+
+def test_text_parts_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    read = read_messages([{"role": "developer", "content": parts}, {"role": "assistant", "content": None, "name": "x"}])
+    assert read == [{"role": "system", "content": "a\nb"}, {"role": "assistant", "content": "", "name": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"role": ["user"], "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": 3}, "messages[0].content"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": "\ud800"}, "messages[0].content"),
+    ],
+)
+def test_messages_that_cannot_be_read_are_refused_by_name(message: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_messages([message])
+    assert caught.value.field == field
+
+
+def test_image_parts_are_refused_in_words() -> None:
+    with pytest.raises(RequestError, match="'image_url' are not supported"):
+        read_messages([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_no_messages_are_refused() -> None:
+    nothing: tuple[Any, ...] = (None, [])
+    for given in nothing:
+        with pytest.raises(RequestError, match="messages is empty"):
+            read_messages(given)
+
+
+def test_rendering_with_the_models_template() -> None:
+    tokenizer = byte_level_tokenizer()
+
+    def text(**options: Any) -> str:
+        messages = [{"role": "user", "content": "hi 😀"}, {"role": "assistant", "content": "He"}]
+        return tokenizer.decode(render(tokenizer, messages, **options), skip_special_tokens=False)
+
+    turns = "<|im_start|>user\nhi 😀<|im_end|>\n<|im_start|>assistant\nHe"
+    assert text() == turns + "<|im_end|>\n<|im_start|>assistant\n"
+    assert text(variables={"mood": "gay"}).endswith("assistant\n(gay)")
+    assert text(add_generation_prompt=False) == turns + "<|im_end|>\n"
+    assert text(continue_final_message=True) == turns
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(RequestError, match=name):
+            text(variables={name: True})
+
+
+# Responses ------------------------------------------------------------------------------------------------------------
+
+
+def test_response_input_becomes_messages() -> None:
+    assert read_input("hi") == [{"role": "user", "content": "hi"}]
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    ]
+    assert read_input(items) == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert with_instructions("be brief", read_input("hi"))[0] == {"role": "system", "content": "be brief"}
+    assert with_instructions(None, read_input("hi")) == read_input("hi")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"text": {"format": {"type": "json_schema"}}}, "text"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "store"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_responses_that_cannot_be_made_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_response_request(response(**fields), ME, 512)
+    assert caught.value.field == field
+
+
+def test_items_that_are_no_messages_are_refused() -> None:
+    with pytest.raises(RequestError, match="'function_call'"):
+        read_input([{"type": "function_call", "name": "f"}])

@@ -1,0 +1,416 @@
+"""OpenAI's routes end to end, over a scripted engine: answers, streams, errors, responses and their store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort, FinishReason
+from bough.messages.requests import Abort, Generate
+from bough.server.app import App
+from bough.server.openai.response_objects import ResponseObject
+from bough.server.openai.response_store import Record, ResponseStore
+from bough.server.openai.routes import routes
+from tests.fakes.scripted_engine import IM_END, ScriptedEngine
+
+Play = Sequence[int] | FinishReason | None
+HELLO = [*b"hello", IM_END]
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Desk:
+    """A client of the routes, and the engine behind them."""
+
+    def __init__(self, http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+        self.http = http
+        self.engine = engine
+
+    async def post(self, path: str, status: int = 200, **body: Any) -> Any:
+        answer = await self.http.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        answer = await self.http.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def stream(self, path: str, **body: Any) -> list[Any]:
+        answer = await self.http.post(path, json={**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+@asynccontextmanager
+async def open_desk(script: Callable[[Generate], Play], **settings: Any) -> AsyncIterator[Desk]:
+    engine = ScriptedEngine(script)
+    context = engine.context(**settings)
+    app = App(routes(context), context.settings.server)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://bough") as http:
+        yield Desk(http, engine)
+
+
+def at_desk(
+    use: Callable[[Desk], Awaitable[None]], script: Callable[[Generate], Play] = lambda request: HELLO, **settings: Any
+) -> None:
+    async def go() -> None:
+        async with open_desk(script, **settings) as desk:
+            await use(desk)
+
+    asyncio.run(go())
+
+
+def test_a_completion() -> None:
+    async def use(desk: Desk) -> None:
+        answer = await desk.post("/v1/completions", prompt="ab", model="whatever", max_tokens=None)
+        assert answer["object"] == "text_completion" and answer["model"] == "tiny"
+        assert answer["id"].startswith("cmpl-")
+        assert answer["choices"] == [
+            {"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop", "matched_stop": IM_END}
+        ]
+        usage = answer["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (2, 6, 8)
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 1}
+
+    at_desk(use)
+
+
+def test_prompts_of_every_form_are_understood_and_echoed() -> None:
+    async def use(desk: Desk) -> None:
+        for prompt in ("né", ["né", "b"], list("né".encode()), [[97], [98, 99]]):
+            answer = await desk.post("/v1/completions", prompt=prompt, echo=True)
+            texts = [choice["text"] for choice in answer["choices"]]
+            assert texts in (["néhello"], ["néhello", "bhello"], ["ahello", "bchello"])
+
+    at_desk(use)
+
+
+def test_echo_with_logprobs_covers_the_prompt() -> None:
+    async def use(desk: Desk) -> None:
+        answer = await desk.post("/v1/completions", prompt="né", echo=True, logprobs=1, max_tokens=1)
+        shown = answer["choices"][0]["logprobs"]
+        assert shown["tokens"] == ["n", "\ufffd", "\ufffd", "h", "e", "l", "l", "o", "<|im_end|>"]
+        assert shown["token_logprobs"][0] is None and shown["token_logprobs"][3] == -104 / 8
+        assert shown["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6, 7]
+        assert shown["top_logprobs"][0] is None and shown["top_logprobs"][3] == {"h": -13.0}
+
+    at_desk(use)
+
+
+def test_samples_and_the_best_of_them() -> None:
+    def script(request: Generate) -> Play:
+        return [*{"0": b"zz", "1": b"bb", "2": b"aa"}[request.rid[-1]]]
+
+    async def use(desk: Desk) -> None:
+        three = await desk.post("/v1/completions", prompt="p", n=3)
+        assert [(c["index"], c["text"]) for c in three["choices"]] == [(0, "zz"), (1, "bb"), (2, "aa")]
+        assert three["usage"]["prompt_tokens"] == 1 and three["usage"]["completion_tokens"] == 6
+        best = await desk.post("/v1/completions", prompt="p", n=2, best_of=3)
+        assert [(c["index"], c["text"]) for c in best["choices"]] == [(0, "aa"), (1, "bb")]
+        assert best["usage"]["completion_tokens"] == 6 and best["choices"][0]["logprobs"] is None
+
+    at_desk(use, script)
+
+
+def test_a_streamed_completion_with_ids_as_benchmarks_read_it() -> None:
+    async def use(desk: Desk) -> None:
+        events = await desk.stream("/v1/completions", prompt=[97, 98], return_token_ids=True)
+        assert events[-1] == "[DONE]"
+        choices = [event["choices"][0] for event in events[:-1]]
+        assert [token for choice in choices for token in choice["token_ids"]] == HELLO
+        assert "".join(choice["text"] for choice in choices) == "hello"
+
+    at_desk(use)
+
+
+def test_usage_in_streams() -> None:
+    async def use(desk: Desk) -> None:
+        for path, body in (("/v1/completions", {"prompt": "ab"}), ("/v1/chat/completions", ASK)):
+            events = await desk.stream(path, **body, stream_options={"include_usage": True})
+            assert events[-2]["choices"] == [] and events[-2]["usage"]["completion_tokens"] == 6
+            assert all(event["usage"] is None for event in events[:-2])
+            events = await desk.stream(path, **body, stream_options={"continuous_usage_stats": True})
+            assert events[-2]["usage"]["completion_tokens"] == 6
+            assert all(event["usage"]["completion_tokens"] > 0 for event in events[:-1])
+
+    at_desk(use)
+
+
+def test_a_chat() -> None:
+    async def use(desk: Desk) -> None:
+        answer = await desk.post("/v1/chat/completions", **ASK, logprobs=True, top_logprobs=2)
+        (choice,) = answer["choices"]
+        assert answer["object"] == "chat.completion"
+        assert choice["message"]["role"] == "assistant" and choice["message"]["content"] == "hello"
+        assert choice["finish_reason"] == "stop" and choice["matched_stop"] == IM_END
+        first = choice["logprobs"]["content"][0]
+        assert first["token"] == "h" and first["bytes"] == [104] and first["logprob"] == -13.0
+        assert [top["token"] for top in first["top_logprobs"]] == ["h", "i"]
+        (request,) = desk.engine.requests
+        assert desk.engine.prompt_text(request) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        assert request.sampling.max_new_tokens == 512
+
+    at_desk(use)
+
+
+def test_chat_prompts_may_be_continued_shaped_or_given_as_ids() -> None:
+    async def use(desk: Desk) -> None:
+        turns = [*ASK["messages"], {"role": "assistant", "content": "Well,"}]
+        await desk.post("/v1/chat/completions", messages=turns, continue_final_message=True)
+        await desk.post("/v1/chat/completions", **ASK, chat_template_kwargs={"mood": "calm"})
+        await desk.post("/v1/chat/completions", input_ids=[97, 98])
+        texts = [desk.engine.prompt_text(request) for request in desk.engine.requests]
+        assert texts[0].endswith("<|im_start|>assistant\nWell,")
+        assert texts[1].endswith("<|im_start|>assistant\n(calm)")
+        assert texts[2] == "ab"
+
+    at_desk(use)
+
+
+def test_engine_fields_reach_the_engine_and_extras_come_back() -> None:
+    async def use(desk: Desk) -> None:
+        extras: dict[str, Any] = {"rid": "mine", "priority": 3, "cache_salt": "s", "extra_key": "k", "seed": 9}
+        shown = {"return_token_ids": True, "return_meta_info": True, "return_timings": True}
+        answer = await desk.post("/v1/chat/completions", **ASK, **extras, **shown)
+        (request,) = desk.engine.requests
+        assert (request.rid, request.priority, request.namespace) == ("mine", 3, "k\0s")
+        assert request.sampling.sampling_seed == 9
+        assert answer["id"] == "mine" and answer["choices"][0]["token_ids"] == HELLO
+        assert answer["choices"][0]["meta_info"]["id"] == "mine"
+        assert answer["timings"]["prefill_cached_tokens"] == 1
+        reply = await desk.http.post("/v1/completions", json={"prompt": "a", "return_timings": True})
+        assert "ttft" in reply.headers["server-timing"]
+        reply = await desk.http.post("/v1/completions", json={"prompt": "a", "return_timings": True, "stream": True})
+        assert "ttft" in reply.headers["server-timing"] and '"timings"' in reply.text
+
+    at_desk(use)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/completions", {"prompt": 3}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "temperature": "hot"}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": 3}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "top_p": 0}, "top_p"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "seed": 2**70}, "seed"),
+        ("/v1/completions", {"prompt": "a", "stop": [""]}, "stop"),
+        ("/v1/completions", {"prompt": [1, 2**40]}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 20}, "min_tokens"),
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/chat/completions", {**ASK, "tools": [{"type": "function"}]}, "tools"),
+        ("/v1/chat/completions", {**ASK, "continue_final_message": True, "add_generation_prompt": True}, None),
+        ("/v1/responses", {}, "input"),
+        ("/v1/responses", {"input": []}, "input"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
+    ],
+)
+def test_requests_that_are_wrong_get_openais_error(path: str, body: dict[str, Any], param: str | None) -> None:
+    async def use(desk: Desk) -> None:
+        for stream in (False, True):
+            error = (await desk.post(path, 400, **body, stream=stream))["error"]
+            assert error.keys() == {"message", "type", "param", "code"}
+            assert error["type"] == "invalid_request_error"
+            assert error["param"] == (param or "continue_final_message")
+        assert desk.engine.requests == []
+
+    at_desk(use)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"prompt": "\\ud800"}', b'{"prompt": "\xed\xa0\x80"}', b"\xff"])
+def test_bodies_that_are_no_json_or_no_unicode_get_a_400(body: bytes) -> None:
+    async def use(desk: Desk) -> None:
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+            answer = await desk.http.post(path, content=body)
+            assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+    at_desk(use)
+
+
+def test_nul_emoji_and_combining_marks_survive() -> None:
+    text = "a\0b e\u0301 👩‍👩‍👧 שלום"
+
+    def script(request: Generate) -> Play:
+        return [*text.encode(), IM_END]
+
+    async def use(desk: Desk) -> None:
+        whole = await desk.post("/v1/completions", prompt=text, echo=True)
+        assert whole["choices"][0]["text"] == text + text
+        events = await desk.stream("/v1/chat/completions", messages=[{"role": "user", "content": text}])
+        assert "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1]) == text
+        assert text in desk.engine.prompt_text(desk.engine.requests[-1])
+
+    at_desk(use, script)
+
+
+def test_refusals_of_the_engine_keep_their_status() -> None:
+    def script(request: Generate) -> Play:
+        if request.rid.endswith("bad"):
+            return FinishAbort("The request queue is full.", 429, "QueueFullError")
+        return HELLO if not request.rid.endswith("-1") else FinishAbort("No.", 400)
+
+    async def use(desk: Desk) -> None:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", ASK),
+            ("/v1/responses", {"input": "a"}),
+        ):
+            for stream in (False, True):
+                reply = await desk.http.post(path, json={**body, "stream": stream, "rid": "bad"})
+                assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
+                assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (await desk.post("/v1/completions", 400, prompt=["a", "b"]))["error"]["message"] == "No."
+
+    at_desk(use, script)
+
+
+def test_unknown_fields_pass_unless_strict() -> None:
+    async def lenient(desk: Desk) -> None:
+        await desk.post("/v1/completions", prompt="a", frobnicate=1)
+
+    async def strict(desk: Desk) -> None:
+        error = (await desk.post("/v1/completions", 400, prompt="a", frobnicate=1))["error"]
+        assert error["param"] == "frobnicate"
+
+    at_desk(lenient)
+    at_desk(strict, strict_fields=True)
+
+
+def test_models() -> None:
+    async def use(desk: Desk) -> None:
+        models = await desk.get("/v1/models")
+        assert models["object"] == "list" and [card["id"] for card in models["data"]] == ["tiny"]
+        card = await desk.get("/v1/models/tiny")
+        assert card["object"] == "model" and card["max_model_len"] == 512
+        assert "tiny" in (await desk.get("/v1/models/org/other", 404))["error"]["message"]
+
+    at_desk(use)
+
+
+# Responses ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_response_is_stored_fetched_and_continued() -> None:
+    async def use(desk: Desk) -> None:
+        first = await desk.post("/v1/responses", input="hi", instructions="be brief", metadata={"a": "b"})
+        assert first["object"] == "response" and first["status"] == "completed" and first["store"] is True
+        assert first["output"][0]["content"][0]["text"] == "hello" and first["metadata"] == {"a": "b"}
+        assert first["usage"]["output_tokens"] == 6 and first["usage"]["input_tokens_details"]["cached_tokens"] == 1
+        assert await desk.get(f"/v1/responses/{first['id']}") == first
+        second = await desk.post("/v1/responses", input="more", previous_response_id=first["id"])
+        assert second["previous_response_id"] == first["id"]
+        assert desk.engine.prompt_text(desk.engine.requests[-1]) == (
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
+            "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+        )
+        gone = await desk.post("/v1/responses", input="hi", store=False)
+        assert gone["store"] is False
+        await desk.get(f"/v1/responses/{gone['id']}", 404)
+        assert "completed" in (await desk.post(f"/v1/responses/{first['id']}/cancel", 400))["error"]["message"]
+
+    at_desk(use)
+
+
+def test_a_streamed_response_ends_with_what_is_stored() -> None:
+    async def use(desk: Desk) -> None:
+        events = await desk.stream("/v1/responses", input="hi")
+        final = events[-1]
+        assert final["type"] == "response.completed"
+        assert await desk.get(f"/v1/responses/{final['response']['id']}") == final["response"]
+
+    at_desk(use)
+
+
+def test_a_response_in_the_background_runs_on_and_can_be_cancelled() -> None:
+    def script(request: Generate) -> Play:
+        return None if request.rid == "slow" else HELLO
+
+    async def use(desk: Desk) -> None:
+        queued = await desk.post("/v1/responses", input="hi", background=True)
+        assert queued["status"] == "queued" and queued["output"] == []
+        while (found := await desk.get(f"/v1/responses/{queued['id']}"))["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0)
+        assert found["status"] == "completed" and found["output"][0]["content"][0]["text"] == "hello"
+
+        slow = await desk.post("/v1/responses", input="hi", background=True, rid="slow")
+        assert (await desk.get("/v1/responses/slow"))["status"] == "in_progress"
+        cancelled = await desk.post("/v1/responses/slow/cancel")
+        assert cancelled["status"] == "cancelled" and cancelled["id"] == slow["id"]
+        assert any(isinstance(message, Abort) for message in desk.engine.sent)
+        assert (await desk.post("/v1/responses/slow/cancel"))["status"] == "cancelled"
+
+    at_desk(use, script)
+
+
+def test_a_failure_in_the_background_is_kept() -> None:
+    async def use(desk: Desk) -> None:
+        made = await desk.post("/v1/responses", input="hi", background=True)
+        while (found := await desk.get(f"/v1/responses/{made['id']}"))["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0)
+        assert found["status"] == "failed" and found["error"] == {"code": "invalid_prompt", "message": "Too long."}
+        await desk.post("/v1/responses", 400, input="hi", previous_response_id=made["id"])
+
+    at_desk(use, lambda request: FinishAbort("Too long.", 400))
+
+
+def test_several_processes_store_nothing_and_say_so() -> None:
+    async def use(desk: Desk) -> None:
+        made = await desk.post("/v1/responses", input="hi")
+        assert made["store"] is False
+        assert "tokenizer-worker-num" in (await desk.get(f"/v1/responses/{made['id']}", 404))["error"]["message"]
+        for field in ({"background": True}, {"previous_response_id": made["id"]}):
+            assert (
+                "tokenizer-worker-num"
+                in (await desk.post("/v1/responses", 400, input="a", **field))["error"]["message"]
+            )
+
+    at_desk(use, tokenizer_worker_num=2)
+
+
+def a_record(id: str, text: str, *, ended: bool = True) -> Record:
+    fields: dict[str, Any] = {"instructions": None, "previous_response_id": None, "max_output_tokens": None}
+    response = ResponseObject(
+        id=id,
+        created_at=1,
+        status="in_progress",
+        background=False,
+        model="tiny",
+        metadata={},
+        store=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_logprobs=0,
+        text={},
+        reasoning={},
+        **fields,
+    )
+    record = Record(response, [{"role": "user", "content": text}])
+    if ended:
+        record.end(response)
+    return record
+
+
+def test_the_store_forgets_the_oldest_finished_responses() -> None:
+    store = ResponseStore(max_responses=2, max_characters=10)
+    store.add(a_record("running", "x", ended=False))
+    for name in ("a", "b", "c"):
+        store.add(a_record(name, "y"))
+    assert len(store) == 2 and store.find("running") and store.find("c")
+    store.add(a_record("long", "z" * 100))
+    assert len(store) == 2 and store.find("running") and store.find("long")
+    with pytest.raises(RequestError, match="in use"):
+        store.add(a_record("running", "another"))
+    assert store.find("running").messages == [{"role": "user", "content": "x"}]

@@ -1,0 +1,209 @@
+"""Any chunking of a stream, joined, equals the whole answer; prepared chunks equal those of the schema."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.client.answer import Answer
+from bough.client.piece import Piece
+from bough.core.finish import FinishLength, FinishReason, FinishStop
+from bough.messages.outputs import Delta
+from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
+from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion
+from bough.server.openai.logprobs import TokenSpeller
+from bough.server.openai.reading import Identity, Shown
+from bough.server.openai.response_events import ResponseWriter
+from bough.server.openai.responses import ResponseForm, read_response_request
+from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
+from bough.server.responses import encode_json
+from bough.server.sse import DONE, event
+from bough.server.streaming import named_event
+from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
+
+ENGINE = ScriptedEngine(lambda request: None)
+SPELLER = TokenSpeller(ENGINE.tokenizer)
+ME = Identity('id"text":""é', 1_700_000_000, 'a "text":"" model')  # what would mislead a careless search
+
+TOKENS = st.one_of(
+    st.integers(0, 257),
+    st.sampled_from(list('e\u0301😀שלום\0"\\\n'.encode())),  # combining marks, emoji, right to left, NUL, quotes
+)
+
+
+@dataclass
+class Script:
+    """What one answer brings, and where its stream is cut."""
+
+    ids: list[int]
+    cuts: list[int]
+    finish: FinishReason
+
+
+SCRIPTS = st.builds(
+    Script,
+    st.one_of(st.lists(TOKENS, max_size=12), st.text(max_size=6).map(lambda text: list(text.encode(errors="ignore")))),
+    st.lists(st.integers(1, 12), max_size=6),
+    st.sampled_from([FinishStop(257), FinishStop("stop"), FinishStop(None), FinishLength(12)]),
+)
+
+
+def pieces_of(answers: Sequence[Answer], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
+    """Pieces as they come when the answers take turns."""
+    waiting: list[list[Delta]] = [
+        deltas_of(ENGINE.tokenizer, answer.handle, answer.prompt, script.ids, script.cuts, script.finish)
+        for answer, script in zip(answers, scripts, strict=True)
+    ]
+    step = 0
+    while any(waiting):
+        open_ones = [i for i, deltas in enumerate(waiting) if deltas]
+        who = open_ones[(turns[step % len(turns)] if turns else 0) % len(open_ones)]
+        step += 1
+        answers[who].add(waiting[who].pop(0))
+        yield answers[who].take()
+
+
+def parsed(stream: bytes) -> list[Any]:
+    assert stream.endswith(b"\n\n")
+    lines = [line for block in stream.decode().split("\n\n")[:-1] for line in block.split("\n")]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(line) for line in data if line != "[DONE]"]
+
+
+def plain(value: Any) -> Any:
+    return json.loads(encode_json(value))
+
+
+def flat(lists: Iterable[list[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
+
+
+def joined_logprobs(parts: list[Any]) -> Any:
+    """Columns or contents, one behind the other."""
+    if all(part is None for part in parts):
+        return None
+    names = parts[0].keys()
+    return {
+        name: None if parts[0][name] is None else [entry for part in parts if part for entry in part[name]]
+        for name in names
+    }
+
+
+@given(
+    scripts=st.lists(SCRIPTS, min_size=1, max_size=3),
+    turns=st.lists(st.integers(0, 2), max_size=8),
+    logprobs=st.none() | st.integers(0, 2),
+    echo=st.booleans(),
+    extras=st.booleans(),
+    options=st.sampled_from([None, {"include_usage": True}, {"continuous_usage_stats": True}]),
+)
+def test_completion_streams(
+    scripts: list[Script], turns: list[int], logprobs: int | None, echo: bool, extras: bool, options: Any
+) -> None:
+    fields = {"prompt": "né", "n": len(scripts), "logprobs": logprobs, "echo": echo, "return_token_ids": extras}
+    request = msgspec.convert({**fields, "return_meta_info": extras, "stream_options": options}, CompletionRequest)
+    inputs = ENGINE.reader.read(**read_completion(request, ME))
+    shown = Shown.of(request, request.stream_options, logprobs=logprobs, samples=len(scripts))
+    form = CompletionForm(ME, shown, SPELLER, len(scripts), ["né"] if echo else [])
+    answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
+    writer, slow = CompletionWriter(form), CompletionWriter(form)
+    stream = b""
+    for piece in pieces_of(answers, scripts, turns):
+        chunk = writer.chunk(piece)
+        assert chunk == event(encode_json(slow.full_chunk(piece)))
+        stream += chunk
+    chunks, end = parsed(stream), writer.end()
+    assert end.endswith(DONE)
+    whole = plain(form.whole(answers))
+    assert all(chunk["id"] == whole["id"] and chunk["model"] == whole["model"] for chunk in chunks)
+    for choice in whole["choices"]:
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        assert "".join(c["text"] for c in own) == choice["text"]
+        assert joined_logprobs([c["logprobs"] for c in own]) == choice["logprobs"]
+        if extras:
+            assert flat(c["token_ids"] for c in own) == choice["token_ids"]
+        assert [c["finish_reason"] for c in own[:-1]] == [None] * (len(own) - 1)
+        for name in ("finish_reason", "matched_stop", "meta_info"):
+            assert own[-1].get(name) == choice.get(name)
+    if options == {"include_usage": True}:
+        assert all(chunk["usage"] is None for chunk in chunks)
+        assert parsed(end)[0]["usage"] == whole["usage"] and parsed(end)[0]["choices"] == []
+    else:
+        assert end == DONE
+
+
+@given(
+    scripts=st.lists(SCRIPTS, min_size=1, max_size=3),
+    turns=st.lists(st.integers(0, 2), max_size=8),
+    top=st.none() | st.integers(0, 2),
+    extras=st.booleans(),
+    options=st.sampled_from([None, {"include_usage": True}, {"continuous_usage_stats": True}]),
+)
+def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, extras: bool, options: Any) -> None:
+    logprobs = {} if top is None else {"logprobs": True, "top_logprobs": top}
+    fields = {"n": len(scripts), **logprobs, "return_token_ids": extras, "return_meta_info": extras}
+    request = msgspec.convert({**fields, "stream_options": options}, ChatRequest)
+    inputs = ENGINE.reader.read(input_ids=[1, 2], **read_chat(request, ME, 512))
+    form = ChatForm(ME, Shown.of(request, request.stream_options, logprobs=top, samples=len(scripts)), SPELLER)
+    answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
+    writer, slow = ChatWriter(form), ChatWriter(form)
+    stream = b""
+    for piece in pieces_of(answers, scripts, turns):
+        chunk = writer.chunk(piece)
+        assert chunk == b"".join(event(encode_json(full)) for full in slow.full_chunks(piece))
+        stream += chunk
+    chunks, end = parsed(stream), writer.end()
+    whole = plain(form.whole(answers))
+    for choice in whole["choices"]:
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""} and own[-1]["delta"] == {}
+        assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+        shown = [c["logprobs"]["content"] for c in own if c["logprobs"] is not None]
+        assert flat(shown) == ([] if choice["logprobs"] is None else choice["logprobs"]["content"])
+        if extras:
+            assert flat(c.get("token_ids", []) for c in own) == choice["token_ids"]
+        for name in ("finish_reason", "matched_stop", "meta_info"):
+            assert own[-1].get(name) == choice.get(name)
+    if options == {"include_usage": True}:
+        assert parsed(end)[0]["usage"] == whole["usage"]
+
+
+@given(script=SCRIPTS, top=st.none() | st.integers(1, 2))
+def test_response_streams(script: Script, top: int | None) -> None:
+    request = msgspec.convert({"input": "x", "top_logprobs": top, "return_token_ids": True}, ResponsesRequest)
+    inputs = ENGINE.reader.read(input_ids=[1, 2], **read_response_request(request, ME, 512))
+    form = ResponseForm(request, ME, inputs, SPELLER, stored=True)
+    answer = fresh_answer(ENGINE.tokenizer, inputs.prompts[0])
+    writer, slow = ResponseWriter(form), ResponseWriter(form)
+    stream = b""
+    for piece in pieces_of([answer], [script], []):
+        first = not stream
+        chunk = writer.chunk(piece)
+        if not first and (piece.text or piece.ids):
+            slow._number = writer._number - 1
+            assert chunk == named_event(slow.delta(piece))
+        stream += chunk
+    whole = form.ended(answer)
+    events = parsed(stream + writer.end(answer, whole))
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    kinds = [e["type"] for e in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    part = plain(whole)["output"][0]["content"][0]
+    assert "".join(e["delta"] for e in deltas) == part["text"] == events[-4]["text"] == events[-3]["part"]["text"]
+    assert flat(e["logprobs"] for e in deltas) == (part["logprobs"] or [])
+    assert events[-1]["response"] == plain(whole)
+    length = isinstance(script.finish, FinishLength)
+    assert kinds[-1] == ("response.incomplete" if length else "response.completed")

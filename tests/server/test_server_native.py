@@ -1,0 +1,200 @@
+"""The native routes over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.core.finish import FinishAbort, FinishLength
+from bough.messages.requests import Pause, StartProfile
+from tests.fakes.scripted_engine import IM_END
+from tests.server.native_engine import NativeEngine, open_server
+
+HELLO = [*b"hello", IM_END]
+
+
+def events_of(text: str) -> list[Any]:
+    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def ask(body: dict[str, Any] | bytes, play: Any = HELLO, path: str = "/generate", **settings: Any) -> httpx.Response:
+    """One request to a fresh server."""
+
+    async def go() -> httpx.Response:
+        async with open_server(NativeEngine(lambda message: play), **settings) as http:
+            return await http.post(path, **({"content": body} if isinstance(body, bytes) else {"json": body}))
+
+    return asyncio.run(go())
+
+
+def test_an_output_has_sglangs_form() -> None:
+    output = ask({"text": "ab", "rid": "r", "return_prompt_token_ids": True, "return_timings": True})
+    body = output.json()
+    assert body["text"] == "hello" and body["output_ids"] == HELLO
+    meta = body["meta_info"]
+    assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"]) == ("r", 2, 6)
+    assert meta["prompt_token_ids"] == [97, 98] and meta["finish_reason"] == {"type": "stop", "matched": IM_END}
+    assert meta["timings"].keys() >= {"queue_s", "prefill_s", "time_to_first_token_s", "decode_s", "tokens_per_second"}
+    assert "prefill;dur=" in output.headers["server-timing"]
+
+
+def test_batches_samples_and_ids() -> None:
+    assert [o["text"] for o in ask({"text": ["a", "b"]}).json()] == ["hello", "hello"]
+    assert len(ask({"text": "a", "sampling_params": {"n": 3}}).json()) == 3
+    assert ask({"input_ids": [[97], [98, 99]]}).json()[1]["meta_info"]["prompt_tokens"] == 2
+    assert ask({"text": "a", "sampling_params": None, "stream": None, "rid": None}).status_code == 200
+
+
+def test_streams_are_cumulative_and_end_with_done() -> None:
+    *outputs, done = events_of(ask({"text": "ab", "stream": True}).text)
+    assert done == "[DONE]" and [o["text"] for o in outputs] == ["h", "he", "hel", "hell", "hello", "hello"]
+    assert outputs[-1]["output_ids"] == HELLO and "index" not in outputs[0]
+    *outputs, _ = events_of(ask({"text": ["a", "b"], "stream": True}).text)
+    assert {o["index"] for o in outputs} == {0, 1}
+    for index in (0, 1):
+        assert [o for o in outputs if o["index"] == index][-1]["text"] == "hello"
+
+
+@settings(max_examples=20)
+@given(st.text(max_size=12), st.booleans())
+def test_any_stream_ends_in_the_answer_that_is_not_streamed(text: str, logprobs: bool) -> None:
+    play = [*text.encode(), IM_END]
+    body = {"text": "q", "return_logprob": logprobs, "top_logprobs_num": 2, "rid": "r"}
+    whole = ask(body, play).json()
+    last = events_of(ask(body | {"stream": True}, play).text)[-2]
+    for output in (whole, last):
+        output["meta_info"].pop("e2e_latency")
+    assert last == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({}, "text", "exactly one"),
+        ({"text": "a", "input_ids": [1]}, "text", "exactly one"),
+        ({"text": "a", "straem": True}, "straem", "Did you mean 'stream'"),
+        ({"text": "a", "stream": "yes"}, "stream", "expected bool"),
+        ({"text": "a", "sampling_params": {"top_p": 3}}, "top_p", r"\(0, 1\]"),
+        ({"text": "a", "sampling_params": {"top_q": 3}}, "top_q", "Did you mean"),
+        ({"text": "a", "sampling_params": {"regex": "a"}}, "regex", "not supported"),
+        ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
+        ({"text": "a", "image_data": ["x"]}, "image_data", "not supported"),
+        ({"input_ids": [1, "a"]}, "input_ids", "int"),
+        ({"text": ["a"], "rid": ["x", "y"]}, "rid", "2 entries for 1"),
+        (b"{", None, "not valid JSON"),
+        (b'{"text": "\xff"}', None, "not valid JSON"),
+        (b'{"text": "\\ud800"}', None, "not valid JSON"),
+        (b"[1]", None, "expected object"),
+    ],
+)
+def test_what_cannot_be_served_is_a_400_with_its_field(body: Any, field: str | None, words: str) -> None:
+    reply = ask(body)
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["code"] == 400 and not error["retryable"]
+    assert error.get("param") == field
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(error["message"])
+
+
+def test_fields_of_unbuilt_features_may_ask_for_nothing() -> None:
+    reply = ask({"text": "a", "lora_path": None, "image_data": [], "return_hidden_states": False, "session_params": {}})
+    assert reply.status_code == 200
+
+
+def test_an_engines_refusal_is_the_status_also_of_a_stream() -> None:
+    full = FinishAbort("The queue is full.", 429, "QueueFullError")
+    for stream in (False, True):
+        reply = ask({"text": "a", "stream": stream}, full)
+        assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
+        assert reply.json()["error"] | {} == {
+            "message": "The queue is full.",
+            "type": "QueueFullError",
+            "code": 429,
+            "retryable": True,
+        }
+    assert ask({"text": ["a", "b"]}, full).status_code == 429
+    events = events_of(ask({"text": ["a", "b"], "stream": True}, full).text)
+    assert [e["meta_info"]["finish_reason"]["type"] for e in events[:-1]] == ["abort", "abort"]
+
+
+def test_a_body_over_the_limit_is_a_413() -> None:
+    body = {"text": "a" * (1 << 20)}
+    assert ask(body, max_body_mb=1).status_code == 413
+    assert "--max-body-mb" in ask(body, max_body_mb=1).json()["error"]["message"]
+    assert ask({"text": "a" * 1000}, max_body_mb=1).status_code == 200
+
+
+def test_zero_new_tokens_only_fill_the_cache() -> None:
+    output = ask({"text": "a", "sampling_params": {"max_new_tokens": 0}}, FinishLength(0)).json()
+    assert output["text"] == "" and output["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+
+
+def test_information() -> None:
+    async def go() -> None:
+        async with open_server(NativeEngine(lambda message: HELLO), api_key="s3cret") as http:
+            http.headers["x-api-key"] = "s3cret"
+            for path in ("/model_info", "/get_model_info"):
+                info = (await http.get(path)).json()
+                assert info["model_path"] == "/models/tiny" and info["is_generation"] is True
+            for path in ("/server_info", "/get_server_info"):
+                reply = await http.get(path)
+                assert reply.json()["page_size"] == 1 and "s3cret" not in reply.text
+            load = (await http.get("/v1/loads")).json()["loads"][0]
+            assert (load["num_running_reqs"], load["token_usage"], load["cache_hit_rate"]) == (2, 0.5, 0.25)
+            brief = {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 50}
+            assert (await http.get("/get_load")).json() == [brief]
+            for path in ("/health", "/health_generate", "/ping", "/"):
+                assert (await http.get(path)).json() == {"status": "ok"}
+            assert (await http.head("/health")).status_code == 200
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_tokens(prefix: str) -> None:
+    assert ask({"prompt": "ab"}, path=f"{prefix}/tokenize").json() == {
+        "tokens": [97, 98],
+        "count": 2,
+        "max_model_len": 512,
+    }
+    assert ask({"prompt": ["a", ""], "model": "x"}, path=f"{prefix}/tokenize").json()["count"] == [1, 0]
+    assert ask({"tokens": [97, 98, IM_END]}, path=f"{prefix}/detokenize").json() == {"text": "ab"}
+    assert ask({"tokens": [[97], [98]]}, path=f"{prefix}/detokenize").json() == {"text": ["a", "b"]}
+    for body in ({"tokens": [9999]}, {"tokens": [[1], 2]}, {"tokens": "a"}, {}):
+        assert ask(body, path=f"{prefix}/detokenize").status_code == 400
+
+
+def test_management() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: None if message.rid == "job" else HELLO)
+        async with open_server(engine) as http:
+            engine.busy = 1
+            assert (await http.post("/flush_cache")).status_code == 400
+            engine.busy = 2
+            assert (await http.get("/flush_cache", params={"timeout": 9})).json()["success"] is True
+            assert (await http.get("/flush_cache", params={"timeout": "soon"})).json()["error"]["param"] == "timeout"
+            assert (await http.post("/pause_generation", json={"mode": "retract"})).status_code == 200
+            assert (await http.post("/pause_generation")).status_code == 200
+            assert [c.mode for c in engine.commands if isinstance(c, Pause)] == ["retract", "abort"]
+            assert (await http.post("/pause_generation", json={"mode": "now"})).json()["error"]["param"] == "mode"
+            assert (await http.post("/continue_generation")).status_code == 200
+            assert (await http.post("/start_profile", json={"num_steps": 3})).status_code == 200
+            assert (await http.get("/stop_profile")).status_code == 200
+            assert [c.num_steps for c in engine.commands if isinstance(c, StartProfile)] == [3]
+            waiting = asyncio.ensure_future(http.post("/generate", json={"text": "a", "rid": "job"}))
+            while not engine.requests:
+                await asyncio.sleep(0)
+            assert (await http.post("/abort_request", json={})).status_code == 400
+            assert (await http.post("/abort_request", json={"rid": "job"})).status_code == 200
+            assert (await waiting).json()["meta_info"]["finish_reason"]["type"] == "abort"
+            assert (await http.get("/pause_generation")).status_code == 405
+            assert (await http.get("/nowhere")).json()["error"]["code"] == 404
+
+    asyncio.run(go())

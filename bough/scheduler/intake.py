@@ -74,6 +74,7 @@ class Intake:
             arrival=next(self._arrivals),
             since=now,
             names=frozenset({message.rid, *message.names}),
+            stream=message.stream,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
         )
 

@@ -166,6 +166,7 @@ class Scheduler:
         self._timeline.ran(step.plan, result)
         with self._timeline.phase("commit", step.plan.step):
             self._committer.commit(step, result)
+            self._planner.after_step(step, result)
             self._stats.after_step(result, self._committer, self._cache, self._table, len(self._queue))
         self._recording.after_step()
 

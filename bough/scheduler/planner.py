@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from bough.core.plan import IntArray, RowSetup
+from bough.core.plan import IntArray, RowSetup, StepResult
 from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.making_room import RoomMaker
+from bough.scheduler.pace import Pace
 from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
@@ -34,7 +35,8 @@ class Planner:
         self._cache = residents.cache
         self._queue = queue
         self._mixed = settings.enable_mixed_chunk
-        self._budget = prefill_budget(chunk_tokens, settings.max_prefill_tokens, residents.page_size)
+        most = prefill_budget(chunk_tokens, settings.max_prefill_tokens, residents.page_size)
+        self._pace = Pace(settings.stream_gap_target_ms / 1e3, most, residents.page_size)
         self._ranking = Ranking(settings, residents.cache.tree, seed)
         self._forecast = Forecast(residents, settings.schedule_conservativeness)
         self._room = RoomMaker(
@@ -66,16 +68,20 @@ class Planner:
         self._setups = []
         chunks: list[Chunk] = []
         if not self._mixed:
-            chunks = self._prefill(now)
+            chunks = self._prefill(now, streaming=False)
         decodes = self._grow_decodes(stand_back=bool(chunks))
         if self._mixed:
-            chunks = self._prefill(now)
+            chunks = self._prefill(now, streaming=bool(self._table.streams[decodes.rows].any()))
         if not len(decodes.rows) and not chunks:
             self._residents.put_back(edits)
             return None
         if len(decodes.rows):
             self._count_samples(decodes.rows)
         return self._assembly.assemble(self._setups, edits, decodes, chunks)
+
+    def after_step(self, step: PlannedStep, result: StepResult) -> None:
+        """Learns from a step how long prompts take."""
+        self._pace.observe(sum(chunk.count for chunk in step.chunks), result.device_span)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -93,10 +99,10 @@ class Planner:
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, now: float) -> list[Chunk]:
+    def _prefill(self, now: float, *, streaming: bool) -> list[Chunk]:
         """Prompts already begun go on first, then waiting requests begin, until the budget or the memory is used up."""
         chunks: list[Chunk] = []
-        budget = self._budget
+        budget = self._pace.budget(streaming=streaming)
         for row in self._table.prefilling():
             count = self._chunk_size(int(self._table.length[row]), int(self._table.known[row]), budget)
             if count > 0:

@@ -28,6 +28,7 @@ class Request:
     since: float  # when it last began to wait, or, while it has a row, to run
     logprob_next: int  # first prompt position whose logprob is still to be computed; prompt_len - 1: none is
     names: frozenset[str] = frozenset()  # what an abort may call it
+    stream: bool = False  # its tokens are watched as they come
     row: int = -1
     node: Node | None = None  # the tree node that this request holds a lock on
     cached_tokens: int = -1  # found in the cache when first admitted

@@ -46,6 +46,7 @@ class RowTable:
         self.heeds_eos = np.zeros(rows, dtype=np.bool_)
         self.has_stop_ids = np.zeros(rows, dtype=np.bool_)
         self.wants_logprobs = np.zeros(rows, dtype=np.bool_)
+        self.streams = np.zeros(rows, dtype=np.bool_)
         self.requests: list[Request | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._serials = 0
@@ -68,6 +69,7 @@ class RowTable:
         self.tokens[row, :total] = request.tokens
         self.known[row] = total
         self.prompt_len[row] = request.prompt_len
+        self.streams[row] = request.stream
         self.sampled[row] = request.generated
         self.max_new[row] = request.max_new
         self.page_count[row] = self.tree_pages[row] = self.length[row] = 0

@@ -1,0 +1,34 @@
+"""How much of the prompts goes into one step while streams run: as much as keeps the gap between their tokens short.
+
+The executor's chunk is chosen for throughput: a large model may be busy with it for a fifth of a second, in which every
+stream stands still. What a prompt token costs is learnt from the steps that ran, so the same target suits any model and
+device. Steps that nobody watches take the whole chunk.
+"""
+
+from __future__ import annotations
+
+SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
+MEMORY = 0.7  # of what was known before, when a further step is taken into account
+
+
+class Pace:
+    """Owns what is known of the cost of a prompt token. `most` is the executor's chunk; a target of 0 is none."""
+
+    def __init__(self, target_s: float, most: int, page_size: int) -> None:
+        self._target_s = target_s
+        self._most = most
+        self._least = min(most, max(most // SMALLEST_SHARE, page_size))  # less than a page would be no step at all
+        self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
+
+    def observe(self, prompt_tokens: int, span: tuple[float, float] | None) -> None:
+        """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts."""
+        if span is None or prompt_tokens < self._least:
+            return
+        cost = (span[1] - span[0]) / prompt_tokens
+        self._cost_s = cost if self._cost_s is None else MEMORY * self._cost_s + (1.0 - MEMORY) * cost
+
+    def budget(self, *, streaming: bool) -> int:
+        """Prompt tokens for the next step."""
+        if not streaming or not self._cost_s or not self._target_s:
+            return self._most
+        return min(self._most, max(self._least, int(self._target_s / self._cost_s)))

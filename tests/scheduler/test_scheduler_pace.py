@@ -1,0 +1,53 @@
+"""How much of the prompts a step takes while streams run."""
+
+from __future__ import annotations
+
+import pytest
+
+from bough.scheduler.pace import Pace
+
+
+def spans(pace: Pace, *steps: tuple[int, float]) -> Pace:
+    """Steps of so many prompt tokens, and the seconds they took."""
+    for tokens, seconds in steps:
+        pace.observe(tokens, (100.0, 100.0 + seconds))
+    return pace
+
+
+def test_nothing_is_known_before_the_first_step_with_a_prompt() -> None:
+    assert Pace(0.04, 8192, 1).budget(streaming=True) == 8192
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "budget"),
+    [
+        (8192, 0.2, 1638),  # a large model: cut
+        (8192, 0.02, 8192),  # a small one: need not be
+        (8192, 2.0, 1024),  # a slow device: not below an eighth
+    ],
+)
+def test_the_budget_follows_what_steps_take(tokens: int, seconds: float, budget: int) -> None:
+    pace = spans(Pace(0.04, 8192, 1), (tokens, seconds))
+    assert pace.budget(streaming=True) == budget
+    assert pace.budget(streaming=False) == 8192
+
+
+def test_short_steps_and_steps_without_a_clock_teach_nothing() -> None:
+    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (10, 5.0))
+    pace.observe(8192, None)
+    assert pace.budget(streaming=True) == 1638
+
+
+def test_it_forgets_slowly() -> None:
+    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (4096, 0.2))
+    assert 1024 < pace.budget(streaming=True) < 1638
+    assert spans(pace, *[(4096, 0.2)] * 30).budget(streaming=True) == 1024
+
+
+def test_without_a_target_every_step_takes_all() -> None:
+    assert spans(Pace(0.0, 8192, 1), (8192, 2.0)).budget(streaming=True) == 8192
+
+
+def test_a_page_always_fits() -> None:
+    assert spans(Pace(0.04, 256, 64), (256, 60.0)).budget(streaming=True) == 64
+    assert spans(Pace(0.04, 16, 64), (16, 60.0)).budget(streaming=True) == 16

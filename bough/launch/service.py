@@ -90,6 +90,7 @@ class Service:
         supervisor = self._supervisor = replica.supervise(on_death)
         cleanup.push_async_callback(in_thread, supervisor.close)
         cleanup.callback(end.say_goodbye)
+        cleanup.callback(supervisor.expect_endings)
         end.open()
         replica.start()
         tokenizer = await in_thread(replica.open_tokenizer)

@@ -93,7 +93,7 @@ def test_what_was_done_is_counted_logged_and_traced(tiny_model: Path) -> None:
                 assert expected.items() <= scrape(server.url).items()
             log = server.log()
             server.tell(signal.SIGTERM)
-            assert server.wait() == 0
+            assert server.wait() == 0, server.log()
     assert "request 'plain' came: 20 prompt tokens" in log and "request 'plain' ended (length)" in log
     assert SECRET not in log
     spans = [s for request in received for r in request.resource_spans for scope in r.scope_spans for s in scope.spans]

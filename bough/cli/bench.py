@@ -20,6 +20,7 @@ MENU = Menu(
             "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
         ),
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
+        "edge": Command("what HTTP costs, with an executor that answers at once", "bough.bench.edge"),
         "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
     },
     flags={},

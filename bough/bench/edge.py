@@ -1,4 +1,4 @@
-"""`bough bench edge`: what HTTP costs. A real server whose executor answers at once, and clients that do next to nothing.
+"""`bough bench edge`: what HTTP costs. A real server whose executor answers at once, and clients that do the least.
 
 Two loads at the same number of connections: whole answers (requests per second) and streams (tokens per second). Beside
 the rates stands the CPU time of each process per request and per token, which holds on a busy machine too, and the
@@ -74,8 +74,9 @@ def main(args: argparse.Namespace) -> int:
 def request_of(route: str, output_tokens: int, stream: bool) -> Request:
     path, field = ROUTES[route]
     limits: dict[str, object] = {"ignore_eos": True, "temperature": 0.6}
+    body: dict[str, object]
     if route == "generate":
-        body = {"text": PROMPT, "sampling_params": {**limits, "max_new_tokens": output_tokens}}
+        body = {field: PROMPT, "sampling_params": {**limits, "max_new_tokens": output_tokens}}
     else:
         prompt: object = [{"role": "user", "content": PROMPT}] if route == "chat" else PROMPT
         body = {"model": "any", field: prompt, **limits, "max_tokens": output_tokens}

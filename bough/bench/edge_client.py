@@ -118,12 +118,12 @@ def send_for(url: str, request: Request, connections: int, seconds: float) -> Ta
 
     async def run() -> Tally:
         address = urlsplit(url)
+        assert address.hostname is not None and address.port is not None
+        host, port = address.hostname, address.port
         raw = request.encode(address.netloc)
         tally, loop, until = Tally(), asyncio.get_running_loop(), time.monotonic() + seconds
         opened = [
-            await loop.create_connection(
-                lambda: EdgeConnection(raw, request.stream, until, tally), address.hostname, address.port
-            )
+            await loop.create_connection(lambda: EdgeConnection(raw, request.stream, until, tally), host, port)
             for _ in range(connections)
         ]
         await asyncio.gather(*(connection.done for _, connection in opened))

@@ -1,7 +1,7 @@
 """The server that `bough bench edge` measures: `bough serve` with an executor that answers at once.
 
-Run as `python -m bough.bench.edge_server FOLDER`, with its settings as JSON on standard input. Its main process, the one
-that speaks HTTP, is sampled: each SIGUSR2 has it write what was counted since the last one to the next file in FOLDER.
+Run as `python -m bough.bench.edge_server FOLDER`, with its settings as JSON on standard input. Its main process, which
+speaks HTTP, is sampled: each SIGUSR2 has it write what was counted since the last one to the next file in FOLDER.
 """
 
 from __future__ import annotations

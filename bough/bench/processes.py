@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from bough.core.errors import BoughError, EngineDeadError
 
@@ -51,18 +51,19 @@ def _run(work: Callable[[int, Tell], Any], part: int, pipe: Connection) -> None:
         return  # the parent has been interrupted too, and ends the command
 
 
-def _gather(pipes: list[Any], tell: Tell) -> list[Any]:
+def _gather(pipes: list[Connection], tell: Tell) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
-        for pipe in wait([pipe for part, pipe in enumerate(pipes) if part not in results]):
+        for readable in wait([pipe for part, pipe in enumerate(pipes) if part not in results]):
+            pipe = cast(Connection, readable)
             try:
-                kind, value = pipe.recv()  # type: ignore[union-attr]
+                kind, value = pipe.recv()
             except EOFError:
                 raise EngineDeadError("A client process of the benchmark has died.") from None
             if kind == "progress":
                 tell(value)
             elif kind == "error":
-                raise value
+                raise cast(BoughError, value)
             else:
                 results[pipes.index(pipe)] = value
     return [results[part] for part in range(len(pipes))]

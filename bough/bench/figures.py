@@ -71,6 +71,7 @@ def draw_png(panels: Sequence[Panel], title: str, path: str) -> None:
     for axes, panel in zip(figure.subplots(2, 3).flat, panels, strict=True):
         axes.plot(panel.xs, panel.ys, "." if panel.dots else "-", markersize=3)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     try:

@@ -70,7 +70,7 @@ def tokens_by_second(records: Sequence[Record]) -> list[float]:
         seconds.append(times)
         # A server that puts several tokens into one chunk may not say how many: they count in equal parts.
         weights.append(np.full(len(times), record.output_tokens / len(times)))
-    return np.bincount(np.concatenate(seconds).astype(np.int64), np.concatenate(weights)).tolist()
+    return [float(n) for n in np.bincount(np.concatenate(seconds).astype(np.int64), np.concatenate(weights))]
 
 
 def peak_concurrency(records: Sequence[Record]) -> int:

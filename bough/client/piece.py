@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """News of one answer. The last one of an answer is the one with `finish`. (A struct: there is one for every token.)"""
+    """News of one answer; the last of them has `finish`. There is one for every token, so it must be cheap to make."""
 
     answer: Answer  # everything known so far; it may run ahead of this piece while its reader is busy
     text: str

@@ -96,7 +96,14 @@ def test_every_module_says_why_it_exists(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["bough", "bough.cli.main", "bough.client.handle", "bough.scheduler.loop", "bough.tokenizer.detokenizer"],
+    [
+        "bough",
+        "bough.cli.main",
+        "bough.client.handle",
+        "bough.scheduler.loop",
+        "bough.server.protocols",
+        "bough.tokenizer.detokenizer",
+    ],
 )
 def test_what_must_start_in_a_blink_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'jax'}} & set(sys.modules)))"

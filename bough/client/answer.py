@@ -13,13 +13,16 @@ from typing import Any
 
 from bough.client.inputs import Prompt
 from bough.client.logprobs import LogprobColumns
+from bough.client.pace import Pace
 from bough.client.piece import Piece
 from bough.client.timings import Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
+from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
+ID_BYTES = 4  # of a token id on the wire
 WEIGHT_VERSION = "default"  # weights are loaded once; SGLang's clients expect the field
 
 
@@ -53,7 +56,15 @@ class News:
 class Answer:
     """One request's output, cumulative. Lives on the client's event loop."""
 
-    def __init__(self, handle: int, index: int, prompt: Prompt, tokenizer: Tokenizer | None, news: News) -> None:
+    def __init__(
+        self,
+        handle: int,
+        index: int,
+        prompt: Prompt,
+        tokenizer: Tokenizer | None,
+        news: News,
+        meter: RequestMeter | None = None,
+    ) -> None:
         self.handle = handle
         self.index = index  # among the prompts of its call
         self.prompt = prompt
@@ -71,8 +82,11 @@ class Answer:
         self._news = news
         self._received_at = time.perf_counter()
         self._finished_at: float | None = None
+        self._pace = None if meter is None else Pace(meter, self._received_at)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, now: float | None = None) -> None:
+        """`now` is the time at which it came, where that is known already."""
+        now = now or time.perf_counter()
         if delta.text:
             self._unread.append(delta.text)
         self.ids += memoryview(delta.ids).cast("i")
@@ -83,7 +97,9 @@ class Answer:
         self._retractions = delta.retractions
         if delta.finish is not None:
             self.finish = delta.finish
-            self._finished_at = time.perf_counter()
+            self._finished_at = now
+        if self._pace is not None:
+            self._pace.add(delta, len(delta.ids) // ID_BYTES, now)
         self._news.tell(self)
 
     def fail(self, error: Exception) -> None:
@@ -91,6 +107,11 @@ class Answer:
         if self.finish is None:
             self.error = error
             self._news.tell(self)
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        if self._pace is not None:
+            self._pace.leave(self._retractions)
 
     def take(self) -> Piece:
         """What has come since the last piece was taken. An answer has one reader."""
@@ -107,6 +128,11 @@ class Answer:
         if len(self._read) > 1:  # kept joined: protocols that show everything ask again with every piece
             self._read = ["".join(self._read)]
         return "".join(self._read + self._unread)
+
+    @property
+    def started(self) -> bool:
+        """Its prompt has been computed."""
+        return self._started is not None
 
     @property
     def done(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, assert_never
 from bough.client.answer import Answer, News
 from bough.client.inputs import Inputs, Prompt
 from bough.client.piece import Piece
+from bough.client.watching import RequestWatcher
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
@@ -31,6 +32,7 @@ from bough.messages.requests import (
     StartProfile,
     StopProfile,
 )
+from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -45,8 +47,17 @@ class SchedulerPort(Protocol):
 class EngineClient:
     """Submit, stream, abort, control."""
 
-    def __init__(self, scheduler: SchedulerPort, tokenizer: Tokenizer | None, number: int = 0) -> None:
-        """`number` tells the clients of one engine apart."""
+    def __init__(
+        self,
+        scheduler: SchedulerPort,
+        tokenizer: Tokenizer | None,
+        number: int = 0,
+        *,
+        meter: RequestMeter | None = None,
+        watchers: Sequence[RequestWatcher] = (),
+    ) -> None:
+        """`number` tells the clients of one engine apart. All requests are counted by the meter and told to the
+        watchers."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._handles = itertools.count(first_handle(number))
@@ -54,6 +65,8 @@ class EngineClient:
         self._rids: dict[str, Answer] = {}  # the latest with each id
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._death: EngineDeadError | None = None
+        self._watchers = watchers
+        self.meter = meter or RequestMeter()
         self.heard_at = time.monotonic()  # when the last tokens came
 
     # What callers use -------------------------------------------------------------------------------------------------
@@ -96,6 +109,9 @@ class EngineClient:
                 yield piece
         finally:
             self._release(answers)
+            for watcher in self._watchers if inputs.watched else ():
+                for answer in answers:
+                    watcher.ended(answer)
 
     async def flush_cache(self) -> Reply:
         return await self._call(FlushCache)
@@ -131,10 +147,11 @@ class EngineClient:
         match message:
             case Deltas():
                 self.heard_at = time.monotonic()
+                now = time.perf_counter()
                 for delta in message.items:
                     answer = self._answers.get(delta.handle)
                     if answer is not None:  # else its caller has left
-                        answer.add(delta)
+                        answer.add(delta, now)
             case Reply():
                 future = self._calls.pop(message.call, None)
                 if future is not None and not future.done():
@@ -160,13 +177,16 @@ class EngineClient:
         self._refuse_used_rids(inputs)
         news = News()
         answers = [
-            Answer(next(self._handles), index, prompt, self._tokenizer, news)
+            Answer(next(self._handles), index, prompt, self._tokenizer, news, self.meter if inputs.watched else None)
             for index, prompt in enumerate(inputs.prompts)
         ]
         # Nothing can come back before this loop gets its turn again, so only what was sent needs to be known.
         self._scheduler.send(*(_generate_message(answer.handle, answer.prompt, stream) for answer in answers))
         self._answers |= {answer.handle: answer for answer in answers}
         self._rids |= {answer.prompt.rid: answer for answer in answers}
+        for watcher in self._watchers if inputs.watched else ():
+            for answer in answers:
+                watcher.arrived(answer)
         return answers, news
 
     def _refuse_used_rids(self, inputs: Inputs) -> None:
@@ -185,6 +205,7 @@ class EngineClient:
                 del self._rids[answer.prompt.rid]
             if not answer.done and self._death is None:
                 self._scheduler.send(Abort(answer.handle))
+                answer.leave()
 
     async def _call(self, command: Callable[[int], Command]) -> Reply:
         if self._death is not None:

@@ -42,10 +42,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back."""
+    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back. `watched` is off for
+    calls that are about the server itself: they are not counted, logged or traced."""
 
     prompts: tuple[Prompt, ...]
     batched: bool
+    watched: bool = True
 
 
 class InputReader:

@@ -157,7 +157,15 @@ class ServerSettings:
     max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
     strict_fields: bool = setting(False, "refuse unknown fields on the OpenAI, Anthropic and Ollama routes as well")
     tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)
-    log_requests: bool = setting(False, "a log line for each request: id, route, status, tokens, time")
+    log_requests: bool = setting(False, "log lines for each request, when it comes and when it ends: id, sizes, times")
+    log_requests_level: int = setting(
+        2,
+        "what those lines show besides: 1 sampling, 2 also the beginning of texts, 3 all of them",
+        choices=(0, 1, 2, 3),
+    )
+    otlp_endpoint: str | None = setting(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; needs bough[otel]"
+    )
     enable_metrics: bool = setting(False, "accepted for SGLang's users; /metrics is always on")
     watchdog_timeout: float = setting(
         300.0, "seconds without progress after which the engine counts as stuck; 0 for never", low=0.0

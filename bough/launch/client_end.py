@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from bough.client.handle import EngineClient
+from bough.client.watching import RequestWatcher
 from bough.core.errors import EngineDeadError
 from bough.messages.channels import Addresses, Sender, decoder_of
 from bough.messages.outputs import ToClient
 from bough.messages.requests import Shutdown
+from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -26,7 +30,7 @@ class ClientEnd:
 
     def __init__(self, addresses: Addresses, number: int = 0) -> None:
         self._addresses = addresses
-        self._number = number
+        self.number = number
         self._context = zmq.asyncio.Context()
         self._senders: list[Sender] = []  # to the scheduler, to the detokenizer
         self._inbox: zmq.asyncio.Socket | None = None
@@ -42,11 +46,21 @@ class ClientEnd:
             self._senders.append(Sender(plain, address))
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.bind(self._addresses.clients[self._number])
+        self._inbox.bind(self._addresses.clients[self.number])
         self._receiving = asyncio.create_task(self._receive(self._inbox))
 
-    def connect(self, tokenizer: Tokenizer | None) -> EngineClient:
-        self._client = EngineClient(self._senders[0], tokenizer, self._number)
+    @property
+    def folder(self) -> Path:
+        """Shared by all clients of the engine."""
+        return self._addresses.folder
+
+    def connect(
+        self,
+        tokenizer: Tokenizer | None,
+        meter: RequestMeter | None = None,
+        watchers: Sequence[RequestWatcher] = (),
+    ) -> EngineClient:
+        self._client = EngineClient(self._senders[0], tokenizer, self.number, meter=meter, watchers=watchers)
         if self._death is not None:
             self._client.die(self._death)
         return self._client

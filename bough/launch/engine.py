@@ -240,6 +240,7 @@ async def _close(outputs: AsyncGenerator[Output, None]) -> None:
 
 
 def _end_processes(supervisor: Supervisor, link: Link) -> None:
+    supervisor.expect_endings()
     link.say_goodbye()
     supervisor.close()
 

@@ -17,6 +17,7 @@ from bough.launch.client_end import ClientEnd
 from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.serving import Serving
 from bough.launch.spec import ChildSpec, ServerSpec
+from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
 from bough.server.context import ServerContext
 from bough.server.http import LAST_WORDS_S
@@ -58,7 +59,7 @@ async def _run(
         cleanup.callback(end.close)
         end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(spec.files, settings.model))
-        client = end.connect(tokenizer)
+        client = connect_watched(end, tokenizer, settings, server.model.name, cleanup)
         watchdog = None
         if settings.server.watchdog_timeout:
             # The main process prints the stacks; here it is only about /health.

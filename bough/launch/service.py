@@ -25,10 +25,12 @@ from bough.launch.replica import Replica
 from bough.launch.serving import Serving
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor
+from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
 from bough.server.context import ModelInfo, ServerContext
 from bough.server.http import LAST_WORDS_S
 from bough.server.listening import open_listener, url_of
+from bough.server.tracing import check_tracing
 from bough.server.watchdog import Watchdog
 from bough.server.welcome import welcome_text
 
@@ -36,6 +38,7 @@ from bough.server.welcome import welcome_text
 def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     """Serves until told to stop. Raises what kept it from starting, or ended it."""
     set_up_logging("server", settings.process.log_level)
+    check_tracing(settings.server.otlp_endpoint)
     listener = open_listener(settings.server)
     try:
         uvloop.run(Service(settings, listener, executor).run())
@@ -89,13 +92,14 @@ class Service:
         supervisor = self._supervisor = replica.supervise(on_death)
         cleanup.push_async_callback(in_thread, supervisor.close)
         cleanup.callback(end.say_goodbye)
+        cleanup.callback(supervisor.expect_endings)
         end.open()
         replica.start()
         tokenizer = await in_thread(replica.open_tokenizer)
         await in_thread(replica.wait_until_ready)
         model = describe(replica)
         await self._start_workers(replica, model)
-        client = end.connect(tokenizer)
+        client = connect_watched(end, tokenizer, settings, model.name, cleanup)
         return ServerContext(
             client=client,
             reader=replica.input_reader(tokenizer),

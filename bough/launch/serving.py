@@ -24,6 +24,7 @@ from bough.server.context import ServerContext
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
 from bough.server.protocols import all_endpoints
+from bough.server.tracing import with_tracing
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class Serving:
             context = await self._unless_ending(prepare(cleanup), serving)
             if context is not None:
                 server = self._settings.server
-                self._front.open(with_cors(App(all_endpoints(context), server), server))
+                app = with_cors(App(all_endpoints(context), server), server)
+                self._front.open(with_tracing(app, server.otlp_endpoint))
                 on_ready(context)
                 await self._unless_ending(asyncio.Event().wait(), serving)
                 others = asyncio.ensure_future(on_stop())

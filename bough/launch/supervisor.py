@@ -128,10 +128,14 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):  # `close` will not wait for it
                 child.process.wait(max(0.0, deadline - time.monotonic()))
 
-    def close(self) -> None:
-        """Waits for the children, who have been told to leave, and ends those who do not."""
+    def expect_endings(self) -> None:
+        """The children are about to be told to leave: from here on, an end is no death."""
         with self._changed:
             self._closing = True
+
+    def close(self) -> None:
+        """Waits for the children, who have been told to leave, and ends those who do not."""
+        self.expect_endings()
         deadline = time.monotonic() + GRACE_S
         for child in self.children:
             if child.ready is None:  # it is still loading and does not hear what it is told

@@ -35,6 +35,11 @@ class Addresses:
         scheduler, detokenizer = (f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer"))
         return cls(scheduler, detokenizer, tuple(f"ipc://{folder}/client{number}" for number in range(clients)))
 
+    @property
+    def folder(self) -> Path:
+        """Where all of them lie."""
+        return Path(self.scheduler.removeprefix("ipc://")).parent
+
 
 class Sender:
     """The sending end of a channel."""

@@ -287,6 +287,7 @@ class Scheduler:
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
             "num_retracted_reqs": self._planner.retracted,
+            "num_evicted_tokens": self._cache.evicted * self._cache.page_size,
             "new_token_ratio": self._planner.ratio.value,
             "prompt_tokens": self._committer.prompt_tokens,
             "cached_tokens": self._committer.cached_tokens,

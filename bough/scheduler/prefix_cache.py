@@ -23,6 +23,7 @@ class PrefixCache:
         self.tree = tree
         self.page_size = page_size
         self.share = share
+        self.evicted = 0  # since the start
 
     @property
     def available(self) -> int:
@@ -38,7 +39,9 @@ class PrefixCache:
         """`count` pages; the caller has checked `available`."""
         short = count - self.pool.free
         if short > 0:
-            self.pool.give(self.tree.evict(short))
+            evicted = self.tree.evict(short)
+            self.evicted += len(evicted)
+            self.pool.give(evicted)
         return self.pool.take(count)
 
     def match_and_lock(self, tokens: IntArray, namespace: str) -> Match:

@@ -105,10 +105,10 @@ def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: Ser
 
 
 def _content(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
-    plain = {"type": "string"}
-    content = {endpoint.media_type: {"schema": plain if endpoint.answer is None else schemas.of(endpoint.answer)}}
+    answer = {"type": "string"} if endpoint.answer is None else schemas.of(endpoint.answer)
+    content: dict[str, Any] = {endpoint.media_type: {"schema": answer}}
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": plain}
+        content["text/event-stream"] = {"schema": {"description": "Server-sent events, each with JSON as its data"}}
     return content
 
 

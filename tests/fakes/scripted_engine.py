@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from bough.client.answer import Answer, News
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Prompt
+from bough.client.watching import RequestWatcher
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.settings import Settings
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Started
@@ -98,7 +99,8 @@ class ScriptedEngine:
         self.script = script
         self.sent: list[Any] = []
         self.tokenizer = byte_level_tokenizer()
-        self.client = EngineClient(self, self.tokenizer)
+        self.watchers: list[RequestWatcher] = []
+        self.client = EngineClient(self, self.tokenizer, watchers=self.watchers)
         self.reader = InputReader(self.tokenizer, {}, random_seed=7)
 
     def send(self, *messages: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,20 @@ def test_a_child_that_dies_at_once_is_reported_not_raised(
         supervisor.wait_until_ready(60.0)
     assert supervisor.error is not None
     supervisor.close()
+
+
+def test_a_child_that_leaves_when_endings_are_expected_has_not_died(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    deaths: list[EngineDeadError] = []
+    supervisor = Supervisor(deaths.append)
+    supervisor.expect_endings()
+    supervisor.start(specs(tiny_model, tmp_path))
+    for watcher in [thread for thread in threading.enumerate() if thread.name.startswith("watch-")]:
+        watcher.join()
+    supervisor.close()
+    assert supervisor.error is None and not deaths
 
 
 def test_a_link_can_be_closed_in_any_state(tmp_path: Path) -> None:

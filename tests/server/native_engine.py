@@ -36,6 +36,9 @@ STATE = {
     "last_gen_throughput": 9.5,
     "prompt_tokens": 8,
     "cached_tokens": 2,
+    "new_token_ratio": 0.5,
+    "num_retracted_reqs": 3,
+    "num_evicted_tokens": 7,
 }
 
 

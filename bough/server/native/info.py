@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import uuid
 from functools import partial
@@ -84,6 +85,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
     inputs = context.reader.read(
         input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}"
     )
+    inputs = dataclasses.replace(inputs, watched=False)
     began = time.monotonic()
     task = asyncio.ensure_future(context.client.answers(inputs))
     try:

@@ -1,8 +1,8 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
-`schema` is what clients send and `objects` what they get; `limits`, `reading` and `messages` turn the first into the
-engine's requests, `completions`, `chat` and `responses` turn answers into the second, `chunks` makes streams cheap;
-`generation`, `response_routes` and `models` connect both ends, and `routes` lists what they offer.
+`schema` is what clients send and `objects` what they get; `limits` and `reading` turn the first into the engine's
+requests, `completions`, `chat` and `responses` turn answers into the second; `generation`, `response_routes` and
+`models` connect both ends, and `routes` lists what they offer.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
-from bough.server.openai.chunks import PreparedChunk
+from bough.server.chunks import PreparedChunk
+from bough.server.messages import Message, render
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
-from bough.server.openai.messages import Message, render
 from bough.server.openai.objects import (
     ChatChoice,
     ChatChunk,
@@ -162,7 +162,9 @@ class ChatWriter:
         empty = ChatChunkChoice(
             index=piece.index, delta=ChatDelta(content=""), token_ids=[] if shown.token_ids else UNSET
         )
-        self._prepared[piece.index] = PreparedChunk(self._envelope([empty], self._no_usage()), "content")
+        self._prepared[piece.index] = PreparedChunk(
+            event(encode_json(self._envelope([empty], self._no_usage()))), "content"
+        )
 
     def _chunk(self, piece: Piece, delta: ChatDelta, **more: Any) -> ChatChunk:
         shown, answer = self._form.shown, piece.answer

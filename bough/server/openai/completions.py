@@ -13,7 +13,7 @@ from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
-from bough.server.openai.chunks import PreparedChunk
+from bough.server.chunks import PreparedChunk
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
@@ -133,7 +133,9 @@ class CompletionWriter:
         usage: Any = None if shown.usage_at_end else UNSET
         if piece.index not in self._prepared:
             empty = CompletionChoice(index=piece.index, text="", token_ids=[] if shown.token_ids else UNSET)
-            self._prepared[piece.index] = PreparedChunk(self._form.envelope([empty], usage=usage), "text")
+            self._prepared[piece.index] = PreparedChunk(
+                event(encode_json(self._form.envelope([empty], usage=usage))), "text"
+            )
         self._answers[piece.index] = answer
         if shown.usage_throughout:
             usage = make_usage(

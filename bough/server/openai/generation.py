@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.answer import Answer
 from bough.client.inputs import Inputs
-from bough.client.piece import Piece
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.errors import Failure, openai_shape
+from bough.server.messages import read_messages, text_size
 from bough.server.openai.chat import ChatForm, ChatWriter, chat_prompt, read_chat
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion, samples_of
 from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.messages import read_messages, text_size
 from bough.server.openai.objects import ChatCompletion, Completion
 from bough.server.openai.reading import Identity, Shown, in_openai_names
 from bough.server.openai.schema import ChatRequest, CompletionRequest
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
-from bough.server.sse import DONE, EventStream, json_event
+from bough.server.sse import DONE, json_event
+from bough.server.streaming import Writer, stream_answers
 from bough.server.timing import timing_headers
 
 
@@ -53,14 +51,6 @@ def generation_routes(context: ServerContext) -> list[Endpoint]:
             tag="openai",
         ),
     ]
-
-
-class Writer(Protocol):
-    """Makes the events of one stream."""
-
-    def chunk(self, piece: Piece) -> bytes: ...
-
-    def end(self) -> bytes: ...
 
 
 class OpenAI:
@@ -116,18 +106,7 @@ class OpenAI:
         return [tokenizer.decode(prompt.ids.tolist(), skip) for prompt in inputs.prompts[:: samples_of(body)]]
 
     def _stream(self, inputs: Inputs, writer: Writer, shown: Shown) -> Response:
-        seen: list[Answer] = []
-
-        async def events() -> AsyncGenerator[bytes, None]:
-            pieces = self._context.client.pieces(inputs, stream=True)
-            async with contextlib.aclosing(pieces):
-                async for piece in pieces:
-                    if not seen:
-                        seen.append(piece.answer)
-                    yield writer.chunk(piece)
-            yield writer.end()
-
-        return EventStream(events(), broken_stream, headers=lambda: _timing_header(shown, seen))
+        return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
 
 
 def broken_stream(failure: Failure) -> bytes:

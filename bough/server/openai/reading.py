@@ -1,20 +1,17 @@
 """From OpenAI's fields to the engine's: sampling parameters, options, and what the answer is to show.
 
-Errors from deeper down speak of the engine's names; `in_openai_names` puts OpenAI's in their place, so that a client
-reads of the field that it sent.
+`OPENAI_NAMES` are the fields that the engine knows by other names.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
 import uuid
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from bough.core.errors import RequestError
+from bough.server.names import in_names_of
 from bough.server.openai.schema import EngineFields, SamplingFields, StreamOptions
 
 OPENAI_NAMES = {
@@ -104,17 +101,6 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def in_openai_names(**names: str) -> Iterator[None]:
-    """Renames fields in the errors that are raised inside; `names` are particular to one API."""
-    known = {**OPENAI_NAMES, **names}
-    try:
-        yield
-    except RequestError as error:
-        pattern = rf"\b({'|'.join(known)})\b"
-        raise RequestError(
-            re.sub(pattern, lambda found: known[found[0]], error.message),
-            field=known.get(error.field or "", error.field),
-            status_code=error.status_code,
-            err_type=error.err_type,
-        ) from None
+def in_openai_names(**names: str) -> AbstractContextManager[None]:
+    """Errors that are raised inside speak of OpenAI's fields; `names` are particular to one API."""
+    return in_names_of({**OPENAI_NAMES, **names})

@@ -24,6 +24,7 @@ from bough.server.openai.response_objects import (
 )
 from bough.server.openai.responses import ResponseForm, wants_logprobs
 from bough.server.responses import encode_json
+from bough.server.streaming import named_event
 
 DELTA = "response.output_text.delta"
 
@@ -92,7 +93,3 @@ class ResponseWriter:
     def _next(self) -> int:
         number, self._number = self._number, self._number + 1
         return number
-
-
-def named_event(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode_json(event))

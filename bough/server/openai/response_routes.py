@@ -19,8 +19,8 @@ from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.errors import HttpError, failure_of, openai_shape
+from bough.server.messages import Message, render, text_size
 from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.messages import Message, render, text_size
 from bough.server.openai.reading import Identity, in_openai_names
 from bough.server.openai.response_events import ResponseWriter
 from bough.server.openai.response_objects import ResponseObject

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bough.core.errors import RequestError
 from bough.server.errors import HttpError
-from bough.server.openai.messages import Message, text_size
+from bough.server.messages import Message, text_size
 from bough.server.openai.response_objects import ResponseObject
 
 MAX_RESPONSES = 1000

@@ -14,9 +14,9 @@ from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.server.errors import Failure
+from bough.server.messages import Message, read_messages
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
-from bough.server.openai.messages import Message, read_messages
 from bough.server.openai.objects import TokenLogprob
 from bough.server.openai.reading import Identity, options_of, sampling_of
 from bough.server.openai.response_objects import (

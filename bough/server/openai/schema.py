@@ -12,14 +12,9 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.sampling_params import INT32_MAX, INT64_MAX
+from bough.server.limits import between
 
 MAX_CHOICES = 1024
-
-
-def between(low: float, high: float) -> msgspec.Meta:
-    """The range of a number, for the OpenAPI page and for `limits`, whose errors name both ends."""
-    return msgspec.Meta(extra_json_schema={"minimum": low, "maximum": high})
-
 
 Count = Annotated[int | None, between(1, MAX_CHOICES)]
 TokenCount = Annotated[int | None, between(0, INT32_MAX)]

@@ -9,10 +9,11 @@ import pytest
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import SamplingParams
+from bough.server.limits import MAX_STOPS
+from bough.server.messages import read_messages, render
 from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
-from bough.server.openai.limits import HARMLESS, MAX_STOPS, check_request
-from bough.server.openai.messages import read_messages, render
+from bough.server.openai.limits import UNBUILT_IN_RESPONSES, check_request
 from bough.server.openai.reading import Identity, in_openai_names
 from bough.server.openai.responses import read_input, read_response_request, with_instructions
 from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
@@ -172,7 +173,7 @@ def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
 
 def test_every_unbuilt_field_belongs_to_some_request() -> None:
     known = {f for struct in (CompletionRequest, ChatRequest, ResponsesRequest) for f in struct.__struct_fields__}
-    assert HARMLESS.keys() <= known
+    assert UNBUILT_IN_RESPONSES.keys() <= known
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.reading import Identity, Shown
-from bough.server.openai.response_events import ResponseWriter, named_event
+from bough.server.openai.response_events import ResponseWriter
 from bough.server.openai.responses import ResponseForm, read_response_request
 from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
 from bough.server.responses import encode_json
 from bough.server.sse import DONE, event
+from bough.server.streaming import named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 
 ENGINE = ScriptedEngine(lambda request: None)

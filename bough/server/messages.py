@@ -21,11 +21,13 @@ OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_m
 Message = dict[str, Any]
 
 
-def read_messages(given: Sequence[Mapping[str, Any]] | None, field: str = "messages") -> list[Message]:
+def read_messages(
+    given: Sequence[Mapping[str, Any]] | None, field: str = "messages", roles: Sequence[str] = ROLES
+) -> list[Message]:
     """The messages with their content as plain text, or an error that says which one is wrong."""
     if not given:
         raise RequestError(f"{field} is empty; give at least one message.", field=field)
-    return [_read_message(message, f"{field}[{i}]") for i, message in enumerate(given)]
+    return [_read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
 
 
 def render(
@@ -52,22 +54,8 @@ def render(
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def text_size(messages: Sequence[Message]) -> int:
-    """Characters of content: what rendering and tokenising the messages costs."""
-    return sum(len(message["content"]) for message in messages)
-
-
-def _read_message(message: Mapping[str, Any], where: str) -> Message:
-    role = message.get("role")
-    if role not in ROLES:
-        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}; got {role!r}.", field=f"{where}.role")
-    # OpenAI's newer name for the same thing; templates know the older one.
-    read = {**message, "role": "system" if role == "developer" else role}
-    read["content"] = _read_content(message.get("content"), f"{where}.content", optional=role == "assistant")
-    return read
-
-
-def _read_content(content: Any, where: str, *, optional: bool) -> str:
+def read_content(content: Any, where: str, *, optional: bool = False) -> str:
+    """A string, or text parts joined to one."""
     if content is None and optional:  # an assistant's turn may be nothing but tool calls
         return ""
     if isinstance(content, list):
@@ -76,6 +64,21 @@ def _read_content(content: Any, where: str, *, optional: bool) -> str:
         raise RequestError(f"{where} must be a string or a list of text parts.", field=where)
     require_utf8(content, where)
     return content
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """Characters of content: what rendering and tokenising the messages costs."""
+    return sum(len(message["content"]) for message in messages)
+
+
+def _read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
+    role = message.get("role")
+    if role not in roles:
+        raise RequestError(f"{where}.role must be one of {', '.join(roles)}; got {role!r}.", field=f"{where}.role")
+    # OpenAI's newer name for the same thing; templates know the older one.
+    read = {**message, "role": "system" if role == "developer" else role}
+    read["content"] = read_content(message.get("content"), f"{where}.content", optional=role == "assistant")
+    return read
 
 
 def _read_part(part: Any, where: str) -> str:

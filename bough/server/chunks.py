@@ -1,27 +1,24 @@
 """Chunks of streams, for speed: what is the same in all chunks of a stream is encoded once.
 
-A stream's chunks differ in text and token ids alone, until the last. `PreparedChunk` encodes an empty one through the
-schema and remembers the bytes around the places to fill, so what it makes is what the schema would have made.
+A stream's chunks differ in text and token ids alone, until the last. `PreparedChunk` takes an empty one, as the schema
+writes it, and remembers the bytes around the places to fill, so what it makes is what the schema would have made.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from bough.server.responses import encode_json
-from bough.server.sse import event
 
 EMPTY_IDS = b'"token_ids":[]'
 
 
 class PreparedChunk:
-    """An event with room for text and, if the chunk shows them, token ids."""
+    """A chunk with room for text and, if it shows them, token ids."""
 
-    def __init__(self, chunk: msgspec.Struct, text_field: str) -> None:
-        """`chunk` has empty text and, to show ids, an empty list of them."""
+    def __init__(self, chunk: bytes, text_field: str) -> None:
+        """`chunk` is ready to be sent, with empty text and, to show ids, an empty list of them."""
         # Inside JSON strings quotes are escaped, so the first match is the field itself, whatever the model's name.
         place = b'"%b":""' % text_field.encode()
-        before, found, after = event(encode_json(chunk)).partition(place)
+        before, found, after = chunk.partition(place)
         assert found, f"the chunk has no empty {text_field}"
         self._before = before + place[:-2]
         middle, found, end = after.partition(EMPTY_IDS)

@@ -1,0 +1,136 @@
+"""Every metric by name: what it counts, of which kind it is, and where its buckets lie.
+
+The one list from which counters are laid out, the `/metrics` page is written and the documentation is checked. Names
+are SGLang's, under a prefix of our own. Request metrics are counted where requests come in and tokens go out
+(`request_meter`); the scheduler's are read from its state when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+PREFIX = "bough:"
+State = Mapping[str, Any]  # the scheduler's reply to `GetState`
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+LONG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+# From a small model on a fast device, whose tokens are half a millisecond apart, to a large one on a busy CPU.
+TOKEN_SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
+)
+TOKENS = tuple(float(2**power) for power in range(4, 18))  # 16 to 131,072
+RETRACTIONS = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # there is one of each: compared by identity, which is quick
+class Metric:
+    """A name on the page. Counters end in `_total`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    about: str
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        return PREFIX + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetric:
+    """A metric of the scheduler, and how its value follows from the state; None: this engine does not know it."""
+
+    metric: Metric
+    read: Callable[[State], float | None]
+
+
+def _counter(name: str, about: str) -> Metric:
+    return Metric(name, "counter", about)
+
+
+def _gauge(name: str, about: str, read: Callable[[State], float | None]) -> StateMetric:
+    return StateMetric(Metric(name, "gauge", about), read)
+
+
+PROMPT_TOKENS_TOTAL = _counter("prompt_tokens_total", "Prompt tokens of requests that got their first token.")
+GENERATION_TOKENS_TOTAL = _counter("generation_tokens_total", "Tokens generated.")
+CACHED_TOKENS_TOTAL = _counter("cached_tokens_total", "Prompt tokens that were found in the prefix cache.")
+NUM_REQUESTS_TOTAL = _counter("num_requests_total", "Requests that have ended, in whatever way.")
+NUM_ABORTED_REQUESTS_TOTAL = _counter(
+    "num_aborted_requests_total", "Requests that ended incomplete: aborted, left by their client, refused or timed out."
+)
+TIME_TO_FIRST_TOKEN = Metric(
+    "time_to_first_token_seconds", "histogram", "From the arrival of a request to its first token.", SECONDS
+)
+INTER_TOKEN_LATENCY = Metric(
+    "inter_token_latency_seconds", "histogram", "Between two tokens of a request.", TOKEN_SECONDS
+)
+E2E_REQUEST_LATENCY = Metric(
+    "e2e_request_latency_seconds", "histogram", "From the arrival of a request to its end.", LONG_SECONDS
+)
+QUEUE_TIME = Metric("queue_time_seconds", "histogram", "That a request waited before it was first run.", SECONDS)
+PROMPT_TOKENS = Metric("prompt_tokens_histogram", "histogram", "Prompt tokens of a request.", TOKENS)
+GENERATION_TOKENS = Metric("generation_tokens_histogram", "histogram", "Tokens generated for a request.", TOKENS)
+NUM_RETRACTIONS = Metric(
+    "num_retractions", "histogram", "How often a request lost its place to others for want of memory.", RETRACTIONS
+)
+
+REQUEST_METRICS = (
+    PROMPT_TOKENS_TOTAL,
+    GENERATION_TOKENS_TOTAL,
+    CACHED_TOKENS_TOTAL,
+    NUM_REQUESTS_TOTAL,
+    NUM_ABORTED_REQUESTS_TOTAL,
+    TIME_TO_FIRST_TOKEN,
+    INTER_TOKEN_LATENCY,
+    E2E_REQUEST_LATENCY,
+    QUEUE_TIME,
+    PROMPT_TOKENS,
+    GENERATION_TOKENS,
+    NUM_RETRACTIONS,
+)
+
+STATE_METRICS = (
+    _gauge("num_running_reqs", "Requests that are running.", lambda s: s["num_running_reqs"]),
+    _gauge("num_queue_reqs", "Requests that wait for their turn.", lambda s: s["num_waiting_reqs"]),
+    _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold.", lambda s: s["num_used_tokens"]),
+    _gauge("max_total_num_tokens", "Tokens that the KV cache can hold.", lambda s: s["max_total_num_tokens"]),
+    _gauge(
+        "token_usage",
+        "Share of the KV cache that running requests hold.",
+        lambda s: s["num_used_tokens"] / max(s["max_total_num_tokens"], 1),
+    ),
+    _gauge(
+        "cache_hit_rate",
+        "Share of all prompt tokens since the start that were found in the prefix cache.",
+        lambda s: s["cached_tokens"] / max(s["prompt_tokens"], 1),
+    ),
+    _gauge(
+        "gen_throughput",
+        "Tokens generated per second, over the last --decode-log-interval steps; 0 when nothing runs.",
+        lambda s: s["last_gen_throughput"] if s["num_running_reqs"] else 0.0,
+    ),
+    _gauge(
+        "new_token_ratio",
+        "Share of its token limit that a request is expected to use, by which requests are admitted.",
+        lambda s: s["new_token_ratio"],
+    ),
+    _gauge(
+        "device_busy_share",
+        "Share of time in which the device computed, pauses without work left out.",
+        lambda s: s.get("device_busy_share"),
+    ),
+    StateMetric(
+        _counter("num_retracted_requests_total", "Times that a request lost its place for want of memory."),
+        lambda s: s["num_retracted_reqs"],
+    ),
+    StateMetric(
+        _counter("evicted_tokens_total", "Tokens that left the prefix cache to make room."),
+        lambda s: s["num_evicted_tokens"],
+    ),
+)
+
+ALL_METRICS = (*REQUEST_METRICS, *(each.metric for each in STATE_METRICS))

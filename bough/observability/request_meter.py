@@ -1,0 +1,89 @@
+"""Counts what happens to requests, at the price of a few additions: nothing here takes a lock or makes an object.
+
+Owns the layout of the counts: a counter is one number; a histogram is one for each bucket, one for what lies beyond the
+last, and the sum. Buckets are counted apart here and added up where they are shown.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+from bough.observability import metrics
+from bough.observability.counts import Counts
+from bough.observability.metrics import REQUEST_METRICS, Metric
+
+
+def width(metric: Metric) -> int:
+    """How many numbers a metric needs."""
+    return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
+
+
+def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
+    """The numbers of each request metric."""
+    found, first = {}, 0
+    for metric in REQUEST_METRICS:
+        found[metric] = numbers[first : first + width(metric)]
+        first += width(metric)
+    return found
+
+
+_FIRST = {
+    metric: sum(width(other) for other in REQUEST_METRICS[:place]) for place, metric in enumerate(REQUEST_METRICS)
+}
+_SIZE = sum(map(width, REQUEST_METRICS))
+_FIRST_TOKENS, _FURTHER_TOKENS = (
+    slice(_FIRST[metric], _FIRST[metric] + len(metric.buckets) + 1)
+    for metric in (metrics.TIME_TO_FIRST_TOKEN, metrics.INTER_TOKEN_LATENCY)
+)
+_GAPS = _FIRST[metrics.INTER_TOKEN_LATENCY]
+_GAP_BOUNDS = metrics.INTER_TOKEN_LATENCY.buckets
+_GAP_SUM = _GAPS + len(_GAP_BOUNDS) + 1
+
+
+class RequestMeter:
+    """What the requests of one process come to. Times are in seconds."""
+
+    def __init__(self, folder: Path | None = None, number: int = 0) -> None:
+        """With a folder, `totals` are those of all processes that were given it."""
+        self._counts = Counts(_SIZE, folder, number)
+        self._cells = self._counts.cells
+
+    def totals(self) -> list[float]:
+        totals = self._counts.totals()
+        # Every token is a first or a further one: counting it once is enough.
+        totals[_FIRST[metrics.GENERATION_TOKENS_TOTAL]] = sum(totals[_FIRST_TOKENS]) + sum(totals[_FURTHER_TOKENS])
+        return totals
+
+    def started(self, prompt_tokens: int, cached_tokens: int, queue_s: float) -> None:
+        """A request's prompt has been computed."""
+        self._add(metrics.PROMPT_TOKENS_TOTAL, prompt_tokens)
+        self._add(metrics.CACHED_TOKENS_TOTAL, cached_tokens)
+        self._observe(metrics.PROMPT_TOKENS, prompt_tokens)
+        self._observe(metrics.QUEUE_TIME, queue_s)
+
+    def first_token(self, after_s: float) -> None:
+        self._observe(metrics.TIME_TO_FIRST_TOKEN, after_s)
+
+    def more_tokens(self, count: int, within_s: float) -> None:
+        """Further tokens of one request, that long after its last ones. The one thing that is called for each chunk of
+        a stream, and therefore written out."""
+        cells = self._cells
+        cells[_GAPS + bisect_left(_GAP_BOUNDS, within_s / count)] += count
+        cells[_GAP_SUM] += within_s
+
+    def ended(self, output_tokens: int, total_s: float, retractions: int, *, incomplete: bool) -> None:
+        self._add(metrics.NUM_REQUESTS_TOTAL, 1)
+        self._add(metrics.NUM_ABORTED_REQUESTS_TOTAL, int(incomplete))
+        self._observe(metrics.GENERATION_TOKENS, output_tokens)
+        self._observe(metrics.E2E_REQUEST_LATENCY, total_s)
+        self._observe(metrics.NUM_RETRACTIONS, retractions)
+
+    def _add(self, metric: Metric, amount: float) -> None:
+        self._cells[_FIRST[metric]] += amount
+
+    def _observe(self, metric: Metric, value: float) -> None:
+        first, bounds = _FIRST[metric], metric.buckets
+        self._cells[first + bisect_left(bounds, value)] += 1
+        self._cells[first + len(bounds) + 1] += value

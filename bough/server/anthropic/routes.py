@@ -1,0 +1,78 @@
+"""Anthropic's endpoints: reads requests, runs them on the engine's client, answers whole or streamed."""
+
+from __future__ import annotations
+
+import uuid
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.server.anthropic.objects import Message, TokensCount
+from bough.server.anthropic.reading import NAMES, check_request, prompt_of, read_conversation, read_request
+from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
+from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ServerContext, aside
+from bough.server.endpoint import Endpoint
+from bough.server.errors import anthropic_shape
+from bough.server.messages import text_size
+from bough.server.names import in_names_of
+from bough.server.presence import while_connected
+from bough.server.responses import json_response
+from bough.server.streaming import stream_answers
+from bough.server.timing import timing_headers
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
+    """Every endpoint of Anthropic's API that this server has."""
+    api = Anthropic(context)
+    return [
+        Endpoint(
+            path="/v1/messages",
+            handler=api.messages,
+            summary="Answer a conversation",
+            body=MessagesRequest,
+            answer=Message,
+            streams=True,
+            shape=anthropic_shape,
+            tag="anthropic",
+        ),
+        Endpoint(
+            path="/v1/messages/count_tokens",
+            handler=api.count_tokens,
+            summary="How many tokens a conversation has",
+            body=CountTokensRequest,
+            answer=TokensCount,
+            shape=anthropic_shape,
+            tag="anthropic",
+        ),
+    ]
+
+
+class Anthropic:
+    """The handlers."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def messages(self, request: Request) -> Response:
+        body = await read_lenient_body(request, MessagesRequest)
+        form = MessageForm(f"msg_{uuid.uuid4().hex}", self._context.model.name, bool(body.return_timings))
+        with in_names_of(NAMES):
+            ids = await self._prompt(body)
+            inputs = await self._context.read_inputs(input_ids=ids, **read_request(body, form.id))
+        client = self._context.client
+        if body.stream:
+            return stream_answers(client, inputs, MessageWriter(form), broken_stream, timed=form.timed)
+        (answer,) = await while_connected(request, client.answers(inputs))
+        return json_response(form.whole(answer), headers=timing_headers([answer]) if form.timed else None)
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await read_lenient_body(request, CountTokensRequest)
+        return json_response(TokensCount(len(await self._prompt(body))))
+
+    async def _prompt(self, body: CountTokensRequest) -> list[int]:
+        check_request(body)
+        turns = read_conversation(body)
+        tokenizer = self._context.require_tokenizer("messages")
+        return await aside(text_size(turns), lambda: prompt_of(body, turns, tokenizer))

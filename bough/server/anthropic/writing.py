@@ -1,0 +1,128 @@
+"""From the engine's answers to Anthropic's messages, whole or as events.
+
+A stream is: message_start, content_block_start, ping, one content_block_delta for each piece of text,
+content_block_stop, message_delta with the reason of the end and the usage, message_stop. All but three of these are
+the same in every stream, so they are encoded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from bough.client.answer import Answer
+from bough.client.handle import raise_if_refused
+from bough.client.piece import Piece
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.server.anthropic.objects import (
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    StopDelta,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    Usage,
+)
+from bough.server.chunks import PreparedChunk
+from bough.server.errors import Failure, anthropic_shape
+from bough.server.responses import encode_json
+from bough.server.streaming import named_event
+
+BLOCK_BEGINS = named_event(ContentBlockStart(content_block=TextBlock(text=""))) + named_event(Ping())
+BLOCK_ENDS = named_event(ContentBlockStop())
+MESSAGE_ENDS = named_event(MessageStop())
+TEXT = PreparedChunk(named_event(ContentBlockDelta(delta=TextDelta(text=""))), "text")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """What one call's answer looks like."""
+
+    id: str
+    model: str
+    timed: bool
+
+    def whole(self, answer: Answer) -> Message:
+        """The answer that is not streamed. It has one block of text, be it empty."""
+        reason, sequence = stop_of(answer)
+        return Message(
+            id=self.id,
+            model=self.model,
+            content=[TextBlock(text=answer.text)],
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=usage_of(answer),
+            timings=answer.timings.to_dict() if self.timed else UNSET,
+        )
+
+    def begun(self, answer: Answer) -> MessageStart:
+        """The message of which nothing but its prompt is known."""
+        usage = usage_of(answer, output_tokens=0)
+        return MessageStart(
+            message=Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
+        )
+
+    def ended(self, answer: Answer) -> MessageDelta:
+        reason, sequence = stop_of(answer)
+        return MessageDelta(
+            delta=StopDelta(stop_reason=reason, stop_sequence=sequence),
+            usage=usage_of(answer),
+            timings=answer.timings.to_dict() if self.timed else UNSET,
+        )
+
+
+class MessageWriter:
+    """Writes one call's stream."""
+
+    def __init__(self, form: MessageForm) -> None:
+        self._form = form
+        self._begun = False
+
+    def chunk(self, piece: Piece) -> bytes:
+        """The events for a piece; with the first and the last one, what stands around the text."""
+        text = TEXT.fill(piece.text, []) if piece.text else b""
+        if self._begun and piece.finish is None:
+            return text
+        closing = b""
+        if piece.finish is not None:
+            closing = BLOCK_ENDS + named_event(self._form.ended(piece.answer)) + MESSAGE_ENDS
+        opening = b"" if self._begun else named_event(self._form.begun(piece.answer)) + BLOCK_BEGINS
+        self._begun = True
+        return opening + text + closing
+
+    def end(self) -> bytes:
+        return b""  # all is said with the last piece
+
+
+def broken_stream(failure: Failure) -> bytes:
+    """The last event of a stream that cannot go on."""
+    return b"event: error\ndata: %b\n\n" % encode_json(anthropic_shape(failure))
+
+
+def stop_of(answer: Answer) -> tuple[StopReason, str | None]:
+    """Why the answer ended, and at which of the client's stop sequences. An aborted one is none: it raises."""
+    raise_if_refused(answer)
+    match answer.finish:
+        case FinishStop(matched=str(sequence)):
+            return "stop_sequence", sequence
+        case FinishLength():
+            return "max_tokens", None
+        case FinishAbort():
+            raise RequestError("The request was aborted.", status_code=499, err_type="AbortError")
+    return "end_turn", None
+
+
+def usage_of(answer: Answer, output_tokens: int | None = None) -> Usage:
+    return Usage(
+        input_tokens=answer.prompt_tokens - answer.cached_tokens,
+        cache_read_input_tokens=answer.cached_tokens,
+        output_tokens=len(answer.ids) if output_tokens is None else output_tokens,
+    )

@@ -1,0 +1,83 @@
+"""/api/tags and /api/show: the one model that is served, in Ollama's words."""
+
+from __future__ import annotations
+
+import hashlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ModelInfo, ServerContext
+from bough.server.endpoint import Endpoint
+from bough.server.errors import HttpError, ollama_shape
+from bough.server.ollama.objects import ModelDescription, ModelDetails, ModelEntry, ModelList
+from bough.server.ollama.schema import ShowRequest
+from bough.server.ollama.writing import timestamp
+from bough.server.responses import json_response
+
+
+def model_routes(context: ServerContext) -> list[Endpoint]:
+    async def tags(request: Request) -> Response:
+        return json_response(ModelList([model_entry(context.model)]))
+
+    async def show(request: Request) -> Response:
+        body = await read_lenient_body(request, ShowRequest)
+        return json_response(describe(context.model, body.model or body.name))
+
+    return [
+        Endpoint(
+            path="/api/tags",
+            handler=tags,
+            summary="The models that are served: one",
+            methods=("GET",),
+            answer=ModelList,
+            shape=ollama_shape,
+            tag="ollama",
+        ),
+        Endpoint(
+            path="/api/show",
+            handler=show,
+            summary="What is known of the model",
+            body=ShowRequest,
+            answer=ModelDescription,
+            shape=ollama_shape,
+            tag="ollama",
+        ),
+    ]
+
+
+def model_entry(model: ModelInfo) -> ModelEntry:
+    return ModelEntry(
+        name=model.name,
+        model=model.name,
+        modified_at=timestamp(model.created),
+        size=0,  # the HTTP process does not read weights
+        digest=hashlib.sha256(model.name.encode()).hexdigest(),
+        details=model_details(model),
+    )
+
+
+def describe(model: ModelInfo, name: str | None) -> ModelDescription:
+    """Requests may name any model; asking about one is another matter. Clients of Ollama like to add a tag."""
+    if name and name.removesuffix(":latest") != model.name:
+        raise HttpError(404, f"There is no model {name!r} here; this server has {model.name!r}.", "NotFoundError")
+    details = model_details(model)
+    return ModelDescription(
+        modelfile=f"FROM {model.name}",
+        details=details,
+        model_info={
+            "general.architecture": details.family,
+            "general.basename": model.name,
+            f"{details.family}.context_length": model.context_length,
+            f"{details.family}.vocab_size": model.vocab_size,
+        },
+        capabilities=["completion"],
+        modified_at=timestamp(model.created),
+    )
+
+
+def model_details(model: ModelInfo) -> ModelDetails:
+    family = model.architecture.removesuffix("ForCausalLM").lower()
+    kind = "gguf" if model.path.endswith(".gguf") else "safetensors"
+    return ModelDetails(format=kind, family=family, families=[family])

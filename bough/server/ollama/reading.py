@@ -1,0 +1,103 @@
+"""From Ollama's requests to the engine's: options, conversations, prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bough.core.errors import RequestError
+from bough.server.limits import Harmless, check_stops, refuse_unbuilt
+from bough.server.messages import Message, read_messages
+from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
+
+log = logging.getLogger(__name__)
+
+ROLES = ("system", "user", "assistant", "tool")
+UNBUILT: Harmless = {
+    "format": (),
+    "think": (),
+    "logprobs": (),
+    "top_logprobs": (),
+    "tools": (),
+    "suffix": (),
+    "images": (),
+    "context": (),
+}
+UNBUILT_OPTIONS: Harmless = {"mirostat": (), "typical_p": (1.0,), "tfs_z": (1.0,)}
+SAME_NAMES = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
+# The engine's names of fields, and the client's.
+NAMES = {
+    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *UNBUILT_OPTIONS)},
+    "max_new_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "sampling_seed": "options.seed",
+}
+_noticed: set[str] = set()
+
+
+def check_request(request: AnswerFields) -> None:
+    """Raises a `RequestError` that names the first field which cannot be served."""
+    refuse_unbuilt(request, UNBUILT)
+    if not isinstance(request, GenerateRequest):
+        return
+    if request.template:
+        raise RequestError(
+            "template is not supported: conversations are rendered with the model's own template "
+            "(or the server's --chat-template); leave it out, or send a finished prompt with raw.",
+            field="template",
+        )
+    if request.raw and request.system:
+        raise RequestError("raw sends the prompt as it is, so there is no place for system.", field="system")
+
+
+def read_options(given: Mapping[str, Any] | None, *, strict: bool) -> Options:
+    """The options by their types. Names that nobody knows are said once in the log, or, if `strict`, refused."""
+    for name in (given or {}).keys() - set(Options.__struct_fields__):
+        shown = f"options.{name}"
+        if strict:
+            raise RequestError(f"Unknown field {shown!r} (--strict-fields).", field=shown)
+        if shown not in _noticed and len(_noticed) < 1000:
+            _noticed.add(shown)
+            log.warning("Ollama's API: the field %r is unknown and has no effect; this is said once", shown)
+    try:
+        return msgspec.convert(given or {}, Options)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(str(error).replace("at `$.", "at `$.options.")) from None
+
+
+def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
+    """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
+    refuse_unbuilt(options, UNBUILT_OPTIONS)
+    check_stops(options.stop, "stop")
+    limit = options.num_predict
+    return {
+        **{name: getattr(options, name) for name in SAME_NAMES},
+        # The scheduler knows how much of the context is left.
+        "max_new_tokens": context_length if limit is None or limit < 0 else limit,
+        "top_k": -1 if options.top_k == 0 else options.top_k,
+        "sampling_seed": None if options.seed == -1 else options.seed,
+        "repetition_penalty": 1.0 if options.repeat_last_n == 0 else options.repeat_penalty,
+    }
+
+
+def read_chat(request: ChatRequest) -> list[Message]:
+    """The conversation, as plain text."""
+    turns = read_messages(request.messages, roles=ROLES)
+    for i, message in enumerate(turns):
+        if message.get("images"):
+            where = f"messages[{i}].images"
+            raise RequestError(f"{where}: images are not supported by this server; send text only.", field=where)
+    return turns
+
+
+def read_prompt(request: GenerateRequest) -> list[Message]:
+    """A prompt for the model's template: a conversation of one turn."""
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    return read_messages([*system, {"role": "user", "content": request.prompt}], "prompt")
+
+
+def template_variables(request: AnswerFields) -> dict[str, Any]:
+    return {"enable_thinking": False} if request.think is False else {}

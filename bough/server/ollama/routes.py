@@ -1,0 +1,129 @@
+"""Ollama's endpoints of generation: reads requests, runs them on the engine's client, answers in lines or whole."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.client.inputs import Inputs
+from bough.server.bodies import read_lenient_body, settings_of
+from bough.server.context import ServerContext, aside
+from bough.server.endpoint import Endpoint
+from bough.server.errors import ollama_shape
+from bough.server.messages import Message, render, text_size
+from bough.server.names import in_names_of
+from bough.server.ollama.models import model_routes
+from bough.server.ollama.objects import ChatAnswer, GenerateAnswer
+from bough.server.ollama.reading import (
+    NAMES,
+    check_request,
+    read_chat,
+    read_options,
+    read_prompt,
+    sampling_of,
+    template_variables,
+)
+from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest
+from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
+from bough.server.presence import while_connected
+from bough.server.responses import json_response
+from bough.server.streaming import stream_answers
+from bough.server.timing import timing_headers
+
+EITHER_JSON = "application/*"  # a stream of lines is application/x-ndjson, a whole answer application/json
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
+    """Every endpoint of Ollama's API that this server has."""
+    api = Ollama(context)
+    common: dict[str, Any] = {"media_type": EITHER_JSON, "shape": ollama_shape, "tag": "ollama"}
+    return [
+        Endpoint(
+            path="/api/chat",
+            handler=api.chat,
+            summary="Answer a conversation; streamed as lines of JSON unless stream is false",
+            body=ChatRequest,
+            answer=ChatAnswer,
+            **common,
+        ),
+        Endpoint(
+            path="/api/generate",
+            handler=api.generate,
+            summary="Answer a prompt; streamed as lines of JSON unless stream is false",
+            body=GenerateRequest,
+            answer=GenerateAnswer,
+            **common,
+        ),
+        *model_routes(context),
+    ]
+
+
+class Ollama:
+    """The handlers."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_lenient_body(request, ChatRequest)
+        form = self._form(body, chat=True)
+        with in_names_of(NAMES):
+            sampling = self._read(request, body)
+            if not body.messages:
+                return json_response(form.loaded())
+            inputs = await self._templated(read_chat(body), body, sampling)
+        return await self._answer(request, body, inputs, form)
+
+    async def generate(self, request: Request) -> Response:
+        body = await read_lenient_body(request, GenerateRequest)
+        form = self._form(body, chat=False)
+        with in_names_of(NAMES):
+            sampling = self._read(request, body)
+            if not body.prompt:
+                return json_response(form.loaded())
+            if self._is_plain(body):
+                inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
+            else:
+                inputs = await self._templated(read_prompt(body), body, sampling)
+        return await self._answer(request, body, inputs, form)
+
+    def _form(self, body: AnswerFields, *, chat: bool) -> AnswerForm:
+        return AnswerForm(self._context.model.name, timestamp(time.time()), chat, bool(body.return_timings))
+
+    def _read(self, request: Request, body: AnswerFields) -> dict[str, Any]:
+        """The sampling parameters of a request that can be served."""
+        check_request(body)
+        options = read_options(body.options, strict=settings_of(request).strict_fields)
+        return sampling_of(options, self._context.model.context_length)
+
+    def _is_plain(self, body: GenerateRequest) -> bool:
+        """Whether the prompt is continued as it is: on demand, and where a model has no template to put it in."""
+        tokenizer = self._context.require_tokenizer("prompt")
+        return bool(body.raw) or (not tokenizer.has_chat_template and not body.system)
+
+    async def _templated(self, turns: list[Message], body: AnswerFields, sampling: dict[str, Any]) -> Inputs:
+        """A conversation that ends with the assistant's words is answered from there on."""
+        tokenizer = self._context.require_tokenizer("messages")
+        variables, goes_on = template_variables(body), turns[-1]["role"] == "assistant"
+        ids = await aside(
+            text_size(turns), lambda: render(tokenizer, turns, variables=variables, continue_final_message=goes_on)
+        )
+        return await self._context.read_inputs(input_ids=ids, sampling_params=sampling)
+
+    async def _answer(self, request: Request, body: AnswerFields, inputs: Inputs, form: AnswerForm) -> Response:
+        client = self._context.client
+        if body.stream is not False:
+            return stream_answers(
+                client,
+                inputs,
+                LineWriter(form),
+                broken_stream,
+                timed=form.timed,
+                media_type=LINES,
+                keep_alive=KEEP_ALIVE,
+            )
+        (answer,) = await while_connected(request, client.answers(inputs))
+        return json_response(form.whole(answer), headers=timing_headers([answer]) if form.timed else None)

@@ -1,0 +1,100 @@
+"""From the engine's answers to Ollama's objects: one, or a stream of lines of which the last has the figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import UNSET
+
+from bough.client.answer import Answer
+from bough.client.handle import raise_if_refused
+from bough.client.piece import Piece
+from bough.core.finish import finish_to_dict
+from bough.server.chunks import PreparedChunk
+from bough.server.errors import Failure, ollama_shape
+from bough.server.ollama.objects import ChatAnswer, ChatMessage, GenerateAnswer
+from bough.server.responses import encode_json
+
+LINES = "application/x-ndjson"
+# Clients read line by line, and JSON may begin with a space: this keeps a connection open without making a line.
+KEEP_ALIVE = b" "
+
+
+def line(content: Any) -> bytes:
+    return encode_json(content) + b"\n"
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since 1970 in ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What one call's answer looks like: a chat's message, or a completion's response."""
+
+    model: str
+    created_at: str
+    chat: bool
+    timed: bool
+
+    def whole(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
+        """The answer that is not streamed."""
+        return self._finished(answer, answer.text)
+
+    def last(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
+        """The last line of a stream, whose text has all been shown."""
+        return self._finished(answer, "")
+
+    def loaded(self) -> ChatAnswer | GenerateAnswer:
+        """The answer to those who only want the model to be there."""
+        return self.show("", done=True, done_reason="load")
+
+    def show(self, text: str, **more: Any) -> ChatAnswer | GenerateAnswer:
+        if self.chat:
+            return ChatAnswer(model=self.model, created_at=self.created_at, message=ChatMessage(content=text), **more)
+        return GenerateAnswer(model=self.model, created_at=self.created_at, response=text, **more)
+
+    def _finished(self, answer: Answer, text: str) -> ChatAnswer | GenerateAnswer:
+        raise_if_refused(answer)
+        assert answer.finish is not None
+        spent = answer.timings
+        return self.show(
+            text,
+            done=True,
+            done_reason=finish_to_dict(answer.finish)["type"],
+            total_duration=_nanoseconds(spent.total_s),
+            load_duration=_nanoseconds(spent.queue_s),
+            prompt_eval_count=answer.prompt_tokens,
+            prompt_eval_duration=_nanoseconds(spent.prefill_s),
+            eval_count=len(answer.ids),
+            eval_duration=_nanoseconds(spent.decode_s),
+            timings=spent.to_dict() if self.timed else UNSET,
+        )
+
+
+class LineWriter:
+    """Writes one call's stream."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._text = PreparedChunk(line(form.show("", done=False)), "content" if form.chat else "response")
+
+    def chunk(self, piece: Piece) -> bytes:
+        """A line for new text; with the last piece the figures, on a line of their own."""
+        text = self._text.fill(piece.text, []) if piece.text else b""
+        return text if piece.finish is None else text + line(self._form.last(piece.answer))
+
+    def end(self) -> bytes:
+        return b""  # all is said with the last piece
+
+
+def broken_stream(failure: Failure) -> bytes:
+    """The last line of a stream that cannot go on."""
+    return line(ollama_shape(failure))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

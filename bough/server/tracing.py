@@ -1,0 +1,135 @@
+"""Traces of requests for OpenTelemetry (`--otlp-endpoint`): one span each, with its time in queue, prefill and decode.
+
+The packages are an optional extra and are imported only when an endpoint is given; without one, nothing here is part of
+a request's way. The parent of a span is what the client says in its `traceparent` header.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bough.client.answer import Answer
+from bough.core.errors import SettingsError
+from bough.core.finish import FinishAbort
+from bough.observability.logs import current_request
+from bough.server.request_log import finish_word
+from bough.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+DEFAULT_PATH = "/v1/traces"  # where collectors listen, for an endpoint without a path
+EXPORT_TIMEOUT_S = 5.0  # a collector that does not answer may hold up the end of the server for that long
+NS = 1_000_000_000
+
+
+def check_tracing(endpoint: str | None) -> None:
+    """Raises what would keep traces from being sent, before anything is started."""
+    if endpoint is None:
+        return
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingsError(f"--otlp-endpoint must be a URL such as http://localhost:4318, got {endpoint!r}.")
+    if not all(map(_is_installed, PACKAGES)):
+        raise SettingsError("--otlp-endpoint needs the OpenTelemetry packages: pip install 'bough[otel]'.")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package above it
+        return False
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    path = urlsplit(endpoint).path
+    url = endpoint.rstrip("/") + DEFAULT_PATH if path in ("", "/") else endpoint
+    return OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
+
+
+class RequestTraces:
+    """Makes the spans, which leave in the background; a watcher of the engine's client. Owns the open spans."""
+
+    def __init__(self, exporter: SpanExporter, model_name: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        about = Resource.create({"service.name": "bough", "service.version": __version__})
+        self._provider: TracerProvider = TracerProvider(resource=about)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("bough", __version__)
+        self._model_name = model_name
+        self._open: dict[int, tuple[Span, int]] = {}  # by handle, with its beginning in nanoseconds
+
+    def arrived(self, answer: Answer) -> None:
+        began = time.time_ns()
+        self._open[answer.handle] = self._tracer.start_span("generate", start_time=began), began
+
+    def ended(self, answer: Answer) -> None:
+        from opentelemetry.trace import StatusCode
+
+        span, began = self._open.pop(answer.handle)
+        timings = answer.timings
+        span.set_attributes(
+            {
+                "bough.rid": answer.prompt.rid,
+                "bough.request_id": current_request.get(),
+                "bough.cached_tokens": timings.cached_tokens,
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.response.id": answer.prompt.rid,
+                "gen_ai.response.model": self._model_name,
+                "gen_ai.response.finish_reasons": (finish_word(answer),),
+                "gen_ai.usage.input_tokens": timings.prompt_tokens,
+                "gen_ai.usage.output_tokens": timings.output_tokens,
+            }
+        )
+        if isinstance(answer.finish, FinishAbort):
+            span.set_status(StatusCode.ERROR, answer.finish.message)
+        if answer.started:
+            self._add_stages(span, began, (timings.queue_s, timings.prefill_s, timings.decode_s))
+        span.end(began + int(timings.total_s * NS))
+
+    def close(self) -> None:
+        """Sends what is left; blocks meanwhile."""
+        self._provider.shutdown()
+
+    def _add_stages(self, span: Span, began: int, seconds: tuple[float, float, float]) -> None:
+        """A child span for each stage, one behind the other."""
+        from opentelemetry.trace import set_span_in_context
+
+        parent = set_span_in_context(span)
+        bounds = [began + int(after * NS) for after in accumulate(seconds, initial=0.0)]
+        for name, (start, end) in zip(("queue", "prefill", "decode"), pairwise(bounds), strict=True):
+            self._tracer.start_span(name, parent, start_time=start).end(end)
+
+
+def with_tracing(app: ASGIApp, endpoint: str | None) -> ASGIApp:
+    """Puts every request under the span that its client names; the application as it is when there are no traces."""
+    if endpoint is None:
+        return app
+    from opentelemetry import context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    propagator = TraceContextTextMapPropagator()
+
+    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        token = context.attach(propagator.extract(headers))
+        try:
+            await app(scope, receive, send)
+        finally:
+            context.detach(token)
+
+    return traced

@@ -1,0 +1,132 @@
+"""Streams of Anthropic and Ollama: any chunking, joined, equals the whole; each event is that of the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.client.answer import Answer
+from bough.client.piece import Piece
+from bough.core.finish import FinishLength, FinishReason, FinishStop
+from bough.server.anthropic import writing as anthropic
+from bough.server.anthropic.objects import ContentBlockDelta, TextDelta
+from bough.server.anthropic.writing import MessageForm, MessageWriter
+from bough.server.errors import Failure
+from bough.server.ollama import writing as ollama
+from bough.server.ollama.writing import KEEP_ALIVE, AnswerForm, LineWriter, line
+from bough.server.responses import encode_json
+from bough.server.streaming import named_event
+from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
+
+ENGINE = ScriptedEngine(lambda request: None)
+NAME = 'a "text":"" "content":"" "response":"" model é'  # what would mislead a careless search
+TOKENS = st.one_of(
+    st.integers(0, 257),
+    st.sampled_from(list('e\u0301😀שלום\0"\\\n'.encode())),  # combining marks, emoji, right to left, NUL, quotes
+)
+
+
+@dataclass
+class Script:
+    """What the answer brings, and where its stream is cut."""
+
+    ids: list[int]
+    cuts: list[int]
+    finish: FinishReason
+
+
+SCRIPTS = st.builds(
+    Script,
+    st.one_of(st.lists(TOKENS, max_size=12), st.text(max_size=6).map(lambda text: list(text.encode(errors="ignore")))),
+    st.lists(st.integers(1, 12), max_size=6),
+    st.sampled_from([FinishStop(257), FinishStop("stop"), FinishStop(None), FinishLength(12)]),
+)
+
+
+def new_answer() -> Answer:
+    (prompt,) = ENGINE.reader.read(input_ids=[1, 2]).prompts
+    return fresh_answer(ENGINE.tokenizer, prompt)
+
+
+def pieces_of(answer: Answer, script: Script) -> Iterator[Piece]:
+    for delta in deltas_of(ENGINE.tokenizer, answer.handle, answer.prompt, script.ids, script.cuts, script.finish):
+        answer.add(delta)
+        yield answer.take()
+
+
+def plain(value: Any) -> Any:
+    return json.loads(encode_json(value))
+
+
+@settings(deadline=None)
+@given(script=SCRIPTS, timed=st.booleans())
+def test_anthropic_streams(script: Script, timed: bool) -> None:
+    answer, form = new_answer(), MessageForm("msg_1", NAME, timed)
+    writer, stream = MessageWriter(form), b""
+    for piece in pieces_of(answer, script):
+        chunk = writer.chunk(piece)
+        if piece.text:
+            assert named_event(ContentBlockDelta(delta=TextDelta(text=piece.text))) in chunk
+        stream += chunk
+    stream += writer.end()
+    events = [json.loads(block.split("\ndata: ")[1]) for block in stream.decode().split("\n\n")[:-1]]
+    kinds = [event["type"] for event in events]
+    deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        "ping",
+        *["content_block_delta"] * len(deltas),
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    rebuilt = {
+        **events[0]["message"],
+        **events[-2]["delta"],
+        "content": [{"type": "text", "text": "".join(deltas)}],
+        "usage": events[-2]["usage"],
+    }
+    if timed:
+        rebuilt["timings"] = events[-2]["timings"]
+    assert rebuilt == plain(form.whole(answer))
+
+
+@settings(deadline=None)
+@given(script=SCRIPTS, chat=st.booleans(), timed=st.booleans())
+def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
+    answer, form = new_answer(), AnswerForm(NAME, "2026-01-01T00:00:00Z", chat, timed)
+    writer, stream = LineWriter(form), b""
+    for piece in pieces_of(answer, script):
+        chunk = writer.chunk(piece)
+        if piece.text:
+            assert chunk.startswith(line(form.show(piece.text, done=False)))
+        stream += chunk
+    stream += writer.end()
+    lines = [json.loads(each) for each in stream.decode().split("\n")[:-1]]
+    assert [each["done"] for each in lines] == [False] * (len(lines) - 1) + [True]
+    whole = plain(form.whole(answer))
+    if chat:
+        text = "".join(each["message"]["content"] for each in lines)
+        assert {**lines[-1], "message": {"role": "assistant", "content": text}} == whole
+    else:
+        assert {**lines[-1], "response": "".join(each["response"] for each in lines)} == whole
+
+
+def test_streams_that_break_end_with_an_error_of_their_protocol() -> None:
+    failure = Failure(503, "The engine has ended.", "EngineDeadError")
+    name, data = anthropic.broken_stream(failure).decode().strip().split("\n")
+    assert name == "event: error"
+    error = {"type": "overloaded_error", "message": "The engine has ended."}
+    assert json.loads(data.removeprefix("data: ")) == {"type": "error", "error": error}
+    assert json.loads(ollama.broken_stream(failure)) == {"error": "The engine has ended."}
+
+
+def test_what_keeps_a_stream_of_lines_alive_is_part_of_the_next_line() -> None:
+    stream = KEEP_ALIVE + KEEP_ALIVE + line({"done": False}) + KEEP_ALIVE + line({"done": True})
+    assert [json.loads(each)["done"] for each in stream.splitlines()] == [False, True]

@@ -146,15 +146,15 @@ class InputReader:
                 raise RequestError(
                     "This engine has no tokenizer (--skip-tokenizer-init); give input_ids.", field="prompt"
                 )
-            lists: list[Any] = self._tokenizer.encode_batch(texts)
+            arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_batch(texts)]
         else:
             if not _is_list(input_ids):
                 raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
             many = len(input_ids) > 0 and _is_list(input_ids[0])
-            lists = list(input_ids) if many else [input_ids]
-        if not lists:
+            arrays = [_as_array(ids) for ids in (input_ids if many else [input_ids])]
+        if not arrays:
             raise RequestError("The list of prompts is empty.", field="prompt")
-        return [_as_array(ids) for ids in lists], many
+        return arrays, many
 
 
 def _as_array(ids: Any) -> IntArray:

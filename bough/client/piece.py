@@ -6,8 +6,9 @@ answer has become; protocols that show everything again each time ask the answer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from bough.core.finish import FinishReason
 
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
     from bough.client.answer import Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """News of one answer. The last one of an answer is the one with `finish`."""
+class Piece(msgspec.Struct, frozen=True):
+    """News of one answer; the last of them has `finish`. There is one for every token, so it must be cheap to make."""
 
     answer: Answer  # everything known so far; it may run ahead of this piece while its reader is busy
     text: str

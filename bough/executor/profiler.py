@@ -1,6 +1,7 @@
 """Records what the scheduler process does: torch's profiler, whose traces open in Perfetto or chrome://tracing.
 
-All threads are recorded, because on a CPU the model runs on a thread of its own.
+All threads are recorded, because on a CPU the model runs on a thread of its own. Torch is imported with the first
+recording: a scheduler whose executor needs none starts without it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ import os
 import tempfile
 import time
 from pathlib import Path
-
-import torch
-from torch.profiler import ProfilerActivity
+from typing import TYPE_CHECKING
 
 from bough.core.errors import RequestError
 from bough.messages.requests import StartProfile
 
-ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA, "CUDA": ProfilerActivity.CUDA}
+if TYPE_CHECKING:
+    import torch
 
 
 class TorchProfiler:
@@ -27,15 +27,19 @@ class TorchProfiler:
         self._path = Path()
 
     def start(self, wanted: StartProfile) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity
+
+        known = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA, "CUDA": ProfilerActivity.CUDA}
         names = wanted.activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
-        unknown = [name for name in names if name.upper() not in ACTIVITIES]
+        unknown = [name for name in names if name.upper() not in known]
         if unknown:
             raise RequestError(f"activities must be among CPU and GPU, got {unknown[0]!r}.", field="activities")
         folder = Path(wanted.output_dir or tempfile.gettempdir()).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.trace.json.gz"
         self._profile = torch.profiler.profile(
-            activities={ACTIVITIES[name.upper()] for name in names},
+            activities={known[name.upper()] for name in names},
             with_stack=wanted.with_stack,
             record_shapes=wanted.record_shapes,
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),

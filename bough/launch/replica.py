@@ -17,7 +17,7 @@ from bough.core.settings import Settings
 from bough.launch.checks import check_model
 from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.socket_folder import open_socket_folder
-from bough.launch.spec import ChildSpec, Role
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.shapes import find_files
 from bough.messages.channels import Addresses
@@ -27,8 +27,11 @@ from bough.tokenizer.tokenizer import Tokenizer
 class Replica:
     """Finds the model (and fetches it, where it must) when made; `start` begins the processes."""
 
-    def __init__(self, settings: Settings, cleanup: contextlib.ExitStack, clients: int = 1) -> None:
+    def __init__(
+        self, settings: Settings, cleanup: contextlib.ExitStack, clients: int = 1, executor: str = MODEL_EXECUTOR
+    ) -> None:
         self.settings = settings
+        self._executor = executor
         self.files = find_files(settings.model)
         self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients)
         self._ready: dict[str, Any] = {}
@@ -41,7 +44,9 @@ class Replica:
     def start(self) -> None:
         flat = self.settings.to_flat()
         roles: tuple[Role, ...] = ("scheduler", "detokenizer")
-        self.supervisor.start([ChildSpec(role, flat, self.addresses, self.files) for role in roles])
+        self.supervisor.start(
+            [ChildSpec(role, flat, self.addresses, self.files, executor=self._executor) for role in roles]
+        )
 
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a

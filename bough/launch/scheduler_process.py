@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import secrets
 import time
@@ -64,11 +65,11 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
 
     trace = open_trace(settings.process)
 
-    from bough.executor.build import build_executor
     from bough.executor.profiler import TorchProfiler
     from bough.scheduler.loop import Scheduler
 
-    loaded = build_executor(spec.files, settings)
+    module, _, function = spec.executor.partition(":")
+    loaded = getattr(importlib.import_module(module), function)(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     scheduler = Scheduler(

@@ -23,7 +23,7 @@ from bough.launch.aside import in_thread
 from bough.launch.client_end import ClientEnd
 from bough.launch.replica import Replica
 from bough.launch.serving import Serving
-from bough.launch.spec import ChildSpec, ServerSpec
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor
 from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
@@ -35,13 +35,13 @@ from bough.server.watchdog import Watchdog
 from bough.server.welcome import welcome_text
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     """Serves until told to stop. Raises what kept it from starting, or ended it."""
     set_up_logging("server", settings.process.log_level)
     check_tracing(settings.server.otlp_endpoint)
     listener = open_listener(settings.server)
     try:
-        uvloop.run(Service(settings, listener).run())
+        uvloop.run(Service(settings, listener, executor).run())
     finally:
         listener.close()
         if settings.server.uds:
@@ -52,8 +52,9 @@ def serve(settings: Settings) -> None:
 class Service:
     """The main process of a server: its engine, and the processes that serve beside it."""
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, executor: str) -> None:
         self._settings = settings
+        self._executor = executor
         self._listener = listener
         # A copy that stays open when HTTP has closed its own: further processes are started with it.
         self._shared_listener = listener.dup() if settings.server.tokenizer_worker_num > 1 else None
@@ -77,7 +78,8 @@ class Service:
     async def _prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings
         folders = cleanup.enter_context(contextlib.ExitStack())
-        replica = await in_thread(lambda: Replica(settings, folders, settings.server.tokenizer_worker_num))
+        clients = settings.server.tokenizer_worker_num
+        replica = await in_thread(lambda: Replica(settings, folders, clients, self._executor))
         end = ClientEnd(replica.addresses)
 
         def on_death(error: EngineDeadError) -> None:

@@ -16,6 +16,7 @@ from bough.server.context import ModelInfo
 
 STACK_SIGNAL = signal.SIGUSR1  # has a child print the stacks of its threads, even one that is stuck
 Role = Literal["scheduler", "detokenizer", "server"]
+MODEL_EXECUTOR = "bough.executor.build:build_executor"  # what runs plans, as module:function; benchmarks have another
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ChildSpec:
     addresses: Addresses
     files: ModelFiles
     server: ServerSpec | None = None
+    executor: str = MODEL_EXECUTOR
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

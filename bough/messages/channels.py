@@ -107,9 +107,10 @@ class Receiver(Generic[M]):
 
     def receive(self, timeout_s: float | None = 0.0) -> list[M]:
         """Everything that has arrived. Waits up to `timeout_s` (None: for ever) for a first message."""
-        timeout_ms = None if timeout_s is None else int(timeout_s * 1000)
         messages: list[M] = []
-        if timeout_s != 0.0 and not self._socket.poll(timeout_ms):
+        if timeout_s is None:  # a plain wait is cheaper than a poll
+            messages.append(self._decode(self._socket.recv()))
+        elif timeout_s != 0.0 and not self._socket.poll(int(timeout_s * 1000)):
             return messages
         while True:
             try:

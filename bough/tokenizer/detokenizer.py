@@ -7,6 +7,7 @@ message in (the tokens of a step) makes at most one message out (the deltas of t
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -54,7 +55,7 @@ class Stream:
         delta = Delta(
             handle,
             "".join(self.text),
-            np.array(self.ids, dtype=np.int32).tobytes(),
+            array("i", self.ids).tobytes(),
             self.started,
             self.logprobs,
             finish,

@@ -1,0 +1,208 @@
+"""How each kind of server is asked and how its streams are read: SGLang's native API, OpenAI's completions and chats.
+
+A backend makes the body of a request from a conversation's history; a reader turns the events of one answer into the
+text and the times of a record. Readers believe the server's own token counts where it gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from bough.bench.http_client import HttpFailure
+from bough.bench.load import Message, Prompt, Record
+from bough.core.errors import SettingsError
+
+Api = Literal["native", "completions", "chat"]
+# The names that users know their servers by.
+BACKENDS: dict[str, Api] = {
+    "bough": "native",
+    "native": "native",
+    "sglang": "native",
+    "bough-oai": "completions",
+    "openai": "completions",
+    "sglang-oai": "completions",
+    "vllm": "completions",
+    "llama.cpp": "completions",
+    "bough-oai-chat": "chat",
+    "openai-chat": "chat",
+    "sglang-oai-chat": "chat",
+    "vllm-chat": "chat",
+    "llama.cpp-chat": "chat",
+}
+PATHS: dict[Api, str] = {"native": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What is the same in all requests of a run."""
+
+    api: Api
+    model: str
+    ignore_eos: bool = True
+    stream: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self, history: Prompt, output_tokens: int) -> dict[str, Any]:
+        ends = {"ignore_eos": True} if self.ignore_eos else {}
+        if self.api == "native":
+            name = "text" if isinstance(history, str) else "input_ids"
+            sampling = {"temperature": 0.0, "max_new_tokens": output_tokens, **ends}
+            given = dict(self.extra)
+            sampling |= given.pop("sampling_params", {})
+            return {name: history, "sampling_params": sampling, "stream": self.stream, **given}
+        shown: dict[str, Any] = {"stream": self.stream}
+        if self.stream:
+            shown["stream_options"] = {"include_usage": True}
+        name = "prompt" if self.api == "completions" else "messages"
+        limits = {"max_tokens": output_tokens, "temperature": 0.0, **ends}
+        return {"model": self.model, name: history, **limits, **shown, **self.extra}
+
+
+def first_history(api: Api, prompt: Prompt) -> Prompt:
+    """What a conversation begins with, in the API's form; refused where the API has none for it."""
+    ids = isinstance(prompt, list) and all(isinstance(part, int) for part in prompt)
+    if api == "chat":
+        if ids:
+            raise SettingsError("Chats take text, not token ids; choose another --dataset-name, such as random.")
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not ids and not isinstance(prompt, str):
+        raise SettingsError("Messages need a chat back end, such as --backend openai-chat.")
+    return prompt
+
+
+def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
+    """The history with an answer and what the user says then."""
+    if isinstance(history, str):
+        return f"{history}{answer}{prompt}"
+    said: list[Message] = [{"role": "assistant", "content": answer}, {"role": "user", "content": str(prompt).strip()}]
+    return [*history, *said]
+
+
+# ---- reading answers
+
+
+class Reader(Protocol):
+    """Takes the events of one answer. `now_s` is the time since it was asked for."""
+
+    def event(self, data: bytes, now_s: float) -> None: ...
+
+    def whole(self, data: bytes, now_s: float) -> None:
+        """The answer of a request that was not streamed."""
+        ...
+
+
+class _Meta(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class _NativeEvent(msgspec.Struct):
+    text: str = ""
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+    error: Any = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Said | None = None
+    message: _Said | None = None
+    token_ids: list[int] | None = None
+
+
+class _OpenAIEvent(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_NATIVE = msgspec.json.Decoder(_NativeEvent)
+_OPENAI = msgspec.json.Decoder(_OpenAIEvent)
+
+
+class NativeReader:
+    """SGLang's own streams: every event shows the whole text and all counts so far."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def event(self, data: bytes, now_s: float) -> None:
+        event = _NATIVE.decode(data)
+        _raise(event.error)
+        record, meta = self._record, event.meta_info
+        record.text = event.text
+        record.prompt_tokens = meta.prompt_tokens or record.prompt_tokens
+        record.cached_tokens = meta.cached_tokens or 0
+        told = record.output_tokens + 1 if meta.completion_tokens is None else meta.completion_tokens
+        _add_tokens(record, told - record.output_tokens, now_s)
+
+    whole = event
+
+
+class OpenAIReader:
+    """OpenAI's streams: every event shows what is new; usage comes at the end, where the server gives it."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def event(self, data: bytes, now_s: float) -> None:
+        event = _OPENAI.decode(data)
+        _raise(event.error)
+        record = self._record
+        for choice in event.choices:
+            said = choice.delta or choice.message or _Said()
+            text = (choice.text or "") + (said.reasoning_content or "") + (said.content or "")
+            record.text += text
+            if choice.token_ids or text:
+                _add_tokens(record, len(choice.token_ids or "?"), now_s)
+        if event.usage is not None:
+            self._believe(event.usage)
+
+    whole = event
+
+    def _believe(self, usage: _Usage) -> None:
+        record = self._record
+        record.prompt_tokens = usage.prompt_tokens or record.prompt_tokens
+        record.output_tokens = usage.completion_tokens or record.output_tokens
+        if usage.prompt_tokens_details is not None:
+            record.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+
+
+def reader_of(api: Api, record: Record) -> Reader:
+    return NativeReader(record) if api == "native" else OpenAIReader(record)
+
+
+def _raise(error: Any) -> None:
+    if error is not None:
+        raise HttpFailure(str(error.get("message", error) if isinstance(error, dict) else error))
+
+
+def _add_tokens(record: Record, count: int, now_s: float) -> None:
+    """Tokens that came together share the gap before them."""
+    if count <= 0:
+        return
+    if record.output_tokens:
+        record.gaps_s += [(now_s - record.total_s) / count] * count
+    else:
+        record.first_s = now_s
+    record.output_tokens += count
+    record.total_s = now_s

@@ -1,0 +1,109 @@
+"""Sends a load and records what becomes of it: when its arrivals are due, or as a limit of requests at once allows.
+
+All processes of a run count time from one moment on the machine's monotonic clock, so their records join.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import uvloop
+
+from bough.bench.backends import PATHS, Asking, first_history, next_history, reader_of
+from bough.bench.http_client import EventReader, HttpClient, HttpFailure
+from bough.bench.load import Arrival, Conversation, Prompt, Record, Turn
+from bough.bench.processes import Tell
+
+LEAD_S = 0.5  # from starting client processes to their first request
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server under load."""
+
+    url: str
+    headers: dict[str, str]
+    asking: Asking
+
+
+def poisson_arrivals(conversations: Sequence[Conversation], rate: float, seed: int) -> list[Arrival]:
+    """Independent users: the times between arrivals are exponential. At an infinite rate all come at once."""
+    draw = random.Random(seed)
+    at_s = 0.0
+    arrivals = []
+    for conversation in conversations:
+        arrivals.append(Arrival(at_s, conversation))
+        at_s += 0.0 if rate == float("inf") else draw.expovariate(rate)
+    return arrivals
+
+
+def drive(target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, tell: Tell) -> list[Record]:
+    """Plays the arrivals, with at most `at_once` conversations going on; `start` is on the monotonic clock."""
+    return uvloop.run(_drive(target, arrivals, at_once, start, tell))
+
+
+async def _drive(
+    target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, tell: Tell
+) -> list[Record]:
+    client = HttpClient(target.url, target.headers)
+    seats: contextlib.AbstractAsyncContextManager[object]
+    seats = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
+    records: list[Record] = []
+
+    async def play(arrival: Arrival) -> None:
+        await asyncio.sleep(max(0.0, start + arrival.at_s - time.monotonic()))
+        async with seats:
+            await _converse(client, target.asking, arrival.conversation, start, records, tell)
+
+    try:
+        await asyncio.gather(*map(play, arrivals))
+    finally:
+        client.close()
+    return records
+
+
+async def _converse(
+    client: HttpClient, asking: Asking, conversation: Conversation, start: float, records: list[Record], tell: Tell
+) -> None:
+    history = first_history(asking.api, conversation.turns[0].prompt)
+    for left, turn in zip(range(len(conversation.turns))[::-1], conversation.turns, strict=True):
+        record = await ask(client, asking, history, turn, start)
+        records.append(record)
+        if not record.ok:  # the turns after it have nothing to stand on
+            tell(1 + left)
+            return
+        tell(1)
+        if left:
+            following = conversation.turns[-left]
+            history = next_history(history, record.text, following.prompt)
+
+
+async def ask(client: HttpClient, asking: Asking, history: Prompt, turn: Turn, start: float) -> Record:
+    """One request, and its record whatever becomes of it."""
+    raw = msgspec.json.encode(asking.body(history, turn.output_tokens))
+    began = time.monotonic()
+    record = Record(began - start, turn.input_tokens)
+    reader, events = reader_of(asking.api, record), EventReader()
+
+    def read(data: bytes) -> None:
+        now_s = time.monotonic() - began
+        for event in events.feed(data):
+            reader.event(event, now_s)
+
+    try:
+        answer = await client.post(PATHS[asking.api], raw, read if asking.stream else None)
+        if answer.status != 200:
+            raise HttpFailure(f"{answer.status}: {answer.text[:200]}")
+        if not asking.stream:
+            reader.whole(bytes(answer.body), time.monotonic() - began)
+        if not record.output_tokens:
+            raise HttpFailure("an answer without tokens")
+    except (HttpFailure, msgspec.DecodeError) as error:
+        record.error = str(error)
+    return record

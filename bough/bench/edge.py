@@ -1,0 +1,191 @@
+"""`bough bench edge`: what HTTP costs. A real server whose executor answers at once, and clients that do the least.
+
+Two loads at the same number of connections: whole answers (requests per second) and streams (tokens per second). Beside
+the rates stands the CPU time of each process per request and per token, which holds on a busy machine too, and the
+functions in which the HTTP process spent its time. Tokens of a stream coalesce into one event when the server is
+behind, so events are counted on their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from bough.bench.edge_client import Request, Tally, send_for
+from bough.bench.edge_server import profile_file
+from bough.bench.null_executor import STEP_VARIABLE
+from bough.bench.processes import ignore_progress, run_parts
+from bough.bench.sampler import Profile
+from bough.core.errors import EngineDeadError, SettingsError
+from bough.launch.supervisor import child_environment
+
+PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
+ROUTES = {
+    "completions": ("/v1/completions", "prompt"),
+    "chat": ("/v1/chat/completions", "messages"),
+    "generate": ("/generate", "text"),
+}
+PATIENCE_S = 60.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--route", choices=list(ROUTES), default="completions", help="which endpoint is asked")
+    parser.add_argument("--connections", type=int, default=64, help="clients at once")
+    parser.add_argument("--procs", type=int, default=1, help="client processes")
+    parser.add_argument("--http-procs", type=int, default=1, help="HTTP processes of the server")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each load")
+    parser.add_argument("--output-len", type=int, default=16, help="tokens of a whole answer")
+    parser.add_argument("--stream-len", type=int, default=128, help="tokens of a streamed answer")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step of the stand-in takes")
+    parser.add_argument("--model", help="whose tokenizer and configuration are used; the default model when left out")
+    parser.add_argument("--top", type=int, default=12, help="functions of the profile that are shown")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per load")
+
+
+def main(args: argparse.Namespace) -> int:
+    for name in ("connections", "procs", "http_procs", "output_len", "stream_len"):
+        if getattr(args, name) < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
+    if args.procs > args.connections:
+        raise SettingsError(f"--procs {args.procs} is more than there are --connections ({args.connections}).")
+    with EdgeServer.running(args) as server:
+        for stream, length in ((False, args.output_len), (True, args.stream_len)):
+            request = request_of(args.route, length, stream)
+            send_for(server.url, request, args.connections, min(1.0, args.seconds))  # warm-up
+            result = measure(server, request, length, args)
+            print(json.dumps(result) if args.json else as_text(result, args.top))
+    return 0
+
+
+def request_of(route: str, output_tokens: int, stream: bool) -> Request:
+    path, field = ROUTES[route]
+    limits: dict[str, object] = {"ignore_eos": True, "temperature": 0.6}
+    body: dict[str, object]
+    if route == "generate":
+        body = {field: PROMPT, "sampling_params": {**limits, "max_new_tokens": output_tokens}}
+    else:
+        prompt: object = [{"role": "user", "content": PROMPT}] if route == "chat" else PROMPT
+        body = {"model": "any", field: prompt, **limits, "max_tokens": output_tokens}
+    return Request(path, {**body, "stream": stream}, stream)
+
+
+class EdgeServer:
+    """The server under measurement; always ended."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._profiles = 0
+        assert process.stdout is not None
+        welcome = process.stdout.readline()
+        found = re.search(r"served at (\S+)", welcome)
+        if found is None:
+            raise EngineDeadError(f"The server did not start: {welcome or 'its log above says why'}")
+        self.url = found[1]
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, args: argparse.Namespace) -> Iterator[EdgeServer]:
+        settings = {"port": 0, "log_level": "warning", "tokenizer_worker_num": args.http_procs}
+        if args.model is not None:
+            settings["model"] = args.model
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "bough.bench.edge_server", folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**child_environment(), STEP_VARIABLE: str(args.step_ms)},
+            )
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(settings))
+                process.stdin.close()
+                yield cls(process, Path(folder))
+            finally:
+                process.terminate()
+                process.wait(PATIENCE_S)
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time so far, by role."""
+        spent = {"http": _cpu_of(psutil.Process(self._process.pid))}
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            role = next((word for word in child.cmdline() if word.startswith("bough::")), "other")
+            name = role.removeprefix("bough::").replace("server", "http")
+            spent[name] = spent.get(name, 0.0) + _cpu_of(child)
+        return spent
+
+    def profile(self) -> Profile:
+        """What the HTTP process did since this was last asked."""
+        os.kill(self._process.pid, signal.SIGUSR2)
+        file = profile_file(self._folder, self._profiles)
+        deadline = time.monotonic() + PATIENCE_S
+        while not file.exists():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise EngineDeadError("The server does not give its profile.")
+            time.sleep(0.01)
+        self._profiles += 1
+        return msgspec.json.decode(file.read_bytes(), type=Profile)
+
+
+def _cpu_of(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure(server: EdgeServer, request: Request, output_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
+    def part(number: int, tell: object) -> Tally:
+        return send_for(server.url, request, len(range(number, args.connections, args.procs)), args.seconds)
+
+    server.profile()
+    before, began = server.cpu_s(), time.perf_counter()
+    tallies = run_parts(args.procs, part, ignore_progress)
+    seconds = time.perf_counter() - began
+    after = server.cpu_s()
+    answers = sum(tally.answers for tally in tallies)
+    tokens = answers * output_tokens
+    cpu = {role: spent - before.get(role, 0.0) for role, spent in after.items()}
+    cpu["clients"] = sum(tally.cpu_s for tally in tallies)
+    events = sum(tally.events for tally in tallies)
+    return {
+        "run": f"{request.path}, {'streams' if request.stream else 'whole answers'} of {output_tokens} tokens",
+        "connections": args.connections,
+        "duration_s": seconds,
+        "requests": answers,
+        "requests_per_s": answers / seconds,
+        "tokens_per_s": tokens / seconds,
+        "tokens_per_event": tokens / events if events else None,
+        "bytes_per_token": sum(tally.received_bytes for tally in tallies) / max(1, tokens),
+        "cpu_us_per_request": {role: 1e6 * spent / max(1, answers) for role, spent in cpu.items()},
+        "cpu_us_per_token": {role: 1e6 * spent / max(1, tokens) for role, spent in cpu.items()},
+        "http_cpu_us_per_event": 1e6 * cpu["http"] / events if events else None,
+        "cores_used": {role: spent / seconds for role, spent in cpu.items()},
+        "http_profile": server.profile().top(args.top),
+    }
+
+
+def as_text(result: dict[str, Any], top: int) -> str:
+    lines = [f"{result['run']}, {result['connections']} connections:"]
+    for name, value in result.items():
+        if isinstance(value, float):
+            lines.append(f"  {name.replace('_', ' '):<22} {value:>12,.2f}")
+        elif isinstance(value, dict):
+            shown = ", ".join(f"{role} {figure:,.2f}" for role, figure in value.items())
+            lines.append(f"  {name.replace('_', ' '):<22} {shown}")
+    lines.append("  own / total share of the HTTP process's CPU time")
+    lines += [f"  {own:>7.1%} {total:>7.1%}  {name}" for name, own, total in result["http_profile"][:top]]
+    return "\n".join(lines)

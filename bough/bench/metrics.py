@@ -1,0 +1,84 @@
+"""From records to figures, with the names and definitions of SGLang's `bench_serving`. Pure arithmetic.
+
+TTFT is the time to the first token, TPOT the mean time per further token of one request, ITL the gap before each
+further token, E2E the whole request. Concurrency is the mean number of requests in progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bough.bench.load import Record
+
+FloatArray = npt.NDArray[np.float64]
+PERCENTILES = (90, 95, 99)
+
+
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
+    """All figures of a run; failed requests are only counted."""
+    good = [record for record in records if record.ok]
+    duration = max((r.began_s + r.total_s for r in good), default=0.0) - min((r.began_s for r in good), default=0.0)
+    given, cached, made = (
+        sum(getattr(record, name) for record in good) for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+    )
+
+    def rate(amount: float) -> float:
+        return amount / duration if duration > 0 else 0.0
+
+    spoken = [record for record in good if record.gaps_s]
+    return {
+        "duration": duration,
+        "completed": len(good),
+        "failed": len(records) - len(good),
+        "first_error": next((record.error for record in records if not record.ok), None),
+        "total_input_tokens": given,
+        "total_cached_tokens": cached,
+        "total_output_tokens": made,
+        "request_throughput": rate(len(good)),
+        "input_throughput": rate(given),
+        "output_throughput": rate(made),
+        "total_throughput": rate(given + made),
+        "max_output_tokens_per_s": max(tokens_by_second(good), default=0.0),
+        "concurrency": rate(sum(record.total_s for record in good)),
+        "max_concurrent_requests": peak_concurrency(good),
+        **_spread("e2e_latency", [record.total_s for record in good]),
+        **_spread("ttft", [record.first_s for record in good]),
+        **_spread("tpot", [(r.total_s - r.first_s) / (r.output_tokens - 1) for r in spoken if r.output_tokens > 1]),
+        **_spread("itl", gaps := [gap for record in good for gap in record.gaps_s]),
+        "max_itl_ms": 1e3 * max(gaps, default=0.0),
+    }
+
+
+def _spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, median, deviation and percentiles in milliseconds; zeros where there is nothing."""
+    values = 1e3 * np.array(seconds if len(seconds) else [0.0])
+    found = {"mean": np.mean(values), "median": np.median(values), "std": np.std(values)}
+    found |= {f"p{percent}": np.percentile(values, percent) for percent in PERCENTILES}
+    return {f"{word}_{name}_ms": float(value) for word, value in found.items()}
+
+
+def tokens_by_second(records: Sequence[Record]) -> list[float]:
+    """Output tokens in each second from the start of the load."""
+    seconds: list[FloatArray] = [np.zeros(0)]
+    weights: list[FloatArray] = [np.zeros(0)]
+    for record in records:
+        times = record.began_s + record.first_s + np.cumsum([0.0, *record.gaps_s])
+        seconds.append(times)
+        # A server that puts several tokens into one chunk may not say how many: they count in equal parts.
+        weights.append(np.full(len(times), record.output_tokens / len(times)))
+    return [float(n) for n in np.bincount(np.concatenate(seconds).astype(np.int64), np.concatenate(weights))]
+
+
+def peak_concurrency(records: Sequence[Record]) -> int:
+    """The most requests in progress at any moment."""
+    # An end counts before a beginning at the same moment: a closed loop never has more than its users.
+    changes = [(r.began_s + r.total_s, -1) for r in records] + [(r.began_s, 1) for r in records]
+    running = peak = 0
+    for _, change in sorted(changes):
+        running += change
+        peak = max(peak, running)
+    return peak

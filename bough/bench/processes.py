@@ -1,0 +1,69 @@
+"""Runs the parts of a load in processes of their own: one client process cannot keep up with a fast server.
+
+Processes are forked, because a benchmark is a program of its own without threads, and a fork begins at once; progress
+bars, which have threads, are made after. A single part runs in the caller's process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar, cast
+
+from bough.core.errors import BoughError, EngineDeadError
+
+T = TypeVar("T")
+Tell = Callable[[int], None]  # so many requests have been answered
+
+
+def run_parts(count: int, work: Callable[[int, Tell], T], on_progress: Callable[[], Tell]) -> list[T]:
+    """The results of `work(part, tell)` for each part. `on_progress` makes what hears of progress, after all parts have
+    begun."""
+    if count == 1:
+        return [work(0, on_progress())]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
+    processes = [
+        context.Process(target=_run, args=(work, part, sending), daemon=True) for part, (_, sending) in enumerate(pipes)
+    ]
+    for process, (_, sending) in zip(processes, pipes, strict=True):
+        process.start()
+        sending.close()  # so that the end of the process is the end of its pipe
+    try:
+        return _gather([receiving for receiving, _ in pipes], on_progress())
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def ignore_progress() -> Tell:
+    return lambda answered: None
+
+
+def _run(work: Callable[[int, Tell], Any], part: int, pipe: Connection) -> None:
+    try:
+        pipe.send(("result", work(part, lambda answered: pipe.send(("progress", answered)))))
+    except BoughError as error:
+        pipe.send(("error", error))
+    except KeyboardInterrupt:
+        return  # the parent has been interrupted too, and ends the command
+
+
+def _gather(pipes: list[Connection], tell: Tell) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        for readable in wait([pipe for part, pipe in enumerate(pipes) if part not in results]):
+            pipe = cast(Connection, readable)
+            try:
+                kind, value = pipe.recv()
+            except EOFError:
+                raise EngineDeadError("A client process of the benchmark has died.") from None
+            if kind == "progress":
+                tell(value)
+            elif kind == "error":
+                raise cast(BoughError, value)
+            else:
+                results[pipes.index(pipe)] = value
+    return [results[part] for part in range(len(pipes))]

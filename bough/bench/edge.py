@@ -118,7 +118,11 @@ class EdgeServer:
                 yield cls(process, Path(folder))
             finally:
                 process.terminate()
-                process.wait(PATIENCE_S)
+                try:
+                    process.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time so far, by role."""

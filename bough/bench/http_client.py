@@ -117,16 +117,18 @@ class _Connection(asyncio.Protocol):
         self._lost = False
         self._heard = False
         self._on_data: OnData | None = None
+        self._done: asyncio.Future[Answer] | None = None  # of the request in progress
 
     async def exchange(self, raw: bytes, on_data: OnData | None) -> Answer:
         if self._lost:
             raise _StaleConnectionError
         self._parser = httptools.HttpResponseParser(self)
         self._answer, self._on_data = Answer(), on_data
-        self._done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._done = done
         self._heard = self.reusable = False
         self._transport.write(raw)
-        return await self._done
+        return await done
 
     def close(self) -> None:
         self._transport.close()
@@ -143,11 +145,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        if hasattr(self, "_done") and not self._done.done():
-            if self._used and not self._heard:
-                self._fail(_StaleConnectionError())
-            else:
-                self._fail(HttpFailure(f"the connection was lost{f': {exc}' if exc else ''}"))
+        if self._used and not self._heard:
+            self._fail(_StaleConnectionError())
+        else:
+            self._fail(HttpFailure(f"the connection was lost{f': {exc}' if exc else ''}"))
 
     def on_headers_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()
@@ -160,11 +161,11 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.reusable, self._used = self._parser.should_keep_alive(), True
-        if not self._done.done():
+        if self._done is not None and not self._done.done():
             self._done.set_result(self._answer)
 
     def _fail(self, error: Exception) -> None:
-        if not self._done.done():
+        if self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
 

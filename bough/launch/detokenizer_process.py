@@ -7,6 +7,7 @@ from typing import Any
 
 import zmq
 
+from bough.launch.garbage import settle_garbage
 from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import ClientSenders, Receiver, Sender, client_of
@@ -49,6 +50,7 @@ def run_detokenizer(spec: ChildSpec, announce: Callable[..., None]) -> None:
     outlet = ChannelOutlet(ClientSenders(context, spec.addresses), Sender(context, spec.addresses.scheduler))
     tokenizer = open_tokenizer(spec.files, settings.model)
     detokenizer = Detokenizer(tokenizer, outlet, settings.scheduler.stream_interval)
+    settle_garbage()
     announce(ready={})
     serving = True
     while serving:

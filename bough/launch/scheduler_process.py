@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import secrets
@@ -14,6 +13,7 @@ from typing import Any
 import zmq
 
 from bough.core.settings import ProcessSettings
+from bough.launch.garbage import settle_garbage
 from bough.launch.kv_events import KVEventPublisher, parse_config
 from bough.launch.parts import end_ids
 from bough.launch.spec import ChildSpec
@@ -84,9 +84,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         profiler=TorchProfiler(),
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
-    # What lives now lives for good; collecting it again and again would stall steps.
-    gc.collect()
-    gc.freeze()
+    settle_garbage()
     announce(
         ready={
             "max_total_num_tokens": limits.pages[0] * limits.page_size,

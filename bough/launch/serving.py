@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
+from bough.launch.garbage import settle_garbage
 from bough.server.app import App, with_cors
 from bough.server.context import ServerContext
 from bough.server.front import Front, Phase
@@ -58,6 +59,7 @@ class Serving:
             if context is not None:
                 server = self._settings.server
                 app = with_cors(App(all_endpoints(context), server), server)
+                settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 on_ready(context)
                 await self._unless_ending(asyncio.Event().wait(), serving)

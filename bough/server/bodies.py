@@ -41,7 +41,7 @@ async def read_lenient_body(request: Request, struct: type[S]) -> S:
     refused."""
     raw = await read_bytes(request)
     body = decode_body(raw, struct)
-    _notice_unknown(raw or b"{}", struct, request.url.path, strict=settings_of(request).strict_fields)
+    _notice_unknown(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
     return body
 
 

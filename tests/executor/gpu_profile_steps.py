@@ -1,7 +1,7 @@
 """Where the time of a step goes on a GPU: `PYTHONPATH=. python tests/executor/gpu_profile_steps.py qwen3-0.6b`.
 
-Drives the executor by hand. For decode steps and for steps with prompts it prints the wall time, the host's part of it, and
-the kernels that take longest; `--host` adds the functions in which the host spends its time.
+Drives the executor by hand. For decode steps and for steps with prompts it prints the wall time, the host's part of it,
+and the kernels that take longest; `--host` adds the functions in which the host spends its time.
 """
 
 from __future__ import annotations

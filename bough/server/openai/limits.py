@@ -33,7 +33,12 @@ UNBUILT: Harmless = {
     "context_management": (),
     "truncation": ("disabled",),
 }
-UNBUILT_IN_RESPONSES: Harmless = {**UNBUILT, "prompt": ()}  # a stored template of prompts; elsewhere the prompt itself
+UNBUILT_IN_RESPONSES: Harmless = {
+    **UNBUILT,
+    "prompt": (),  # a stored template of prompts; elsewhere the prompt itself
+    "input_ids": (),
+    "n": (1, None),
+}
 
 
 def check_request(request: msgspec.Struct) -> None:

@@ -145,8 +145,8 @@ class Responses:
         if body.background and self._store is None:
             raise RequestError(SEVERAL_PROCESSES, field="background")
         identity = Identity.make("resp_", body.rid, self._context.model.name)
+        given = read_response_request(body, identity, self._context.model.context_length)
         with in_openai_names(input_ids="input", messages="input", max_new_tokens="max_output_tokens"):
-            given = read_response_request(body, identity, self._context.model.context_length)
             messages = with_instructions(body.instructions, conversation)
             tokenizer = self._context.require_tokenizer("input")
             variables = template_variables(body)

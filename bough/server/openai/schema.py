@@ -142,10 +142,12 @@ class ChatRequest(UnbuiltFields, kw_only=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(EngineFields, kw_only=True):
+class ResponsesRequest(UnbuiltFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
+    input_ids: list[int] | None = None  # this and `n`: fields of the other two APIs, which this one cannot serve
+    n: int | None = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

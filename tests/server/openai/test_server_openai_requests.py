@@ -169,6 +169,7 @@ def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
         )
     )
     check_request(completion(suffix="", prompt="a prompt is not a stored one", lora_path=None))
+    check_request(response(n=1, input_ids=[], response_format={"type": "text"}, return_hidden_states=False))
 
 
 def test_every_unbuilt_field_belongs_to_some_request() -> None:
@@ -282,6 +283,17 @@ def test_response_input_becomes_messages() -> None:
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"regex": "a+"}, "regex"),
+        ({"ebnf": "root ::= 'a'"}, "ebnf"),
+        ({"json_schema": "{}"}, "json_schema"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"session_params": {"id": "1"}}, "session_params"),
+        ({"custom_logit_processor": "x"}, "custom_logit_processor"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"input_ids": [1]}, "input_ids"),
     ],
 )
 def test_responses_that_cannot_be_made_are_refused_by_name(fields: dict[str, Any], field: str) -> None:

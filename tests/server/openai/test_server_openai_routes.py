@@ -215,6 +215,8 @@ def test_engine_fields_reach_the_engine_and_extras_come_back() -> None:
         ("/v1/chat/completions", {**ASK, "continue_final_message": True, "add_generation_prompt": True}, None),
         ("/v1/responses", {}, "input"),
         ("/v1/responses", {"input": []}, "input"),
+        ("/v1/responses", {"input": "a", "input_ids": [1]}, "input_ids"),
+        ("/v1/responses", {"input": "a", "min_tokens": 20, "max_output_tokens": 2}, "min_tokens"),
         ("/v1/responses", {"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
     ],
 )

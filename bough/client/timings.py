@@ -45,15 +45,15 @@ class Timings:
             "total_s": round(self.total_s, 6),
         }
 
-    def to_header(self) -> str:
-        """The value of a `Server-Timing` header, in milliseconds."""
-        parts = {
-            "queue": self.queue_s,
-            "prefill": self.prefill_s,
-            "ttft": self.first_token_s,
-            "decode": self.decode_s,
-            "total": self.total_s,
-        }
-        durations = [f"{name};dur={seconds * 1000:.3f}" for name, seconds in parts.items()]
-        tokens = f'tokens;desc="cached={self.cached_tokens} new={self.prompt_tokens - self.cached_tokens}"'
-        return ", ".join([*durations, tokens])
+    def to_header(self, *, finished: bool = True) -> str:
+        """The value of a `Server-Timing` header, in milliseconds. Of an answer that still grows it tells what cannot
+        change: how long it waited and how its prompt was computed."""
+        parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
+        if finished:
+            parts |= {"decode": self.decode_s, "total": self.total_s}
+        entries = [f"{name};dur={seconds * 1000:.3f}" for name, seconds in parts.items()]
+        entries.append(f'tokens;desc="cached={self.cached_tokens} new={self.prompt_tokens - self.cached_tokens}"')
+        rate = self.tokens_per_second
+        if finished and rate is not None:
+            entries.append(f'tokens_per_second;desc="{rate:.3f}"')
+        return ", ".join(entries)

@@ -46,21 +46,26 @@ def stream_answers(
     on_failure: Callable[[Failure], bytes],
     *,
     timed: bool,
+    on_close: Callable[[], None] = lambda: None,
     **form: Any,
 ) -> EventStream:
-    """The response that streams `inputs`' answers. `form` are `EventStream`'s options for streams that are not SSE."""
+    """The response that streams `inputs`' answers. `on_close` is called once it is over, be it by an error or by the
+    client's leaving. `form` are `EventStream`'s options for streams that are not SSE."""
     seen: list[Answer] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
         pieces = client.pieces(inputs, stream=True)
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                if not seen:
-                    seen.append(piece.answer)
-                if chunk := writer.chunk(piece):
-                    yield chunk
-        if last := writer.end():
-            yield last
+        try:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    if not seen:
+                        seen.append(piece.answer)
+                    if chunk := writer.chunk(piece):
+                        yield chunk
+            if last := writer.end():
+                yield last
+        finally:
+            on_close()
 
     def headers() -> Mapping[str, str]:
         return timing_headers(seen) if timed and seen else {}

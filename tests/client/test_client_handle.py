@@ -305,5 +305,9 @@ def test_timings_come_from_the_engine_and_the_clock() -> None:
     block = timings.to_dict()
     assert (block["time_to_first_token_s"], block["decode_s"], block["tokens_per_second"]) == (1.5, 3.0, 2.0)
     assert (block["prefill_cached_tokens"], block["prefill_new_tokens"]) == (4, 6)
-    assert timings.to_header().startswith("queue;dur=1000.000, prefill;dur=500.000, ttft;dur=1500.000")
+    begun = "queue;dur=1000.000, prefill;dur=500.000, ttft;dur=1500.000"
+    tokens = 'tokens;desc="cached=4 new=6"'
+    rate = 'tokens_per_second;desc="2.000"'
+    assert timings.to_header() == f"{begun}, decode;dur=3000.000, total;dur=4500.000, {tokens}, {rate}"
+    assert timings.to_header(finished=False) == f"{begun}, {tokens}"
     assert Timings(0.0, 0.1, 0.1, 1, 0, 1).tokens_per_second is None

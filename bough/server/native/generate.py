@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -13,6 +11,7 @@ from starlette.responses import Response
 from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
+from bough.client.piece import Piece
 from bough.core.errors import RequestError
 from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
@@ -21,7 +20,8 @@ from bough.server.errors import Failure, native_shape
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
-from bough.server.sse import DONE, EventStream, json_event
+from bough.server.sse import DONE, json_event
+from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
 OPTIONS = (
@@ -59,7 +59,8 @@ async def generate(context: ServerContext, request: Request) -> Response:
     inputs = await read_inputs(context, body)
     timed = bool(body.return_timings)
     if body.stream:
-        return stream(context, inputs, timed)
+        writer = OutputWriter(batched=inputs.batched, timed=timed)
+        return stream_answers(context.client, inputs, writer, broken_stream, timed=timed)
     answers = await while_connected(request, context.client.answers(inputs))
     if all(answer.refusal is not None for answer in answers):
         raise_if_refused(answers[0])
@@ -76,23 +77,21 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
 
 
-def stream(context: ServerContext, inputs: Inputs, timed: bool) -> Response:
-    first: list[Answer] = []
+class OutputWriter:
+    """Writes one call's stream; the outputs of a batch say which prompt they belong to."""
 
-    async def events() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(context.client.pieces(inputs, stream=True)) as pieces:
-            async for piece in pieces:
-                output = output_of(piece.answer, timed)
-                if inputs.batched:
-                    output["index"] = piece.index
-                first[:] = first or [piece.answer]
-                yield json_event(output)
-        yield DONE
+    def __init__(self, *, batched: bool, timed: bool) -> None:
+        self._batched = batched
+        self._timed = timed
 
-    def headers() -> dict[str, str]:
-        return timing_headers(first) if timed and first else {}
+    def chunk(self, piece: Piece) -> bytes:
+        output = output_of(piece.answer, self._timed)
+        if self._batched:
+            output["index"] = piece.index
+        return json_event(output)
 
-    return EventStream(events(), broken_stream, headers=headers)
+    def end(self) -> bytes:
+        return DONE
 
 
 def broken_stream(failure: Failure) -> bytes:

@@ -5,7 +5,7 @@ Text comes with every token, so its event is made of prepared bytes; the others 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
@@ -32,8 +32,11 @@ DELTA = "response.output_text.delta"
 class ResponseWriter:
     """Writes one response's stream; counts its events."""
 
-    def __init__(self, form: ResponseForm) -> None:
+    def __init__(self, form: ResponseForm, keep: Callable[[Answer], ResponseObject] | None = None) -> None:
+        """`keep` makes the response of the whole answer, before its last events tell of it."""
         self._form = form
+        self._keep = keep or form.ended
+        self._answer: Answer | None = None
         self._number = 0
         self._fast = not wants_logprobs(form.request)
         # The text and the number are the only parts that change.
@@ -46,6 +49,7 @@ class ResponseWriter:
         """The events for a piece, up to the last text."""
         if piece.finish is not None:
             raise_if_refused(piece.answer)
+            self._answer = piece.answer
         opening = b"" if self._number else b"".join(map(named_event, self._opening()))
         if not piece.text and not piece.ids:
             return opening
@@ -59,9 +63,10 @@ class ResponseWriter:
         logprobs = self._form.logprobs(piece.answer, piece.first, piece.first + len(piece.ids))
         return TextDeltaEvent(DELTA, self._form.message_id, 0, 0, piece.text, logprobs, self._next())
 
-    def end(self, answer: Answer, response: ResponseObject) -> bytes:
-        """After the last piece; `response` is what has come of it all."""
-        return b"".join(map(named_event, self._closing(answer, response)))
+    def end(self) -> bytes:
+        """After the last piece."""
+        assert self._answer is not None
+        return b"".join(map(named_event, self._closing(self._answer, self._keep(self._answer))))
 
     def failure(self, failure: Failure) -> bytes:
         """The last event of a stream that cannot go on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,7 +35,7 @@ from bough.server.openai.responses import (
 from bough.server.openai.schema import ResponsesRequest
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
-from bough.server.sse import EventStream
+from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
 CANCEL_WAIT_S = 5.0
@@ -102,8 +102,7 @@ class Responses:
             await asyncio.sleep(0)  # in its first turn the task submits its request, so that a cancel will find it
             return queued
         if body.stream:
-            writer = ResponseWriter(form)
-            return EventStream(self._events(form, record, writer), writer.failure)
+            return self._stream(form, record)
         answer = await while_connected(request, self._run(form, record))
         return json_response(record.response, headers=timing_headers([answer]) if body.return_timings else None)
 
@@ -180,17 +179,20 @@ class Responses:
         if self._store is not None:
             self._store.trim()
 
-    async def _events(self, form: ResponseForm, record: Record, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
-        pieces = self._context.client.pieces(form.inputs, stream=True)
-        try:
-            async with contextlib.aclosing(pieces):
-                async for piece in pieces:
-                    yield writer.chunk(piece)
-                    answer = piece.answer
+    def _stream(self, form: ResponseForm, record: Record) -> Response:
+        def keep(answer: Answer) -> ResponseObject:
             record.end(form.ended(answer))
-            yield writer.end(answer, record.response)
-        finally:
-            self._settle(form, record)
+            return record.response
+
+        writer = ResponseWriter(form, keep)
+        return stream_answers(
+            self._context.client,
+            form.inputs,
+            writer,
+            writer.failure,
+            timed=bool(form.request.return_timings),
+            on_close=lambda: self._settle(form, record),
+        )
 
     def _settle(self, form: ResponseForm, record: Record) -> None:
         """After success, failure, or the client's leaving: no record stays open that nobody works on."""

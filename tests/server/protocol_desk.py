@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from bough.server.endpoint import Endpoint
 from tests.fakes.scripted_engine import IM_END, ScriptedEngine
 
 HELLO = [*b"hello", IM_END]
-Script = Callable[[Generate], Sequence[int] | FinishReason | None]
+Play = Sequence[int] | FinishReason | None
+Script = Callable[[Generate], Play]
 
 # Values that some field of a request does not expect.
 ODD: list[Any] = [
@@ -39,6 +41,7 @@ ODD: list[Any] = [
     [2**70],
     [""],
     ["x", 1],
+    [[1], [2]],
     [[]],
     [{}],
     [{"type": "text", "text": "x"}],
@@ -49,9 +52,13 @@ ODD: list[Any] = [
     [{"role": "assistant", "content": "x"}],
     {},
     {"": None},
+    {"1": 1e300},
+    {"type": "text"},
     {"type": "disabled"},
     {"type": "enabled", "budget_tokens": 9},
     {"format": 3, "effort": []},
+    {"range": 1, "raise_exception": 2, "self": 3, "loop": 4},
+    {"include_usage": True, "continuous_usage_stats": True},
 ]
 
 
@@ -66,6 +73,19 @@ class Desk:
         answer = await self.http.post(path, json=body)
         assert answer.status_code == status, answer.text
         return answer.json()
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        answer = await self.http.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def stream(self, path: str, **body: Any) -> list[Any]:
+        """The data of each event."""
+        answer = await self.http.post(path, json={**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
     @property
     def asked(self) -> Generate:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from bough.client.answer import Answer
 from bough.client.piece import Piece
-from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.server.anthropic import writing as anthropic
 from bough.server.anthropic.objects import ContentBlockDelta, TextDelta
 from bough.server.anthropic.writing import MessageForm, MessageWriter
@@ -22,30 +20,10 @@ from bough.server.ollama.writing import KEEP_ALIVE, AnswerForm, LineWriter, line
 from bough.server.responses import encode_json
 from bough.server.streaming import named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
+from tests.server.stream_scripts import SCRIPTS, Script
 
 ENGINE = ScriptedEngine(lambda request: None)
 NAME = 'a "text":"" "content":"" "response":"" model é'  # what would mislead a careless search
-TOKENS = st.one_of(
-    st.integers(0, 257),
-    st.sampled_from(list('e\u0301😀שלום\0"\\\n'.encode())),  # combining marks, emoji, right to left, NUL, quotes
-)
-
-
-@dataclass
-class Script:
-    """What the answer brings, and where its stream is cut."""
-
-    ids: list[int]
-    cuts: list[int]
-    finish: FinishReason
-
-
-SCRIPTS = st.builds(
-    Script,
-    st.one_of(st.lists(TOKENS, max_size=12), st.text(max_size=6).map(lambda text: list(text.encode(errors="ignore")))),
-    st.lists(st.integers(1, 12), max_size=6),
-    st.sampled_from([FinishStop(257), FinishStop("stop"), FinishStop(None), FinishLength(12)]),
-)
 
 
 def new_answer() -> Answer:

@@ -3,71 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from bough.core.errors import RequestError
-from bough.core.finish import FinishAbort, FinishReason
+from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
-from bough.server.app import App
 from bough.server.openai.response_objects import ResponseObject
 from bough.server.openai.response_store import Record, ResponseStore
 from bough.server.openai.routes import routes
-from tests.fakes.scripted_engine import IM_END, ScriptedEngine
+from tests.fakes.scripted_engine import IM_END
+from tests.server import protocol_desk
+from tests.server.protocol_desk import HELLO, Desk, Play
 
-Play = Sequence[int] | FinishReason | None
-HELLO = [*b"hello", IM_END]
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-class Desk:
-    """A client of the routes, and the engine behind them."""
-
-    def __init__(self, http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
-        self.http = http
-        self.engine = engine
-
-    async def post(self, path: str, status: int = 200, **body: Any) -> Any:
-        answer = await self.http.post(path, json=body)
-        assert answer.status_code == status, answer.text
-        return answer.json()
-
-    async def get(self, path: str, status: int = 200) -> Any:
-        answer = await self.http.get(path)
-        assert answer.status_code == status, answer.text
-        return answer.json()
-
-    async def stream(self, path: str, **body: Any) -> list[Any]:
-        answer = await self.http.post(path, json={**body, "stream": True})
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
-        return [line if line == "[DONE]" else json.loads(line) for line in lines]
-
-
-@asynccontextmanager
-async def open_desk(script: Callable[[Generate], Play], **settings: Any) -> AsyncIterator[Desk]:
-    engine = ScriptedEngine(script)
-    context = engine.context(**settings)
-    app = App(routes(context), context.settings.server)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://bough") as http:
-        yield Desk(http, engine)
-
-
-def at_desk(
-    use: Callable[[Desk], Awaitable[None]], script: Callable[[Generate], Play] = lambda request: HELLO, **settings: Any
-) -> None:
-    async def go() -> None:
-        async with open_desk(script, **settings) as desk:
-            await use(desk)
-
-    asyncio.run(go())
+def at_desk(use: Callable[[Desk], Awaitable[None]], *script: Any, **settings: Any) -> None:
+    protocol_desk.at_desk(routes, use, *script, **settings)
 
 
 def test_a_completion() -> None:

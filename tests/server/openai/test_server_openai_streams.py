@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from bough.client.answer import Answer
 from bough.client.piece import Piece
-from bough.core.finish import FinishLength, FinishReason, FinishStop
+from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta
 from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion
@@ -27,32 +26,11 @@ from bough.server.responses import encode_json
 from bough.server.sse import DONE, event
 from bough.server.streaming import named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
+from tests.server.stream_scripts import SCRIPTS, Script
 
 ENGINE = ScriptedEngine(lambda request: None)
 SPELLER = TokenSpeller(ENGINE.tokenizer)
 ME = Identity('id"text":""é', 1_700_000_000, 'a "text":"" model')  # what would mislead a careless search
-
-TOKENS = st.one_of(
-    st.integers(0, 257),
-    st.sampled_from(list('e\u0301😀שלום\0"\\\n'.encode())),  # combining marks, emoji, right to left, NUL, quotes
-)
-
-
-@dataclass
-class Script:
-    """What one answer brings, and where its stream is cut."""
-
-    ids: list[int]
-    cuts: list[int]
-    finish: FinishReason
-
-
-SCRIPTS = st.builds(
-    Script,
-    st.one_of(st.lists(TOKENS, max_size=12), st.text(max_size=6).map(lambda text: list(text.encode(errors="ignore")))),
-    st.lists(st.integers(1, 12), max_size=6),
-    st.sampled_from([FinishStop(257), FinishStop("stop"), FinishStop(None), FinishLength(12)]),
-)
 
 
 def pieces_of(answers: Sequence[Answer], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:

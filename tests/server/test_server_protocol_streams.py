@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from bough.client.answer import Answer
 from bough.client.piece import Piece
+from bough.core.finish import FinishLength
 from bough.server.anthropic import writing as anthropic
 from bough.server.anthropic.objects import ContentBlockDelta, TextDelta
 from bough.server.anthropic.writing import MessageForm, MessageWriter
@@ -78,7 +80,7 @@ def test_anthropic_streams(script: Script, timed: bool) -> None:
 @settings(deadline=None)
 @given(script=SCRIPTS, chat=st.booleans(), timed=st.booleans())
 def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
-    answer, form = new_answer(), AnswerForm(NAME, "2026-01-01T00:00:00Z", chat, timed)
+    answer, form = new_answer(), AnswerForm(NAME, chat, timed, clock=lambda: 0.0)
     writer, stream = LineWriter(form), b""
     for piece in pieces_of(answer, script):
         chunk = writer.chunk(piece)
@@ -94,6 +96,14 @@ def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
         assert {**lines[-1], "message": {"role": "assistant", "content": text}} == whole
     else:
         assert {**lines[-1], "response": "".join(each["response"] for each in lines)} == whole
+
+
+def test_each_line_of_ollama_tells_when_it_was_made() -> None:
+    clock = itertools.count()
+    answer, writer = new_answer(), LineWriter(AnswerForm(NAME, True, False, clock=lambda: float(next(clock))))
+    stream = b"".join(map(writer.chunk, pieces_of(answer, Script([104, 105], [1], FinishLength(2)))))
+    made = [json.loads(each)["created_at"] for each in stream.splitlines()]
+    assert made == [f"1970-01-01T00:00:0{second}.000000Z" for second in range(3)]
 
 
 def test_streams_that_break_end_with_an_error_of_their_protocol() -> None:

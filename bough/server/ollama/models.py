@@ -10,7 +10,7 @@ from starlette.responses import Response
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ModelInfo, ServerContext
 from bough.server.endpoint import Endpoint
-from bough.server.errors import HttpError, ollama_shape
+from bough.server.errors import ollama_shape
 from bough.server.ollama.objects import ModelDescription, ModelDetails, ModelEntry, ModelList
 from bough.server.ollama.schema import ShowRequest
 from bough.server.ollama.writing import timestamp
@@ -22,8 +22,8 @@ def model_routes(context: ServerContext) -> list[Endpoint]:
         return json_response(ModelList([model_entry(context.model)]))
 
     async def show(request: Request) -> Response:
-        body = await read_lenient_body(request, ShowRequest)
-        return json_response(describe(context.model, body.model or body.name))
+        await read_lenient_body(request, ShowRequest)
+        return json_response(describe(context.model))
 
     return [
         Endpoint(
@@ -58,10 +58,8 @@ def model_entry(model: ModelInfo) -> ModelEntry:
     )
 
 
-def describe(model: ModelInfo, name: str | None) -> ModelDescription:
-    """Requests may name any model; asking about one is another matter. Clients of Ollama like to add a tag."""
-    if name and name.removesuffix(":latest") != model.name:
-        raise HttpError(404, f"There is no model {name!r} here; this server has {model.name!r}.", "NotFoundError")
+def describe(model: ModelInfo) -> ModelDescription:
+    """Clients ask about the name that they will chat with, and every name is served by the one model."""
     details = model_details(model)
     return ModelDescription(
         modelfile=f"FROM {model.name}",

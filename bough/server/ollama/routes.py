@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from starlette.requests import Request
@@ -27,7 +26,7 @@ from bough.server.ollama.reading import (
     template_variables,
 )
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest
-from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
+from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.streaming import stream_answers
@@ -91,7 +90,7 @@ class Ollama:
         return await self._answer(request, body, inputs, form)
 
     def _form(self, body: AnswerFields, *, chat: bool) -> AnswerForm:
-        return AnswerForm(self._context.model.name, timestamp(time.time()), chat, bool(body.return_timings))
+        return AnswerForm(self._context.model.name, chat, bool(body.return_timings))
 
     def _read(self, request: Request, body: AnswerFields) -> dict[str, Any]:
         """The sampling parameters of a request that can be served."""

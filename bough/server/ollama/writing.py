@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +14,6 @@ from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.finish import finish_to_dict
-from bough.server.chunks import PreparedChunk
 from bough.server.errors import Failure, ollama_shape
 from bough.server.ollama.objects import ChatAnswer, ChatMessage, GenerateAnswer
 from bough.server.responses import encode_json
@@ -36,9 +37,9 @@ class AnswerForm:
     """What one call's answer looks like: a chat's message, or a completion's response."""
 
     model: str
-    created_at: str
     chat: bool
     timed: bool
+    clock: Callable[[], float] = time.time  # each object, and so each line of a stream, tells when it was made
 
     def whole(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
         """The answer that is not streamed."""
@@ -53,9 +54,10 @@ class AnswerForm:
         return self.show("", done=True, done_reason="load")
 
     def show(self, text: str, **more: Any) -> ChatAnswer | GenerateAnswer:
+        common = {"model": self.model, "created_at": timestamp(self.clock()), **more}
         if self.chat:
-            return ChatAnswer(model=self.model, created_at=self.created_at, message=ChatMessage(content=text), **more)
-        return GenerateAnswer(model=self.model, created_at=self.created_at, response=text, **more)
+            return ChatAnswer(message=ChatMessage(content=text), **common)
+        return GenerateAnswer(response=text, **common)
 
     def _finished(self, answer: Answer, text: str) -> ChatAnswer | GenerateAnswer:
         raise_if_refused(answer)
@@ -80,11 +82,10 @@ class LineWriter:
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._text = PreparedChunk(line(form.show("", done=False)), "content" if form.chat else "response")
 
     def chunk(self, piece: Piece) -> bytes:
         """A line for new text; with the last piece the figures, on a line of their own."""
-        text = self._text.fill(piece.text, []) if piece.text else b""
+        text = line(self._form.show(piece.text, done=False)) if piece.text else b""
         return text if piece.finish is None else text + line(self._form.last(piece.answer))
 
     def end(self) -> bytes:

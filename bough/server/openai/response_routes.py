@@ -1,7 +1,7 @@
 """The routes of /v1/responses: create (whole, streamed or in the background), fetch and cancel.
 
 Owns the store and the tasks of responses in the background. With several HTTP processes on one port a later request
-may reach another process than the one that remembers, so then nothing is stored.
+may reach another process than the one that remembers, so then nothing is stored, and who asks for it is told so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bough.server.timing import timing_headers
 
 CANCEL_WAIT_S = 5.0
 SEVERAL_PROCESSES = (
-    "This server has several HTTP processes (--tokenizer-worker-num), which do not share responses; "
+    "this server has several HTTP processes (--tokenizer-worker-num), which do not share responses; "
     "start it with one to store, fetch and continue them."
 )
 
@@ -131,7 +131,7 @@ class Responses:
             return ()
         name = "previous_response_id"
         if self._store is None:
-            raise RequestError(SEVERAL_PROCESSES, field=name)
+            raise RequestError(f"{name}: {SEVERAL_PROCESSES}", field=name)
         try:
             record = self._store.find(body.previous_response_id)
         except HttpError as error:
@@ -141,8 +141,9 @@ class Responses:
         return record.messages
 
     async def _form(self, body: ResponsesRequest, conversation: Sequence[Message]) -> ResponseForm:
-        if body.background and self._store is None:
-            raise RequestError(SEVERAL_PROCESSES, field="background")
+        for name in ("background", "store"):
+            if getattr(body, name) and self._store is None:
+                raise RequestError(f"{name}: {SEVERAL_PROCESSES}", field=name)
         identity = Identity.make("resp_", body.rid, self._context.model.name)
         given = read_response_request(body, identity, self._context.model.context_length)
         with in_openai_names(input_ids="input", messages="input", max_new_tokens="max_output_tokens"):
@@ -156,7 +157,7 @@ class Responses:
 
     def _find(self, request: Request) -> Record:
         if self._store is None:
-            raise HttpError(404, SEVERAL_PROCESSES, "NotFoundError")
+            raise HttpError(404, f"No response is stored: {SEVERAL_PROCESSES}", "NotFoundError")
         return self._store.find(request.path_params["id"])
 
     async def _run(self, form: ResponseForm, record: Record) -> Answer:
@@ -177,7 +178,7 @@ class Responses:
         except Exception as error:  # noqa: BLE001  (failure_of logs defects)
             record.end(form.failed(failure_of(error)))
         if self._store is not None:
-            self._store.trim()
+            self._store.update(record)
 
     def _stream(self, form: ResponseForm, record: Record) -> Response:
         def keep(answer: Answer) -> ResponseObject:
@@ -201,4 +202,4 @@ class Responses:
             if self._store is not None:
                 self._store.forget(form.identity.id)
         elif self._store is not None:
-            self._store.trim()
+            self._store.update(record)

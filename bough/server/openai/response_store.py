@@ -27,6 +27,7 @@ class Record:
     messages: Sequence[Message]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     size: int = field(init=False)  # characters
+    counted: int = 0  # of them, those that the store has counted
 
     def __post_init__(self) -> None:
         self.size = text_size(self.messages) + len(self.response.instructions or "")
@@ -45,6 +46,7 @@ class ResponseStore:
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
         self._records: dict[str, Record] = {}
+        self._size = 0  # characters of all records
         self._max_responses = max_responses
         self._max_characters = max_characters
 
@@ -55,8 +57,16 @@ class ResponseStore:
         if earlier is not None and not earlier.ended.is_set():
             self._records[id] = earlier
             raise RequestError(f"rid {id!r} is in use by another response; choose another.", field="rid")
+        self._size -= 0 if earlier is None else earlier.counted
         self._records[id] = record
-        self.trim()
+        self.update(record)
+
+    def update(self, record: Record) -> None:
+        """Counts what a response has become; one that is not stored, or was replaced, does not matter."""
+        if self._records.get(record.response.id) is record:
+            self._size += record.size - record.counted
+            record.counted = record.size
+            self._trim()
 
     def find(self, id: str) -> Record:
         record = self._records.get(id)
@@ -65,17 +75,21 @@ class ResponseStore:
         return record
 
     def forget(self, id: str) -> None:
-        self._records.pop(id, None)
-
-    def trim(self) -> None:
-        """Forgets the oldest finished responses until the rest fits. The newest stays, however large it is."""
-        size = sum(record.size for record in self._records.values())
-        for id, record in list(self._records.items())[:-1]:
-            if len(self._records) <= self._max_responses and size <= self._max_characters:
-                return
-            if record.ended.is_set():
-                size -= record.size
-                del self._records[id]
+        record = self._records.pop(id, None)
+        self._size -= 0 if record is None else record.counted
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def _trim(self) -> None:
+        """Forgets the oldest finished responses until the rest fits. The newest stays, however large it is."""
+        if self._fits():
+            return
+        for id, record in list(self._records.items())[:-1]:
+            if record.ended.is_set():
+                self.forget(id)
+            if self._fits():
+                return
+
+    def _fits(self) -> bool:
+        return len(self._records) <= self._max_responses and self._size <= self._max_characters

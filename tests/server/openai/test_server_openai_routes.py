@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
-from bough.server.openai.response_objects import ResponseObject
+from bough.server.openai.response_objects import OutputMessage, OutputText, ResponseObject
 from bough.server.openai.response_store import Record, ResponseStore
 from bough.server.openai.routes import routes
 from tests.fakes.scripted_engine import IM_END
@@ -328,11 +329,11 @@ def test_several_processes_store_nothing_and_say_so() -> None:
         made = await desk.post("/v1/responses", input="hi")
         assert made["store"] is False
         assert "tokenizer-worker-num" in (await desk.get(f"/v1/responses/{made['id']}", 404))["error"]["message"]
-        for field in ({"background": True}, {"previous_response_id": made["id"]}):
-            assert (
-                "tokenizer-worker-num"
-                in (await desk.post("/v1/responses", 400, input="a", **field))["error"]["message"]
-            )
+        fields = {"background": True, "store": True, "previous_response_id": made["id"]}
+        for name, value in fields.items():
+            error = (await desk.post("/v1/responses", 400, input="a", **{name: value}))["error"]
+            assert error["param"] == name and "tokenizer-worker-num" in error["message"]
+        assert (await desk.post("/v1/responses", input="hi", store=False))["store"] is False
 
     at_desk(use, tokenizer_worker_num=2)
 
@@ -371,3 +372,23 @@ def test_the_store_forgets_the_oldest_finished_responses() -> None:
     with pytest.raises(RequestError, match="in use"):
         store.add(a_record("running", "another"))
     assert store.find("running").messages == [{"role": "user", "content": "x"}]
+
+
+def test_the_store_counts_what_responses_become() -> None:
+    store = ResponseStore(max_responses=9, max_characters=10)
+    first, second = a_record("a", "12345"), a_record("b", "1234", ended=False)
+    store.add(first)
+    store.add(second)
+    assert len(store) == 2
+    spoken = OutputMessage(id="m", status="completed", content=[OutputText(text="too much")])
+    second.end(msgspec.structs.replace(second.response, output=[spoken]))
+    store.update(second)
+    assert len(store) == 1 and store.find("b") is second
+    store.add(a_record("b", "123456"))
+    store.add(a_record("c", "1234"))
+    assert len(store) == 2, "a replaced response does not count"
+    store.forget("b")
+    store.add(a_record("d", "123456"))
+    assert len(store) == 2, "nor does a forgotten one"
+    store.update(first)
+    assert len(store) == 2, "nor does one that was dropped"

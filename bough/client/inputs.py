@@ -20,6 +20,7 @@ from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
+from bough.core.stop_patterns import check_patterns
 from bough.messages.requests import LogprobRequest
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -76,7 +77,9 @@ class InputReader:
         priority: int | None = None,
         extra_key: str | Sequence[str] | None = None,
         cache_salt: str | Sequence[str] | None = None,
+        limit: int | None = None,
     ) -> Inputs:
+        """`limit` is the most requests (prompts, times their samples) that this call may make."""
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
         nested_ids = _is_list(token_ids_logprob) and any(_is_list(x) for x in token_ids_logprob or ())
@@ -92,10 +95,15 @@ class InputReader:
         }
         if priority is not None and not (_is_int(priority) and abs(priority) <= INT64_MAX):
             raise RequestError(f"priority must be a 64-bit whole number, got {priority!r}.", field="priority")
+        samplings = self._samplings(columns["sampling_params"])
+        if limit is not None and sum(sampling.n for sampling in samplings) > limit:
+            raise RequestError(
+                f"{count} prompts with n samples each make more than {limit} requests, which is the most that one call "
+                "may ask for; send several.",
+                field="n" if count == 1 else "prompt" if input_ids is None else "input_ids",
+            )
         prompts: list[Prompt] = []
-        for i in range(count):
-            sampling = SamplingParams.parse(columns["sampling_params"][i], self._defaults)
-            self._require_text_for(sampling)
+        for i, sampling in enumerate(samplings):
             logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
             namespace = _namespace(columns["extra_key"][i], columns["cache_salt"][i])
             seed = self._seed(sampling)
@@ -118,6 +126,22 @@ class InputReader:
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
+
+    def _samplings(self, column: Sequence[Any]) -> list[SamplingParams]:
+        """The parameters of each prompt; those that prompts share are read once."""
+        samplings: list[SamplingParams] = []
+        patterns: set[str] = set()
+        for i, given in enumerate(column):
+            if i and given is column[i - 1]:
+                samplings.append(samplings[-1])
+                continue
+            sampling = SamplingParams.parse(given, self._defaults)
+            self._require_text_for(sampling)
+            if not patterns.issuperset(sampling.stop_regex):
+                patterns.update(sampling.stop_regex)
+                check_patterns(patterns)
+            samplings.append(sampling)
+        return samplings
 
     def _require_text_for(self, sampling: SamplingParams) -> None:
         for name in ("stop", "stop_regex"):
@@ -144,7 +168,7 @@ class InputReader:
                 raise RequestError("prompt must be a string or a list of strings.", field="prompt")
             if self._tokenizer is None:
                 raise RequestError(
-                    "This engine has no tokenizer (--skip-tokenizer-init); give input_ids.", field="prompt"
+                    "This engine has no tokenizer (--skip-tokenizer-init); give token ids.", field="prompt"
                 )
             arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_batch(texts)]
         else:
@@ -153,7 +177,7 @@ class InputReader:
             many = len(input_ids) > 0 and _is_list(input_ids[0])
             arrays = [_as_array(ids) for ids in (input_ids if many else [input_ids])]
         if not arrays:
-            raise RequestError("The list of prompts is empty.", field="prompt")
+            raise RequestError("The list of prompts is empty.", field="prompt" if input_ids is None else "input_ids")
         return arrays, many
 
 

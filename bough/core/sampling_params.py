@@ -15,9 +15,12 @@ from typing import Any
 import msgspec
 
 from bough.core.errors import RequestError
+from bough.core.stop_patterns import check_patterns
 
 GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
 MAX_LOGPROBS = 4096
+MAX_STOPS = 128
+MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -105,13 +108,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 field="min_new_tokens",
             )
         for name, texts in (("stop", self.stop), ("stop_regex", self.stop_regex)):
+            if len(texts) > MAX_STOPS:
+                raise RequestError(f"{name} has {len(texts)} entries; at most {MAX_STOPS} are taken.", field=name)
             for text in texts:
                 if not text:
                     raise RequestError(f"{name} contains an empty string, which would match at once.", field=name)
                 require_utf8(text, name)
+        if (chars := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"stop has {chars} characters; all its strings together may have {MAX_STOP_CHARS}.", field="stop"
+            )
         _require_token_ids(self.stop_token_ids, "stop_token_ids")
         _require_token_ids(self.logit_bias, "logit_bias")
-        _check_regexes(self.stop_regex)
+        if self.stop_regex:
+            check_patterns(self.stop_regex)
         return self
 
 
@@ -206,15 +216,3 @@ def _field_of(message: str) -> str:
     """msgspec ends its sentence with "- at `$.field`", and adds `[i]` for an element."""
     _, _, path = message.partition("`$.")
     return path.split("`")[0].split("[")[0]
-
-
-def _check_regexes(patterns: tuple[str, ...]) -> None:
-    if not patterns:
-        return
-    import regex  # not needed by the many requests without one
-
-    for pattern in patterns:
-        try:
-            regex.compile(pattern)
-        except regex.error as error:
-            raise RequestError(f"stop_regex {pattern!r} is not valid: {error}.", field="stop_regex") from None

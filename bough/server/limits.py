@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from bough.core.errors import RequestError
-
-MAX_STOPS = 128
+from bough.core.sampling_params import MAX_STOPS
 
 # By field, the values that ask for nothing besides empty ones; with None among them even an empty one asks.
 Harmless = Mapping[str, tuple[Any, ...]]

@@ -12,13 +12,14 @@ from bough.core.errors import RequestError
 
 @contextlib.contextmanager
 def in_names_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames fields in the errors that are raised inside: the engine's name to the protocol's."""
+    """Renames fields in the errors that are raised inside: the engine's name to the protocol's. A name that is also a
+    plain word is meant as a name only where it begins the sentence: `prompt must be`, but `a prompt position`."""
     try:
         yield
     except RequestError as error:
-        pattern = rf"\b({'|'.join(names)})\b"
+        anywhere = "|".join(rf"\b{name}\b" if "_" in name else rf"\A{name}\b" for name in names)
         raise RequestError(
-            re.sub(pattern, lambda found: names[found[0]], error.message),
+            re.sub(anywhere, lambda found: names[found[0]], error.message),
             field=names.get(error.field or "", error.field),
             status_code=error.status_code,
             err_type=error.err_type,

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bough.core.errors import RequestError
+from bough.core.stop_patterns import compile_pattern
 
 if TYPE_CHECKING:
     import regex
@@ -48,12 +49,12 @@ class _Match(NamedTuple):
 class StopMatcher:
     """Looks for the first stop in a text that comes in parts. After a match, everything further is dropped."""
 
-    __slots__ = ("_automata", "_emitted", "_first_chars", "_keep_match", "_regexes", "_spent_s", "_stopped", "_text")
+    __slots__ = ("_automata", "_emitted", "_first_chars", "_keep_match", "_patterns", "_spent_s", "_stopped", "_text")
 
     def __init__(self, strings: Sequence[str], regexes: Sequence[str], keep_match: bool) -> None:
         self._automata = [_StringAutomaton(string) for string in strings]
         self._first_chars = frozenset(string[0] for string in strings)
-        self._regexes = _compile(regexes) if regexes else []
+        self._patterns = tuple(regexes)  # compiled when text comes: an error then is that of `push`
         self._keep_match = keep_match
         self._text = ""  # some emitted text (for regexes only), then the held text
         self._emitted = 0  # where in it the held text begins
@@ -64,7 +65,7 @@ class StopMatcher:
         """More text in; out comes what no stop can claim any more."""
         if self._stopped:
             return StopOutcome("", None)
-        if not self._text and not self._regexes and self._first_chars.isdisjoint(text):
+        if not self._text and not self._patterns and self._first_chars.isdisjoint(text):
             return StopOutcome(text, None)  # nothing is held and nothing begins here: nearly every token
         offset = len(self._text)
         self._text += text
@@ -74,7 +75,7 @@ class StopMatcher:
             if (end := automaton.advance(text)) is not None
         ]
         held = max((automaton.matched for automaton in self._automata), default=0)
-        for pattern in self._regexes:
+        for pattern in map(compile_pattern, self._patterns):
             match, may_match = self._search(pattern)
             held = max(held, may_match)
             if match is not None:
@@ -117,16 +118,10 @@ class StopMatcher:
 
     def _emit_up_to(self, end: int) -> str:
         emit = self._text[self._emitted : end]
-        first_kept = max(0, end - REGEX_CONTEXT) if self._regexes else end
+        first_kept = max(0, end - REGEX_CONTEXT) if self._patterns else end
         self._text = self._text[first_kept:]
         self._emitted = end - first_kept
         return emit
-
-
-def _compile(patterns: Sequence[str]) -> list[regex.Pattern[str]]:
-    import regex  # not needed by the many requests without one
-
-    return [regex.compile(pattern) for pattern in patterns]
 
 
 class _StringAutomaton:

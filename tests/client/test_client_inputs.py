@@ -9,6 +9,7 @@ import pytest
 
 from bough.client.inputs import InputReader
 from bough.core.errors import RequestError
+from bough.core.sampling_params import SamplingParams
 from bough.core.seeds import derive_seed
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -89,7 +90,7 @@ def test_each_mistake_is_named(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_an_engine_without_tokenizer_takes_ids_only() -> None:
-    with pytest.raises(RequestError, match="input_ids"):
+    with pytest.raises(RequestError, match="token ids"):
         InputReader(None, {}, None).read(prompt="a")
     for name in ("stop", "stop_regex"):
         with pytest.raises(RequestError, match=f"{name} is searched in text") as caught:
@@ -105,3 +106,38 @@ def test_a_request_answers_to_its_own_id_and_to_those_it_is_part_of() -> None:
     assert names(prompt="a", rid="job", sampling_params={"n": 2}) == [{"job", "job-0"}, {"job", "job-1"}]
     assert names(prompt=["a", "b"], rid="job") == [{"job", "job-0"}, {"job", "job-1"}]
     assert names(prompt=["a", "b"], rid=["x", "y"]) == [{"x"}, {"y"}]
+
+
+def test_shared_parameters_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, calls = SamplingParams.parse, []
+
+    def counted(*given: Any) -> SamplingParams:
+        calls.append(given)
+        return parse(*given)
+
+    monkeypatch.setattr(SamplingParams, "parse", counted)
+    shared = READER.read(prompt=["a", "b", "c"], sampling_params={"max_new_tokens": 3}).prompts
+    assert len(calls) == 1 and [p.sampling.max_new_tokens for p in shared] == [3, 3, 3]
+    READER.read(prompt=["a", "b"], sampling_params=[{"n": 1}, {"n": 2}])
+    assert len(calls) == 3
+
+
+def test_a_call_may_be_limited_in_prompts_and_samples() -> None:
+    assert len(READER.read(prompt=["a"] * 4, limit=4).prompts) == 4
+    for given, field in (
+        ({"prompt": ["a"] * 5}, "prompt"),
+        ({"input_ids": [[1]] * 5}, "input_ids"),
+        ({"prompt": "a", "sampling_params": {"n": 5}}, "n"),
+        ({"prompt": ["a", "b"], "sampling_params": {"n": 3}}, "prompt"),
+    ):
+        with pytest.raises(RequestError, match="more than 4 requests") as caught:
+            READER.read(**given, limit=4)
+        assert caught.value.field == field
+
+
+def test_the_patterns_of_all_prompts_count_together() -> None:
+    patterns = [{"stop_regex": chr(97 + i) * 1000} for i in range(5)]
+    assert len(READER.read(prompt=["a"] * 9, sampling_params=[patterns[0]] * 9).prompts) == 9
+    with pytest.raises(RequestError, match="all patterns of a request") as caught:
+        READER.read(prompt=["a"] * 5, sampling_params=patterns)
+    assert caught.value.field == "stop_regex"

@@ -70,6 +70,18 @@ def test_it_crosses_processes_unchanged() -> None:
         ({"stream_interval": -3}, "stream_interval", "between 1"),
         ({"skip_special_tokens": 1}, "skip_special_tokens", "true or false, got 1"),
         ({"stop_regex": "(("}, "stop_regex", "not valid"),
+        ({"stop_regex": "(" * 2000 + ")" * 2000}, "stop_regex", "nest its groups less"),
+        ({"stop_regex": "(?V1)" + "[" * 1500 + "a" + "]" * 1500}, "stop_regex", "nest its groups less"),
+        ({"stop_regex": "|".join(f"ab{i}" for i in range(2000))}, "stop_regex", "may have 4096"),
+        ({"stop_regex": ["a" * 40 + str(i) for i in range(100)]}, "stop_regex", "may have 4096"),
+        ({"stop_regex": "a{1000000}"}, "stop_regex", "repeats too much"),
+        ({"stop_regex": "((a{1000}){1000}){1000}"}, "stop_regex", "repeats too much"),
+        ({"stop_regex": "(?x)(?:a{1000})  # c\n { 1000 }"}, "stop_regex", "repeats too much"),
+        ({"stop_regex": "a{99999999999999999999}"}, "stop_regex", "repeats too much"),
+        ({"stop_regex": ["a{9999}", "b{9999}", "c{9999}"]}, "stop_regex", "repeats too much"),
+        ({"stop_regex": ["a"] * 129}, "stop_regex", "at most 128"),
+        ({"stop": ["a"] * 129}, "stop", "at most 128"),
+        ({"stop": "a" * 20_000}, "stop", "may have 16384"),
         ({"logit_bias": [1]}, "logit_bias", "map token ids"),
         ({"logit_bias": {"1": float("inf")}}, "logit_bias", "finite"),
         ({"json_schema": "{}"}, "json_schema", "not supported"),
@@ -98,3 +110,18 @@ def test_every_64_bit_seed_crosses_processes(seed: int) -> None:
 def test_not_an_object() -> None:
     with pytest.raises(RequestError, match="must be an object"):
         SamplingParams.parse([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+        r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}",
+        r"(?:\d{1,3}\.){3}\d{1,3}",
+        r"\p{Lu}{2,}\s{0,1000000}",
+        "|".join(f"word{i}" for i in range(400)),
+        "(" * 40 + "a" + ")" * 40,
+    ],
+)
+def test_ordinary_patterns_pass(pattern: str) -> None:
+    assert SamplingParams.parse({"stop_regex": pattern}).stop_regex == (pattern,)

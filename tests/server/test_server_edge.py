@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import re
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bough.core.errors import RequestError
 from bough.core.settings import Settings
 from bough.observability.logs import set_up_logging
 from bough.server.app import App
@@ -22,6 +24,7 @@ from bough.server.errors import (
     openai_shape,
 )
 from bough.server.front import Front, Phase
+from bough.server.names import in_names_of
 from bough.server.protocols import all_endpoints
 from bough.server.responses import json_response
 from bough.server.welcome import curl_text
@@ -152,3 +155,26 @@ def test_the_call_to_paste_never_shows_a_key() -> None:
     server = Settings.from_flat({"api_key": "s3cret", "uds": "/run/a b.sock"}).server
     text = curl_text("http+unix:///run/a b.sock", server)
     assert "s3cret" not in text and "--unix-socket '/run/a b.sock' http://localhost/generate" in text
+
+
+def test_errors_name_the_fields_of_the_protocol_and_leave_prose_alone() -> None:
+    def told(message: str, field: str) -> tuple[str, str | None]:
+        with pytest.raises(RequestError) as caught, in_names_of({"prompt": "text", "max_new_tokens": "max_tokens"}):
+            raise RequestError(message, field=field)
+        return caught.value.message, caught.value.field
+
+    assert told("prompt must be a string.", "prompt") == ("text must be a string.", "text")
+    assert told("n or max_new_tokens is wrong.", "n") == ("n or max_tokens is wrong.", "n")
+    assert told("start must be a prompt position.", "start") == ("start must be a prompt position.", "start")
+
+
+def test_without_a_tokenizer_chats_are_sent_to_where_ids_are_taken() -> None:
+    async def go() -> httpx.Response:
+        engine = NativeEngine(lambda message: [97])
+        context = dataclasses.replace(engine.context(), tokenizer=None)
+        app = App(all_endpoints(context), context.settings.server)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://bough") as http:
+            return await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
+
+    error = asyncio.run(go()).json()["error"]
+    assert "send token ids to /generate" in error["message"] and error["param"] == "messages"

@@ -145,6 +145,17 @@ def test_a_regex_that_cannot_be_searched_ends_that_request_alone() -> None:
     assert outlet.items[-1].handle == 2 and outlet.items[-1].text == "b"
 
 
+def test_a_regex_that_cannot_be_compiled_here_ends_that_request_alone() -> None:
+    detokenizer, outlet = start()
+    deep = "(" * 2000 + ")" * 2000  # the edge may have had more room to recurse
+    detokenizer.handle(Open(1, SamplingParams(stop_regex=(deep,)), b"", True))
+    detokenizer.handle(Open(2, SamplingParams(), b"", True))
+    detokenizer.handle(step(ord("a")))
+    assert outlet.stopped == [1] and isinstance(outlet.items[-1].finish, FinishAbort)
+    detokenizer.handle(step(ord("b"), FinishLength(1), handle=2))
+    assert outlet.items[-1].handle == 2 and outlet.items[-1].text == "b"
+
+
 def test_a_slow_regex_in_the_flush_ends_that_request_alone() -> None:
     detokenizer, outlet = start(stop_regex=[r"(\w+\s?)+\d\d\d$"])
     detokenizer.handle(Open(2, SamplingParams(), b"", True))

@@ -17,6 +17,7 @@ from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.errors import Failure, native_shape
+from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
@@ -74,7 +75,8 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
-    return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
+    with in_names_of({"prompt": "text"}):
+        return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
 
 
 class OutputWriter:

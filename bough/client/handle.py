@@ -146,7 +146,8 @@ class EngineClient:
     def receive(self, message: ToClient) -> None:
         match message:
             case Deltas():
-                self.heard_at = time.monotonic()
+                if any(delta.ids for delta in message.items):  # a refusal is no sign that tokens are made
+                    self.heard_at = time.monotonic()
                 now = time.perf_counter()
                 for delta in message.items:
                     answer = self._answers.get(delta.handle)

@@ -134,3 +134,9 @@ STATE_METRICS = (
 )
 
 ALL_METRICS = (*REQUEST_METRICS, *(each.metric for each in STATE_METRICS))
+
+
+def state_figures(state: State) -> dict[str, float]:
+    """The scheduler's figures by name, as far as this engine knows them."""
+    read = ((each.metric.name, each.read(state)) for each in STATE_METRICS)
+    return {name: value for name, value in read if value is not None}

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bough.observability.metrics import STATE_METRICS, Metric, State
+from bough.observability.metrics import STATE_METRICS, Metric, State, state_figures
 from bough.observability.request_meter import slices
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -22,11 +22,27 @@ RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are th
 
 def metrics_page(totals: Sequence[float], state: State | None, model_name: str) -> bytes:
     """`totals` are those of a `RequestMeter`; without a state the scheduler's metrics are left out."""
-    labels = {"model_name": model_name, "engine_type": "unified"}
+    labels = _labels(model_name)
     families = [_family(metric, numbers, labels) for metric, numbers in slices(totals).items()]
-    if state is not None:
-        read = ((each.metric, each.read(state)) for each in STATE_METRICS)
-        families += [_family(metric, [value], labels | RANK_LABELS) for metric, value in read if value is not None]
+    return _page(families + ([] if state is None else _state_families(state, labels)))
+
+
+def state_page(state: State, model_name: str) -> bytes:
+    """The scheduler's metrics alone."""
+    return _page(_state_families(state, _labels(model_name)))
+
+
+def _labels(model_name: str) -> dict[str, str]:
+    return {"model_name": model_name, "engine_type": "unified"}
+
+
+def _state_families(state: State, labels: Mapping[str, str]) -> list[Family]:
+    figures = state_figures(state)
+    metrics = (each.metric for each in STATE_METRICS if each.metric.name in figures)
+    return [_family(metric, [figures[metric.name]], {**labels, **RANK_LABELS}) for metric in metrics]
+
+
+def _page(families: Iterable[Family]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     return generate_latest(registry)

@@ -30,7 +30,7 @@ class Query:
     """A parameter in the address, for the OpenAPI page."""
 
     name: str
-    type: type[Any]
+    type: Any  # whose JSON schema goes on the page
     about: str
 
 
@@ -48,7 +48,8 @@ class Endpoint:
     body: Any = None
     answer: Any = None
     media_type: str = "application/json"
-    streams: bool = False  # with `stream` in the body, the answer is a stream of events
+    streams: bool = False  # as `stream` in the body says, the answer may be a stream
+    stream_type: str = "text/event-stream"
     queries: tuple[Query, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

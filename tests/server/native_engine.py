@@ -50,6 +50,7 @@ class NativeEngine(ScriptedEngine):
         self.busy = 0
         self.silent = False  # stuck: no command is answered
         self.commands: list[Any] = []
+        self.state = dict(STATE)
         self._open: dict[int, Generate] = {}
 
     def send(self, *messages: Any) -> None:
@@ -73,7 +74,7 @@ class NativeEngine(ScriptedEngine):
         ok = True
         if isinstance(message, FlushCache):
             ok, self.busy = self.busy <= 0, self.busy - 1
-        reply = Reply(message.call, ok, "done" if ok else "busy", STATE)
+        reply = Reply(message.call, ok, "done" if ok else "busy", self.state)
         asyncio.get_running_loop().call_soon(self.client.receive, reply)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -12,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength
+from bough.messages.outputs import Delta, Deltas
 from bough.messages.requests import Pause, StartProfile
+from bough.server.app import App
+from bough.server.native import info
+from bough.server.protocols import all_endpoints
+from bough.server.watchdog import Watchdog
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -161,6 +167,55 @@ def test_information() -> None:
             for path in ("/health", "/health_generate", "/ping", "/"):
                 assert (await http.get(path)).json() == {"status": "ok"}
             assert (await http.head("/health")).status_code == 200
+
+    asyncio.run(go())
+
+
+def test_loads_say_what_the_metrics_say() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        engine.state["num_running_reqs"] = 0
+        async with open_server(engine) as http:
+            assert (await http.get("/v1/loads")).json()["loads"][0]["gen_throughput"] == 0.0
+            page = (await http.get("/v1/loads", params={"format": "prometheus"})).text
+            assert "bough:token_usage{" in page and "bough:num_requests_total" not in page
+            assert set(page.splitlines()) <= set((await http.get("/metrics")).text.splitlines())
+            refused = await http.get("/v1/loads", params={"format": "xml"})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "format"
+
+    asyncio.run(go())
+
+
+def test_a_full_queue_is_no_illness_while_tokens_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "LOOK_S", 0.01)
+    full = FinishAbort("The queue is full.", 429, "QueueFullError")
+    broken = FinishAbort("No.", 500, "InternalServerError")
+
+    async def check(refusal: FinishAbort, tokens: bytes) -> int:
+        engine = NativeEngine(lambda message: refusal if message.rid.startswith("HEALTH_CHECK") else None)
+        async with open_server(engine) as http:
+            checking = asyncio.ensure_future(http.get("/health_generate"))
+            while not engine.requests:
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.03, engine.client.receive, Deltas([Delta(7, "", tokens)]))
+            return (await checking).status_code
+
+    assert asyncio.run(check(full, b"\0\0\0\0")) == 200
+    assert asyncio.run(check(broken, b"\0\0\0\0")) == 503
+    monkeypatch.setattr(info, "HEALTH_TIMEOUT_S", 0.1)
+    assert asyncio.run(check(full, b"")) == 503
+
+
+def test_a_ping_tells_of_an_engine_that_is_stuck() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        watchdog = Watchdog(engine.client, 60.0, lambda: None)
+        context = dataclasses.replace(engine.context(api_key="s3cret"), watchdog=watchdog)
+        app = App(all_endpoints(context), context.settings.server)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://bough") as http:
+            assert [(await http.get(path)).status_code for path in ("/health", "/ping", "/")] == [200, 200, 200]
+            watchdog.stuck = True
+            assert [(await http.get(path)).status_code for path in ("/health", "/ping", "/")] == [503, 503, 200]
 
     asyncio.run(go())
 

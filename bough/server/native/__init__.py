@@ -7,6 +7,7 @@ from bough.server.endpoint import Endpoint
 from bough.server.native.control import control_routes
 from bough.server.native.generate import generate_routes
 from bough.server.native.info import info_routes
+from bough.server.native.loads import load_routes
 from bough.server.native.profile import profile_routes
 from bough.server.native.tokens import token_routes
 
@@ -15,6 +16,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
     return [
         *generate_routes(context),
         *info_routes(context),
+        *load_routes(context),
         *token_routes(context),
         *control_routes(context),
         *profile_routes(context),

@@ -1,4 +1,4 @@
-"""Whether the server is well, what it serves, and how busy it is."""
+"""Whether the server is well, and what it serves."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.answer import WEIGHT_VERSION
+from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint, Query
+from bough.server.endpoint import Endpoint
 from bough.server.errors import HttpError
-from bough.server.native.schemas import BriefLoad, Load, Loads, Status
+from bough.server.native.schemas import Status
 from bough.server.responses import json_response
 from bough.version import __version__
 
 HEALTH_TIMEOUT_S = 20.0
+LOOK_S = 0.5  # how often one looks whether others' tokens have come
 
 
 def info_routes(context: ServerContext) -> list[Endpoint]:
     get: dict[str, Any] = {"methods": ("GET",)}
+    open_get: dict[str, Any] = {"methods": ("GET",), "access": "open"}
+    well = partial(health, context)
     info = partial(model_info, context)
     server = partial(server_info, context)
     return [
         Endpoint(
             path="/health",
-            handler=partial(health, context),
+            handler=well,
             summary="200 while the engine answers; 503 while it loads, drains or is stuck",
-            access="open",
             answer=Status,
-            **get,
+            **open_get,
         ),
         Endpoint(
             path="/health_generate",
@@ -50,23 +53,8 @@ def info_routes(context: ServerContext) -> list[Endpoint]:
             path="/server_info", handler=server, summary="Settings, limits and load", answer=dict[str, Any], **get
         ),
         Endpoint(path="/get_server_info", handler=server, summary="Same as /server_info", answer=dict[str, Any], **get),
-        Endpoint(
-            path="/v1/loads",
-            handler=partial(loads, context),
-            summary="How busy the engine is",
-            answer=Loads,
-            queries=(Query("include", str, "accepted for SGLang's clients; everything is always included"),),
-            **get,
-        ),
-        Endpoint(
-            path="/get_load",
-            handler=partial(brief_load, context),
-            summary="How busy the engine is, in the older form",
-            answer=list[BriefLoad],
-            **get,
-        ),
-        Endpoint(path="/ping", handler=ping, summary="Same as /health for SageMaker", answer=Status, **get),
-        Endpoint(path="/", handler=ping, summary="That there is a server", answer=Status, **get),
+        Endpoint(path="/ping", handler=well, summary="Same as /health, for SageMaker", answer=Status, **open_get),
+        Endpoint(path="/", handler=here, summary="That there is a server", answer=Status, **open_get),
     ]
 
 
@@ -76,7 +64,7 @@ async def health(context: ServerContext, request: Request) -> Response:
     return json_response(Status("ok"))
 
 
-async def ping(request: Request) -> Response:
+async def here(request: Request) -> Response:
     return json_response(Status("ok"))
 
 
@@ -87,10 +75,10 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
     )
     inputs = dataclasses.replace(inputs, watched=False)
     began = time.monotonic()
-    task = asyncio.ensure_future(context.client.answers(inputs))
+    task = asyncio.ensure_future(_answered(context, inputs))
     try:
         while time.monotonic() - began < HEALTH_TIMEOUT_S:
-            await asyncio.wait({task}, timeout=0.5)
+            await asyncio.wait({task}, timeout=LOOK_S)
             if task.done():
                 task.result()
                 return json_response(Status("ok"))
@@ -102,6 +90,16 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     raise HttpError(503, f"The engine made no token within {HEALTH_TIMEOUT_S:g} s.", "EngineStuckError")
+
+
+async def _answered(context: ServerContext, inputs: Inputs) -> None:
+    """Comes back with the token. A full queue has no place for it, and is no illness: then others' tokens must tell."""
+    try:
+        await context.client.answers(inputs)
+    except RequestError as error:
+        if error.status_code != 429:
+            raise
+        await asyncio.Event().wait()
 
 
 def describe_model(context: ServerContext) -> dict[str, Any]:
@@ -138,24 +136,3 @@ async def server_info(context: ServerContext, request: Request) -> Response:
             "internal_states": [state.data],
         }
     )
-
-
-async def loads(context: ServerContext, request: Request) -> Response:
-    state = (await context.client.state()).data
-    load = Load(
-        dp_rank=0,
-        num_running_reqs=state["num_running_reqs"],
-        num_waiting_reqs=state["num_waiting_reqs"],
-        num_used_tokens=state["num_used_tokens"],
-        max_total_num_tokens=state["max_total_num_tokens"],
-        token_usage=state["num_used_tokens"] / max(state["max_total_num_tokens"], 1),
-        gen_throughput=state["last_gen_throughput"],
-        cache_hit_rate=state["cached_tokens"] / max(state["prompt_tokens"], 1),
-    )
-    return json_response(Loads(time.time(), __version__, 1, [load]))
-
-
-async def brief_load(context: ServerContext, request: Request) -> Response:
-    state = (await context.client.state()).data
-    requests = state["num_running_reqs"] + state["num_waiting_reqs"]
-    return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])

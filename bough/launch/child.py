@@ -3,7 +3,7 @@
 A fresh interpreter, not a fork: the parent may be a notebook, may have threads and an event loop, and needs no
 `__main__` guard. Standard input stays open after the specification; when it ends, the parent is gone, however it died,
 and the child goes too. Standard output carries one line of JSON per announcement (ready, or what went wrong);
-everything that code prints goes to standard error.
+everything that code prints goes to standard error. The argument is a pipe for stacks (`stacks.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from bough.core.errors import BoughError
-from bough.launch.spec import STACK_SIGNAL, ChildSpec
+from bough.launch.spec import ChildSpec
+from bough.launch.stacks import print_stacks_when_told
 
 
 def main() -> None:
     faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    print_stacks_when_told(int(sys.argv[1]))
     announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     at_parents_end: list[Callable[[], None]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
+import logging
 import socket
 import time
 from pathlib import Path
@@ -24,6 +24,7 @@ from bough.launch.client_end import ClientEnd
 from bough.launch.replica import Replica
 from bough.launch.serving import Serving
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
+from bough.launch.stacks import print_own_stacks
 from bough.launch.supervisor import Supervisor
 from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
@@ -33,6 +34,8 @@ from bough.server.listening import open_listener, url_of
 from bough.server.tracing import check_tracing
 from bough.server.watchdog import Watchdog
 from bough.server.welcome import welcome_text
+
+log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
@@ -135,7 +138,8 @@ class Service:
             return None
 
         def print_stacks() -> None:
-            faulthandler.dump_traceback(all_threads=True)
+            log.error("Where the processes are:")
+            print_own_stacks("server")
             supervisor.print_stacks()
 
         watchdog = Watchdog(client, timeout_s, print_stacks)

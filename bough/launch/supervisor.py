@@ -23,6 +23,7 @@ from typing import Any
 from bough.core import errors
 from bough.core.errors import BoughError, EngineDeadError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec
+from bough.launch.stacks import StackPipe
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +39,7 @@ class Child:
         self.fatal: str | None = None
         self.kind: str | None = None
         self.dismissed = False  # it was told to leave before the others
-        # -P: a file in the user's folder that is called like a module must not be imported in its place.
-        # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bough.launch.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-            pass_fds=() if spec.server is None else (spec.server.listener_fd,),
-            env=child_environment(),
-        )
+        self.process = _start(spec)
 
     def tell(self, spec: ChildSpec) -> None:
         assert self.process.stdin is not None
@@ -78,6 +70,28 @@ class Child:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         words = f": {self.fatal}" if self.fatal else "."
         return f"The {self.role} process (pid {self.process.pid}) {how}{words}"
+
+
+def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
+    stacks = StackPipe()
+    listener = () if spec.server is None else (spec.server.listener_fd,)
+    try:
+        # -P: a file in the user's folder that is called like a module must not be imported in its place.
+        # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bough.launch.child", str(stacks.writing)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+            pass_fds=(*listener, stacks.writing),
+            env=child_environment(),
+        )
+    except BaseException:
+        stacks.close()
+        raise
+    name = spec.role if spec.server is None else f"{spec.role} {spec.server.number}"
+    stacks.follow(f"{name} (pid {process.pid})")
+    return process
 
 
 class Supervisor:

@@ -53,7 +53,7 @@ class Watchdog:
             await asyncio.wait({ping}, timeout=self._timeout_s * PATIENCE)
             if not ping.done():
                 self.stuck = True
-                log.error("%s Where the processes are:", self.complaint)
+                log.error("%s", self.complaint)
                 self._on_stuck()
             await ping
         finally:

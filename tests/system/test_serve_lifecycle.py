@@ -170,7 +170,12 @@ def test_a_stuck_scheduler_shows_in_health_and_in_the_log(tiny_model: Path) -> N
         scheduler.resume()
         until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "a healthy server")
         stacks = until(lambda: "bough/scheduler/loop.py" in server.log() and server.log(), "stacks in the log")
-        assert "bough/server/watchdog.py" in stacks and "bough/launch/detokenizer_process.py" in stacks
+        for name, file in (
+            ("server", "bough/server/watchdog.py"),
+            (f"scheduler (pid {scheduler.pid})", "bough/scheduler/loop.py"),
+            ("detokenizer", "bough/launch/detokenizer_process.py"),
+        ):
+            assert any(line.startswith(name) and file in line for line in stacks.splitlines()), name
 
 
 def test_pause_continue_flush_and_profile(tiny_model: Path, tmp_path: Path) -> None:

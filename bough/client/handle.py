@@ -240,4 +240,4 @@ def raise_if_refused(answer: Answer) -> None:
     """Turns a refusal into the error that its caller gets."""
     refusal = answer.refusal
     if refusal is not None:
-        raise RequestError(refusal.message, status_code=refusal.status_code, err_type=refusal.err_type)
+        raise refusal.to_error()

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from bough.core.errors import RequestError
+
 
 class FinishStop(msgspec.Struct, frozen=True, tag_field="type", tag="stop"):
     """A stop token (its id), a stop string or a stop regex (the text that matched) was generated."""
@@ -25,6 +27,15 @@ class FinishAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
     message: str
     status_code: int = 400
     err_type: str = "BadRequestError"
+    field: str | None = None  # the input that must change, where one is to blame
+
+    @classmethod
+    def because(cls, error: RequestError) -> FinishAbort:
+        return cls(error.message, error.status_code, error.err_type, error.field)
+
+    def to_error(self) -> RequestError:
+        """The error of a caller whose only request this was."""
+        return RequestError(self.message, field=self.field, status_code=self.status_code, err_type=self.err_type)
 
 
 FinishReason = FinishStop | FinishLength | FinishAbort
@@ -33,4 +44,5 @@ FinishReason = FinishStop | FinishLength | FinishAbort
 def finish_to_dict(reason: FinishReason) -> dict[str, Any]:
     """The reason as the JSON object that clients see."""
     built: dict[str, Any] = msgspec.to_builtins(reason)
+    built.pop("field", None)  # SGLang's objects have none; a lone request's error names it
     return built

@@ -271,6 +271,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         value = str(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
+    if f.name in SECRETS and not str(value).strip():
+        raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
     if meta["choices"] is not None and value not in meta["choices"]:
         near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -53,6 +53,11 @@ class Intake:
                 raise RequestError(self._too_long(len(tokens)), field="input_ids")
             tokens = tokens[:room_for]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
+        if sampling.min_new_tokens and stop_ids.issuperset(range(self._limits.vocab_size)):
+            raise RequestError(
+                "stop_token_ids holds every token, and min_new_tokens forbids those at first: none is left to choose.",
+                field="stop_token_ids",
+            )
         no_more = len(tokens) - 1
         if spec is not None and spec.start >= len(tokens):
             raise RequestError(

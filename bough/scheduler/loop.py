@@ -239,7 +239,7 @@ class Scheduler:
         try:
             request = self._intake.request(message, len(self._queue), self._clock())
         except RequestError as error:
-            self._committer.refuse(message.handle, FinishAbort(error.message, error.status_code, error.err_type))
+            self._committer.refuse(message.handle, FinishAbort.because(error))
             return
         self._outbox.tokens(opening(message, request.tokens))
         self._requests[request.handle] = request

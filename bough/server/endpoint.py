@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bough.server.errors import Shape, failure_of, native_shape
+from bough.server.names import in_words_of
 from bough.server.responses import error_response
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -70,4 +71,4 @@ class Endpoint:
             # Not swallowed: the client is told, and a defect is logged with its traceback.
             if begun:
                 raise
-            await error_response(failure_of(error), self.shape)(scope, receive, send)
+            await error_response(failure_of(in_words_of(scope, error)), self.shape)(scope, receive, send)

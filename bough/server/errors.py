@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.core.finish import FinishAbort
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +66,6 @@ def failure_of(error: BaseException) -> Failure:
         case _:
             log.error("a defect in Bough while answering a request", exc_info=error)
             return Failure(500, "Internal error; the server's log has the details.", "InternalServerError")
-
-
-def failure_of_refusal(refusal: FinishAbort) -> Failure:
-    """A refusal that stands in an answer, as the same request alone would have been told."""
-    return _failure(refusal.status_code, refusal.message, refusal.err_type, None)
 
 
 def _failure(status: int, message: str, type: str, field: str | None) -> Failure:

@@ -28,9 +28,10 @@ class Keys:
         needed = self._needed[access]
         if needed is None:
             return
-        given = [READERS[name](value) for name, value in headers if name in READERS]
+        sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
+        given = [key for key in sent if key]
         # Every candidate is compared, in full: how long it takes tells nothing.
-        if not any([hmac.compare_digest(key.strip(), needed) for key in given]):  # noqa: C419
+        if not any([hmac.compare_digest(key, needed) for key in given]):  # noqa: C419
             what = "admin key" if access == "admin" else "API key"
             problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
             hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."

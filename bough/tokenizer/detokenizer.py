@@ -155,7 +155,7 @@ def _add_text(stream: Stream, text: str) -> FinishReason | None:
     try:
         outcome = stream.stops.push(text)
     except RequestError as error:
-        return FinishAbort(error.message, error.status_code, error.err_type)
+        return FinishAbort.because(error)
     stream.text.append(outcome.emit)
     return None if outcome.matched is None else FinishStop(outcome.matched)
 

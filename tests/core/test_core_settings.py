@@ -52,6 +52,8 @@ def test_what_is_not_built_may_be_left_at_its_default() -> None:
         ({"schedule_policy": "lpn"}, "Did you mean 'lpm'"),
         ({"model": "a", "model_path": "b"}, "same setting"),
         ({"model_path": 5}, "a string"),
+        ({"api_key": ""}, "api_key is empty"),
+        ({"admin_api_key": " "}, "admin_api_key is empty"),
         ({"tp_size": 2}, "tp_size: this engine does not have it yet"),
         ({"trust_remote_code": True}, "trust_remote_code: this engine does not have it yet"),
     ],

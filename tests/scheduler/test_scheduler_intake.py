@@ -35,6 +35,7 @@ def intake(pages: int = 64, **settings: Any) -> Intake:
         ([1], {"logprobs": LogprobRequest(ids=(3, 2**40))}, "token_ids_logprob", "token_ids_logprob: token id 1099511"),
         ([1], {"logprobs": LogprobRequest(ids=(-1,))}, "token_ids_logprob", "token_ids_logprob: token id -1 "),
         ([1], {"logprobs": LogprobRequest(start=1)}, "logprob_start_len", "smaller than the prompt's 1 tokens"),
+        ([1], {"stop_token_ids": range(98), "min_new_tokens": 1}, "stop_token_ids", "none is left to choose"),
         ([1] * CONTEXT, {}, "input_ids", "32 tokens, the context is 32"),
     ],
 )

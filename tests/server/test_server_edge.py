@@ -18,12 +18,14 @@ from bough.server.app import App
 from bough.server.endpoint import Endpoint
 from bough.server.errors import (
     Failure,
+    HttpError,
     anthropic_shape,
     native_shape,
     ollama_shape,
     openai_shape,
 )
 from bough.server.front import Front, Phase
+from bough.server.keys import Keys
 from bough.server.names import in_names_of
 from bough.server.protocols import all_endpoints
 from bough.server.responses import json_response
@@ -39,7 +41,8 @@ def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> ht
     return asyncio.run(go())
 
 
-API, ADMIN, NONE = {"authorization": "Bearer api"}, {"x-api-key": "admin"}, {}
+API, ADMIN = {"authorization": "Bearer api"}, {"x-api-key": "admin"}
+NONE: dict[str, str] = {}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,7 @@ API, ADMIN, NONE = {"authorization": "Bearer api"}, {"x-api-key": "admin"}, {}
         ({"api_key": "api"}, "/model_info", {"x-api-key": "api"}, 200),
         ({"api_key": "api"}, "/model_info", {"x-api-key": "apix"}, 401),
         ({"api_key": "api"}, "/model_info", {"authorization": "Basic api"}, 401),
+        ({"api_key": "api"}, "/model_info", {"x-api-key": ""}, 401),
         ({"api_key": "api"}, "/flush_cache", API, 200),
         ({"api_key": "api"}, "/health", NONE, 200),
         ({"api_key": "api"}, "/v1/models", NONE, 401),
@@ -67,6 +71,12 @@ def test_keys(keys: dict[str, str], path: str, sent: dict[str, str], status: int
     if status == 401:
         assert "api" not in re.sub("API|api-key", "", reply.json()["error"]["message"])
         assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_an_empty_key_is_none() -> None:
+    for sent in ((b"x-api-key", b""), (b"authorization", b"Basic zz"), (b"authorization", b"Bearer ")):
+        with pytest.raises(HttpError, match="none was sent"):
+            Keys("", None).check("api", [sent])
 
 
 def test_a_request_keeps_its_id_also_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:

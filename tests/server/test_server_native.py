@@ -83,8 +83,8 @@ def test_any_stream_ends_in_the_answer_that_is_not_streamed(text: str, logprobs:
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({}, "text", "exactly one"),
-        ({"text": "a", "input_ids": [1]}, "text", "exactly one"),
+        ({}, "text", "exactly one of text and"),
+        ({"text": "a", "input_ids": [1]}, "text", "one of text and input_ids"),
         ({"text": "a", "straem": True}, "straem", "Did you mean 'stream'"),
         ({"text": "a", "stream": "yes"}, "stream", "expected bool"),
         ({"text": "a", "sampling_params": {"top_p": 3}}, "top_p", r"\(0, 1\]"),
@@ -136,6 +136,16 @@ def test_an_engines_refusal_is_the_status_also_of_a_stream() -> None:
     assert ask({"text": ["a", "b"]}, full).status_code == 429
     events = events_of(ask({"text": ["a", "b"], "stream": True}, full).text)
     assert [e["meta_info"]["finish_reason"]["type"] for e in events[:-1]] == ["abort", "abort"]
+
+
+def test_an_engines_refusal_names_the_field_that_was_sent() -> None:
+    refusal = FinishAbort("input_ids: token id 9 is outside.", field="input_ids")
+    for prompt, field in (({"text": "a"}, "text"), ({"input_ids": [9]}, "input_ids")):
+        for stream in (False, True):
+            error = ask({**prompt, "stream": stream}, refusal).json()["error"]
+            assert error["param"] == field and error["message"].startswith(f"{field}: token id 9")
+    outputs = ask({"text": ["a", "b"], "stream": True}, refusal).text
+    assert "outside" in outputs and '"field"' not in outputs
 
 
 def test_a_body_over_the_limit_is_a_413() -> None:

@@ -17,7 +17,7 @@ from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.errors import Failure, native_shape
-from bough.server.names import in_names_of
+from bough.server.names import name_fields
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
@@ -25,6 +25,7 @@ from bough.server.sse import DONE, json_event
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
+TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
 OPTIONS = (
     "input_ids",
     "sampling_params",
@@ -57,6 +58,7 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
+    name_fields(request, TEXT_NAMES if body.input_ids is None else {})
     inputs = await read_inputs(context, body)
     timed = bool(body.return_timings)
     if body.stream:
@@ -75,8 +77,7 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
-    with in_names_of({"prompt": "text"}):
-        return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
+    return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
 
 
 class OutputWriter:

@@ -18,6 +18,7 @@ from bough.core.errors import RequestError
 from bough.core.stop_patterns import check_patterns
 
 GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
+MAX_TEMPERATURE = 1_000_000
 MAX_LOGPROBS = 4096
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
@@ -92,14 +93,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Itself, if every value lies in its range."""
         for name, low, high, allowed in RANGES:
             value = getattr(self, name)
-            if value is not None and not (low <= value <= high):
+            if value is not None and (not low <= value <= high or (name in ABOVE_LOWEST and value == low)):
                 raise RequestError(f"{name} must be {allowed}, got {value}.", field=name)
-        if self.top_p <= 0.0:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", field="top_p")
-        if self.repetition_penalty <= 0.0:
-            raise RequestError(
-                f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}.", field="repetition_penalty"
-            )
         if self.top_k == 0:
             raise RequestError("top_k must be -1 (off) or at least 1; got 0.", field="top_k")
         if self.min_new_tokens > self.max_new_tokens:
@@ -130,7 +125,7 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_new_tokens", 0, INT32_MAX, f"between 0 and {INT32_MAX}"),
     ("min_new_tokens", 0, INT32_MAX, f"between 0 and {INT32_MAX}"),
     ("n", 1, 1024, "between 1 and 1024"),
-    ("temperature", 0.0, 1e6, "a number between 0 and 1000000"),
+    ("temperature", 0.0, MAX_TEMPERATURE, f"a number between 0 and {MAX_TEMPERATURE}"),
     ("top_p", 0.0, 1.0, "in (0, 1]"),
     ("top_k", -1, INT32_MAX, f"-1 (off) or between 1 and {INT32_MAX}"),
     ("min_p", 0.0, 1.0, "in [0, 1]"),
@@ -140,6 +135,7 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("sampling_seed", -INT64_MAX - 1, INT64_MAX, "a 64-bit whole number (-2**63 to 2**63 - 1)"),
     ("stream_interval", 1, INT32_MAX, f"between 1 and {INT32_MAX}"),
 )
+ABOVE_LOWEST = frozenset({"top_p", "repetition_penalty"})  # their lowest value itself is refused
 
 # Fields of SGLang's requests whose feature this engine does not have: refused by name when given.
 UNBUILT_FIELDS = frozenset({"json_schema", "regex", "ebnf", "structural_tag", "custom_params"})
@@ -191,6 +187,8 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
 
 
 def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParams:
+    # JSON does not tell 1 from 1.0, and neither do all clients.
+    values = {name: _whole(value) if name in WHOLE_FIELDS else value for name, value in values.items()}
     try:
         return msgspec.convert(values, cls, strict=True)
     except msgspec.ValidationError as error:
@@ -202,6 +200,12 @@ def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParam
         raise RequestError(f"{name} must be {words}, got {shown!r}.", field=name) from None
 
 
+def _whole(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_whole, value))
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= INT64_MAX else value
+
+
 TYPE_WORDS: dict[Any, str] = {
     int: "a whole number",
     int | None: "a whole number",
@@ -210,6 +214,9 @@ TYPE_WORDS: dict[Any, str] = {
     tuple[str, ...]: "a string or a list of strings",
     tuple[int, ...]: "a token id or a list of token ids",
 }
+WHOLE_FIELDS = frozenset(
+    name for name, hint in typing.get_type_hints(SamplingParams).items() if hint in (int, int | None, tuple[int, ...])
+)
 
 
 def _field_of(message: str) -> str:

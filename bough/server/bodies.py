@@ -10,6 +10,7 @@ import difflib
 import functools
 import logging
 import re
+import typing
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=msgspec.Struct)
 MEBIBYTE = 1 << 20
+EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 SETTINGS_KEY = "bough.settings"  # where the application leaves the server's settings for its endpoints
 
 
@@ -64,13 +66,33 @@ async def read_bytes(request: Request) -> bytes:
 def decode_body(raw: bytes, struct: type[S]) -> S:
     """Bad JSON and wrong types raise; so does text that is not UTF-8."""
     try:
-        body: S = decoder_of(struct).decode(raw or b"{}")
+        body: S = _decode(raw or b"{}", struct)
     except msgspec.ValidationError as error:
         _suggest_field(str(error), struct)
         raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from None
     return body
+
+
+def _decode(raw: bytes, struct: type[S]) -> S:
+    body: S
+    try:
+        body = decoder_of(struct).decode(raw)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        body = msgspec.convert(_WHOLE_NUMBERS.decode(raw), struct)
+    return body
+
+
+def _number(literal: str) -> int | float:
+    """JSON does not tell 1 from 1.0, and neither do all clients; a number that is whole may stand for either."""
+    value = float(literal)
+    return int(value) if value.is_integer() and abs(value) <= EXACT_FLOAT else value
+
+
+_WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=_number)
 
 
 def _suggest_field(complaint: str, struct: type[msgspec.Struct]) -> None:
@@ -87,14 +109,20 @@ def decoder_of(struct: type[S]) -> msgspec.json.Decoder[S]:
     return msgspec.json.Decoder(struct)
 
 
-_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)  # null: an object that was not given
 _noticed: set[tuple[str, str]] = set()
 
 
-def _notice_unknown(raw: bytes, struct: type[msgspec.Struct], path: str, *, strict: bool) -> None:
-    known = _known_fields(struct)
-    for name in _RAW_FIELDS.decode(raw):
-        if name in known:
+def _notice_unknown(
+    raw: bytes | msgspec.Raw, struct: type[msgspec.Struct], path: str, *, strict: bool, inside: str = ""
+) -> None:
+    """`inside` is where in the body the object stands, such as "stream_options."."""
+    known, objects = _known_fields(struct), _object_fields(struct)
+    for field, value in (_RAW_FIELDS.decode(raw) or {}).items():
+        name = inside + field
+        if field in objects:
+            _notice_unknown(value, objects[field], path, strict=strict, inside=f"{name}.")
+        if field in known:
             continue
         if strict:
             raise RequestError(f"Unknown field {name!r} (--strict-fields).", field=name)
@@ -106,6 +134,17 @@ def _notice_unknown(raw: bytes, struct: type[msgspec.Struct], path: str, *, stri
 @functools.cache
 def _known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(struct.__struct_encode_fields__)
+
+
+@functools.cache
+def _object_fields(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """Those fields that hold an object with fields of its own."""
+    found = {}
+    for name, hint in typing.get_type_hints(struct).items():
+        for kind in (hint, *typing.get_args(hint)):
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                found[name] = kind
+    return found
 
 
 def _too_large(limit: int) -> HttpError:

@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bough.server.errors import Shape, failure_of, native_shape
-from bough.server.names import in_words_of
+from bough.server.names import in_spoken_names, speak_plainly
 from bough.server.responses import error_response
 
 Handler = Callable[[Request], Awaitable[Response]]
+EVENTS = "text/event-stream"
 Access = Literal["open", "api", "admin"]  # no key; the API's key; the key for management
 
 
@@ -49,8 +50,7 @@ class Endpoint:
     body: Any = None
     answer: Any = None
     media_type: str = "application/json"
-    streams: bool = False  # as `stream` in the body says, the answer may be a stream
-    stream_type: str = "text/event-stream"
+    other_types: tuple[str, ...] = ()  # media types that the answer has where it is asked for, such as EVENTS
     queries: tuple[Query, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,6 +61,7 @@ class Endpoint:
             begun = True
             await send(message)
 
+        speak_plainly()
         request = Request(scope, receive)
         try:
             response = await self.handler(request)
@@ -71,4 +72,4 @@ class Endpoint:
             # Not swallowed: the client is told, and a defect is logged with its traceback.
             if begun:
                 raise
-            await error_response(failure_of(in_words_of(scope, error)), self.shape)(scope, receive, send)
+            await error_response(failure_of(in_spoken_names(error)), self.shape)(scope, receive, send)

@@ -14,7 +14,10 @@ from typing import Any
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import MAX_STOPS
+from bough.core.sampling_params import INT32_MAX, MAX_STOPS
+
+# -1 turns it off; the engine refuses 0, which would leave no token to choose from.
+TOP_K = msgspec.Meta(extra_json_schema={"minimum": -1, "maximum": INT32_MAX, "not": {"const": 0}})
 
 # By field, the values that ask for nothing besides empty ones; with None among them even an empty one asks.
 Harmless = Mapping[str, tuple[Any, ...]]
@@ -25,12 +28,19 @@ def between(low: float, high: float) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema={"minimum": low, "maximum": high})
 
 
+def above(low: float, high: float) -> msgspec.Meta:
+    """The same without the lower end."""
+    return msgspec.Meta(extra_json_schema={"exclusiveMinimum": low, "maximum": high})
+
+
 def check_ranges(request: msgspec.Struct) -> None:
     """Raises a `RequestError` that names the first field whose number is out of its range."""
-    for name, (low, high) in _ranges(type(request)).items():
+    for name, (low, high, exclusive) in _ranges(type(request)).items():
         value = getattr(request, name)
-        if value is not None and not low <= value <= high:
-            raise RequestError(f"{name} must be between {low} and {high}, got {value}.", field=name)
+        if value is None or (low <= value <= high and not (exclusive and value == low)):
+            continue
+        allowed = f"above {low} and at most {high}" if exclusive else f"between {low} and {high}"
+        raise RequestError(f"{name} must be {allowed}, got {value}.", field=name)
 
 
 def check_stops(stops: Any, name: str) -> None:
@@ -51,12 +61,14 @@ def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 @functools.cache
-def _ranges(struct: type[msgspec.Struct]) -> dict[str, tuple[float, float]]:
-    """By field, the range that its annotation gives."""
+def _ranges(struct: type[msgspec.Struct]) -> dict[str, tuple[float, float, bool]]:
+    """By field, the range that its annotation gives, and whether the lower end is outside of it."""
     ranges = {}
     for name, hint in typing.get_type_hints(struct, include_extras=True).items():
         for note in getattr(hint, "__metadata__", ()):
             schema = note.extra_json_schema or {}
-            if "minimum" in schema:
-                ranges[name] = (schema["minimum"], schema["maximum"])
+            if "maximum" in schema:
+                exclusive = "exclusiveMinimum" in schema
+                low = schema["exclusiveMinimum" if exclusive else "minimum"]
+                ranges[name] = (low, schema["maximum"], exclusive)
     return ranges

@@ -12,13 +12,18 @@ from starlette.responses import HTMLResponse, Response
 
 from bough.core.settings import ServerSettings
 from bough.server.docs_page import DOCS_PAGE
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.error_objects import ERROR_TYPES
 from bough.server.responses import encode_json
 from bough.version import __version__
 
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
+OTHER_TYPES = {
+    EVENTS: "Server-sent events, each with JSON as its data",
+    "application/x-ndjson": "Lines, each of them JSON",
+    "text/plain": "Prometheus' text format",
+}
 CONVERTER = re.compile(r":\w+}")  # Starlette's way to say what a parameter may hold
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -107,9 +112,7 @@ def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: Ser
 def _content(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
     answer = {"type": "string"} if endpoint.answer is None else schemas.of(endpoint.answer)
     content: dict[str, Any] = {endpoint.media_type: {"schema": answer}}
-    if endpoint.streams:
-        content["text/event-stream"] = {"schema": {"description": "Server-sent events, each with JSON as its data"}}
-    return content
+    return content | {kind: {"schema": {"description": OTHER_TYPES[kind]}} for kind in endpoint.other_types}
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bough.server.endpoint import ClientGoneError
+from bough.server.endpoint import EVENTS, ClientGoneError
 from bough.server.errors import Failure, failure_of
 from bough.server.responses import encode_json
 
@@ -46,7 +46,7 @@ class EventStream(Response):
         on_failure: Callable[[Failure], bytes],
         *,
         headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
-        media_type: str = "text/event-stream",
+        media_type: str = EVENTS,
         keep_alive: bytes = KEEP_ALIVE,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:

@@ -28,6 +28,12 @@ def test_greedy_by_temperature_or_top_k() -> None:
     assert not SamplingParams.parse({}).greedy
 
 
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    assert SamplingParams.parse({"max_new_tokens": 7.0, "sampling_seed": 2.0}) == SamplingParams.parse(
+        {"max_new_tokens": 7, "sampling_seed": 2}
+    )
+
+
 def test_it_crosses_processes_unchanged() -> None:
     params = SamplingParams.parse({"logit_bias": {"3": -1.5}, "stop": ["a", "b"], "n": 2})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

@@ -13,7 +13,7 @@ from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import anthropic_shape
 from bough.server.messages import text_size
 from bough.server.names import in_names_of
@@ -33,7 +33,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
             summary="Answer a conversation",
             body=MessagesRequest,
             answer=Message,
-            streams=True,
+            other_types=(EVENTS,),
             shape=anthropic_shape,
             tag="anthropic",
         ),

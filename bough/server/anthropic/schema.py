@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.sampling_params import INT32_MAX
-from bough.server.limits import between
+from bough.server.limits import above, between
 
 Messages = Annotated[
     list[dict[str, Any]],
@@ -46,7 +46,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     max_tokens: Annotated[int, between(0, INT32_MAX)]
     temperature: Annotated[float | None, between(0, 1)] = None
-    top_p: Annotated[float | None, between(0, 1)] = None
+    top_p: Annotated[float | None, above(0, 1)] = None
     top_k: Annotated[int | None, between(0, INT32_MAX)] = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None

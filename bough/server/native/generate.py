@@ -15,9 +15,9 @@ from bough.client.piece import Piece
 from bough.core.errors import RequestError
 from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape
-from bough.server.names import name_fields
+from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
@@ -51,15 +51,15 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
             summary="Continue one prompt or many, given as text or token ids",
             body=GenerateBody,
             answer=GenerateOutput | list[GenerateOutput],
-            streams=True,
+            other_types=(EVENTS,),
         )
     ]
 
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
-    name_fields(request, TEXT_NAMES if body.input_ids is None else {})
-    inputs = await read_inputs(context, body)
+    with in_names_of(TEXT_NAMES if body.input_ids is None else {}):
+        inputs = await read_inputs(context, body)
     timed = bool(body.return_timings)
     if body.stream:
         writer = OutputWriter(batched=inputs.batched, timed=timed)

@@ -30,6 +30,7 @@ def load_routes(context: ServerContext) -> list[Endpoint]:
             handler=partial(loads, context),
             summary="How busy the engine is",
             answer=Loads,
+            other_types=("text/plain",),
             queries=(
                 Query("include", str, "accepted for SGLang's clients; everything is always included"),
                 Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),

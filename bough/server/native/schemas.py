@@ -10,19 +10,31 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from bough.core.sampling_params import RANGES, SamplingParams
+from bough.core.sampling_params import (
+    ABOVE_LOWEST,
+    INT32_MAX,
+    MAX_STOPS,
+    RANGES,
+    UNBUILT_FIELDS,
+    SamplingParams,
+)
 
 
 def _sampling_schema() -> dict[str, Any]:
     """The schema of `sampling_params`: it is read as a plain object, whose own check knows the model's defaults."""
     (_, components) = msgspec.json.schema_components([SamplingParams])
     properties: dict[str, Any] = components["SamplingParams"]["properties"]
-    for name in ("stop", "stop_regex", "stop_token_ids"):  # a single value counts as a list of one
-        plain = "integer" if name == "stop_token_ids" else "string"
-        properties[name] = {"anyOf": [{"type": plain}, {"type": "array", "items": {"type": plain}}]}
+    text = {"type": "string", "minLength": 1}
+    for name in ("stop", "stop_regex"):  # a single value counts as a list of one
+        properties[name] = {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}]}
+    token = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+    properties["stop_token_ids"] = {"anyOf": [token, {"type": "array", "items": token}]}
     for name, low, high, _ in RANGES:
-        properties[name] |= {"minimum": low, "maximum": high}
-    properties = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in properties.items()}
+        properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}
+    properties["top_k"]["not"] = {"const": 0}
+    nothing = {"type": "null"}
+    properties = {name: {"anyOf": [schema, nothing]} for name, schema in properties.items()}
+    properties |= dict.fromkeys(sorted(UNBUILT_FIELDS), nothing)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from bough.core.errors import RequestError
 from bough.server.limits import Harmless, check_stops, refuse_unbuilt
 from bough.server.messages import Message, read_messages
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
-
-log = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant", "tool")
 UNBUILT: Harmless = {
@@ -35,7 +29,6 @@ NAMES = {
     "repetition_penalty": "options.repeat_penalty",
     "sampling_seed": "options.seed",
 }
-_noticed: set[str] = set()
 
 
 def check_request(request: AnswerFields) -> None:
@@ -51,21 +44,6 @@ def check_request(request: AnswerFields) -> None:
         )
     if request.raw and request.system:
         raise RequestError("raw sends the prompt as it is, so there is no place for system.", field="system")
-
-
-def read_options(given: Mapping[str, Any] | None, *, strict: bool) -> Options:
-    """The options by their types. Names that nobody knows are said once in the log, or, if `strict`, refused."""
-    for name in (given or {}).keys() - set(Options.__struct_fields__):
-        shown = f"options.{name}"
-        if strict:
-            raise RequestError(f"Unknown field {shown!r} (--strict-fields).", field=shown)
-        if shown not in _noticed and len(_noticed) < 1000:
-            _noticed.add(shown)
-            log.warning("Ollama's API: the field %r is unknown and has no effect; this is said once", shown)
-    try:
-        return msgspec.convert(given or {}, Options)
-    except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(str(error).replace("at `$.", "at `$.options.")) from None
 
 
 def sampling_of(options: Options, context_length: int) -> dict[str, Any]:

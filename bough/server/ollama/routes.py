@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
-from bough.server.bodies import read_lenient_body, settings_of
+from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.errors import ollama_shape
@@ -20,25 +20,22 @@ from bough.server.ollama.reading import (
     NAMES,
     check_request,
     read_chat,
-    read_options,
     read_prompt,
     sampling_of,
     template_variables,
 )
-from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest
+from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
 from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
-EITHER_JSON = "application/*"  # a stream of lines is application/x-ndjson, a whole answer application/json
-
 
 def routes(context: ServerContext) -> list[Endpoint]:
     """Every endpoint of Ollama's API that this server has."""
     api = Ollama(context)
-    common: dict[str, Any] = {"media_type": EITHER_JSON, "shape": ollama_shape, "tag": "ollama"}
+    common: dict[str, Any] = {"other_types": (LINES,), "shape": ollama_shape, "tag": "ollama"}
     return [
         Endpoint(
             path="/api/chat",
@@ -70,7 +67,7 @@ class Ollama:
         body = await read_lenient_body(request, ChatRequest)
         form = self._form(body, chat=True)
         with in_names_of(NAMES):
-            sampling = self._read(request, body)
+            sampling = self._read(body)
             if not body.messages:
                 return json_response(form.loaded())
             inputs = await self._templated(read_chat(body), body, sampling)
@@ -80,7 +77,7 @@ class Ollama:
         body = await read_lenient_body(request, GenerateRequest)
         form = self._form(body, chat=False)
         with in_names_of(NAMES):
-            sampling = self._read(request, body)
+            sampling = self._read(body)
             if not body.prompt:
                 return json_response(form.loaded())
             if self._is_plain(body):
@@ -92,11 +89,10 @@ class Ollama:
     def _form(self, body: AnswerFields, *, chat: bool) -> AnswerForm:
         return AnswerForm(self._context.model.name, chat, bool(body.return_timings))
 
-    def _read(self, request: Request, body: AnswerFields) -> dict[str, Any]:
+    def _read(self, body: AnswerFields) -> dict[str, Any]:
         """The sampling parameters of a request that can be served."""
         check_request(body)
-        options = read_options(body.options, strict=settings_of(request).strict_fields)
-        return sampling_of(options, self._context.model.context_length)
+        return sampling_of(body.options or Options(), self._context.model.context_length)
 
     def _is_plain(self, body: GenerateRequest) -> bool:
         """Whether the prompt is continued as it is: on demand, and where a model has no template to put it in."""

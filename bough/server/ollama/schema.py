@@ -10,21 +10,24 @@ from typing import Annotated, Any
 
 import msgspec
 
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_TEMPERATURE
+from bough.server.limits import above, between
+
 
 class Options(msgspec.Struct, kw_only=True):
     """How tokens are chosen. `num_predict` below zero, or left out, means all that is left of the context."""
 
     num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
+    top_k: Annotated[int | None, between(-1, INT32_MAX)] = None
+    top_p: Annotated[float | None, above(0, 1)] = None
+    min_p: Annotated[float | None, between(0, 1)] = None
+    seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
     stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
+    repeat_penalty: Annotated[float | None, above(0, 2)] = None
     repeat_last_n: int | None = None  # 0 turns the penalty off; else it counts the whole text
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Annotated[float | None, between(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, between(-2, 2)] = None
     typical_p: float | None = None
     tfs_z: float | None = None
     mirostat: int | None = None
@@ -47,22 +50,12 @@ class Options(msgspec.Struct, kw_only=True):
     embedding_only: Any = None
 
 
-def _options_schema() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components([Options])
-    schema: dict[str, Any] = components["Options"]
-    return schema
-
-
-# Read as a plain object, so that names which nobody knows can be told.
-OptionsObject = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema=_options_schema())]
-
-
 class AnswerFields(msgspec.Struct, kw_only=True):
     """What chats and completions share."""
 
     model: str | None = None
     stream: bool | None = None  # on unless it is false
-    options: OptionsObject | None = None
+    options: Options | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     logprobs: bool | None = None

@@ -11,7 +11,7 @@ from bough.client.answer import Answer
 from bough.client.inputs import Inputs
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, openai_shape
 from bough.server.messages import read_messages, text_size
 from bough.server.openai.chat import ChatForm, ChatWriter, chat_prompt, read_chat
@@ -36,7 +36,7 @@ def generation_routes(context: ServerContext) -> list[Endpoint]:
             summary="Continue one prompt or several",
             body=CompletionRequest,
             answer=Completion,
-            streams=True,
+            other_types=(EVENTS,),
             shape=openai_shape,
             tag="openai",
         ),
@@ -46,7 +46,7 @@ def generation_routes(context: ServerContext) -> list[Endpoint]:
             summary="Answer a conversation",
             body=ChatRequest,
             answer=ChatCompletion,
-            streams=True,
+            other_types=(EVENTS,),
             shape=openai_shape,
             tag="openai",
         ),

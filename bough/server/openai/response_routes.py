@@ -17,7 +17,7 @@ from bough.client.answer import Answer
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import HttpError, failure_of, openai_shape
 from bough.server.messages import Message, render, text_size
 from bough.server.openai.logprobs import TokenSpeller
@@ -54,7 +54,7 @@ def response_routes(context: ServerContext) -> list[Endpoint]:
             summary="Answer a conversation and remember it",
             body=ResponsesRequest,
             answer=ResponseObject,
-            streams=True,
+            other_types=(EVENTS,),
             shape=openai_shape,
             tag="openai",
         ),

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bough.core.sampling_params import INT32_MAX, INT64_MAX
-from bough.server.limits import between
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, MAX_TEMPERATURE
+from bough.server.limits import TOP_K, above, between
 
 MAX_CHOICES = 1024
 
 Count = Annotated[int | None, between(1, MAX_CHOICES)]
 TokenCount = Annotated[int | None, between(0, INT32_MAX)]
-TopLogprobs = Annotated[int | None, between(0, 20)]
+TopLogprobs = Annotated[int | None, between(0, MAX_LOGPROBS)]  # OpenAI itself stops at 20
 Messages = Annotated[
     list[dict[str, Any]] | None,
     msgspec.Meta(
@@ -39,14 +39,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class SamplingFields(msgspec.Struct, kw_only=True):
     """How tokens are chosen; the same in all three APIs."""
 
-    temperature: Annotated[float | None, between(0, 2)] = None
-    top_p: Annotated[float | None, between(0, 1)] = None
-    top_k: int | None = None
+    temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
+    top_p: Annotated[float | None, above(0, 1)] = None
+    top_k: Annotated[int | None, TOP_K] = None
     min_p: Annotated[float | None, between(0, 1)] = None
     min_tokens: TokenCount = None
     frequency_penalty: Annotated[float | None, between(-2, 2)] = None
     presence_penalty: Annotated[float | None, between(-2, 2)] = None
-    repetition_penalty: Annotated[float | None, between(0, 2)] = None
+    repetition_penalty: Annotated[float | None, above(0, 2)] = None
     seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
@@ -95,7 +95,7 @@ class CompletionRequest(UnbuiltFields, kw_only=True):
     n: Count = None
     best_of: Count = None
     echo: bool | None = None
-    logprobs: Annotated[int | None, between(0, 5)] = None
+    logprobs: TopLogprobs = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     suffix: str | None = None

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import SamplingParams
-from bough.server.limits import MAX_STOPS
+from bough.core.sampling_params import MAX_STOPS, SamplingParams
 from bough.server.messages import read_messages, render
 from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
@@ -113,13 +112,13 @@ def test_a_chat_without_a_limit_may_use_the_whole_context(given: dict[str, Any],
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 2.1),
+        ("temperature", 1e7),
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("n", 0),
         ("n", 5000),
         ("best_of", 0),
-        ("logprobs", 6),
+        ("logprobs", 5000),
         ("logprobs", -1),
         ("max_tokens", -1),
         ("min_tokens", -1),
@@ -136,7 +135,7 @@ def test_completion_values_out_of_range_are_refused_by_name(field: str, value: A
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("top_logprobs", 21),
+        ("top_logprobs", 5000),
         ("max_completion_tokens", -1),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -153,6 +152,11 @@ def test_chat_values_that_cannot_be_served_are_refused_by_name(field: str, value
     with pytest.raises(RequestError) as caught:
         check_request(chat(**{field: value}))
     assert caught.value.field == field and field in caught.value.message
+
+
+def test_clients_of_sglang_may_go_beyond_openais_ranges() -> None:
+    check_request(completion(temperature=2.5, logprobs=50))
+    check_request(chat(temperature=2.5, logprobs=True, top_logprobs=50))
 
 
 def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:

@@ -158,7 +158,7 @@ def test_engine_fields_reach_the_engine_and_extras_come_back() -> None:
         ("/v1/completions", {}, "prompt"),
         ("/v1/completions", {"prompt": 3}, "prompt"),
         ("/v1/completions", {"prompt": "a", "temperature": "hot"}, "temperature"),
-        ("/v1/completions", {"prompt": "a", "temperature": 3}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": 1e7}, "temperature"),
         ("/v1/completions", {"prompt": "a", "top_p": 0}, "top_p"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": "a", "seed": 2**70}, "seed"),
@@ -242,9 +242,24 @@ def test_unknown_fields_pass_unless_strict() -> None:
     async def strict(desk: Desk) -> None:
         error = (await desk.post("/v1/completions", 400, prompt="a", frobnicate=1))["error"]
         assert error["param"] == "frobnicate"
+        await desk.post("/v1/completions", prompt="a", stream_options=None)
+        inside = {"stream_options": {"include_usage": True, "frobnicate": 1}}
+        error = (await desk.post("/v1/completions", 400, prompt="a", **inside))["error"]
+        assert error["param"] == "stream_options.frobnicate"
 
     at_desk(lenient)
     at_desk(strict, strict_fields=True)
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post("/v1/completions", prompt="a", max_tokens=3.0, n=2.0, temperature=1.5)
+        sampling = desk.asked.sampling
+        assert (sampling.max_new_tokens, sampling.temperature) == (3, 1.5) and len(desk.engine.requests) == 2
+        error = (await desk.post("/v1/completions", 400, prompt="a", max_tokens=3.5))["error"]
+        assert error["param"] == "max_tokens"
+
+    at_desk(use)
 
 
 def test_models() -> None:

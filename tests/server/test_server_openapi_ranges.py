@@ -1,0 +1,95 @@
+"""The ranges on the OpenAPI page are those that the server keeps to: at each end, a value is served if the page allows
+it and refused if it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bough.server.app import App
+from bough.server.openapi import openapi_document
+from bough.server.protocols import all_endpoints
+from tests.fakes.scripted_engine import IM_END
+from tests.server.native_engine import NativeEngine
+
+jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="jsonschema_rs comes with schemathesis")
+
+HI = [{"role": "user", "content": "hi"}]
+# Path, the least that a request needs, and the field under which its numbers stand.
+CALLS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("/generate", {"text": "hi"}, "sampling_params"),
+    ("/v1/completions", {"prompt": "hi"}, None),
+    ("/v1/chat/completions", {"messages": HI, "logprobs": True}, None),
+    ("/v1/responses", {"input": "hi"}, None),
+    ("/v1/messages", {"messages": HI, "max_tokens": 9}, None),
+    ("/api/chat", {"messages": HI, "stream": False}, "options"),
+]
+# Their ranges depend on other fields, or many answers are not worth their time.
+ENTANGLED = {"min_new_tokens", "min_tokens", "best_of", "n"}
+
+CONTEXT = NativeEngine(lambda request: [*b"hi", IM_END]).context()
+ENDPOINTS = all_endpoints(CONTEXT)
+PAGE = openapi_document(ENDPOINTS, CONTEXT.settings.server)
+
+
+def schema_of(path: str) -> dict[str, Any]:
+    reference = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return {**reference, "components": PAGE["components"]}
+
+
+def ranged(schema: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(field, what the page says of it) wherever a range is given."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from ranged(part, name)
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield from ranged(PAGE["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]], name)
+        if "maximum" in schema:
+            yield name, schema
+        for part in ("anyOf", "items"):
+            yield from ranged(schema.get(part, []), name)
+        for field, inner in schema.get("properties", {}).items():
+            yield from ranged(inner, field)
+
+
+@pytest.mark.parametrize(("path", "base", "under"), CALLS)
+def test_the_page_tells_the_ranges_that_hold(path: str, base: dict[str, Any], under: str | None) -> None:
+    schema = schema_of(path)
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    found = [(name, limits) for name, limits in ranged(schema) if name not in ENTANGLED]
+    assert len({name for name, _ in found}) > 3
+
+    async def go() -> None:
+        app = App(ENDPOINTS, CONTEXT.settings.server)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://bough") as http:
+            for name, limits in found:
+                low = limits["minimum" if "minimum" in limits else "exclusiveMinimum"]
+                for value in (low - 1, low, 0, 1, 1.0, limits["maximum"], limits["maximum"] + 1, None):
+                    body = {**base, **({under: {name: value}} if under else {name: value})}
+                    if value is None and name in base:  # what is required may not be left out
+                        continue
+                    reply = await http.post(path, json=body)
+                    assert (reply.status_code == 200) == validator.is_valid(body), (name, value, reply.text)
+
+    asyncio.run(go())
+
+
+def test_fields_without_a_feature_may_be_null_on_the_page_as_in_fact() -> None:
+    validator = jsonschema_rs.Draft202012Validator(schema_of("/generate"))
+    assert validator.is_valid({"text": "hi", "sampling_params": {"regex": None, "custom_params": None}})
+    assert not validator.is_valid({"text": "hi", "sampling_params": {"regex": "a+"}})
+
+
+def test_the_page_names_the_media_types_of_answers() -> None:
+    def types_of(path: str, method: str = "post") -> set[str]:
+        return set(PAGE["paths"][path][method]["responses"]["200"]["content"])
+
+    for path in ("/api/chat", "/api/generate"):
+        assert types_of(path) == {"application/json", "application/x-ndjson"}
+    assert types_of("/v1/chat/completions") == {"application/json", "text/event-stream"}
+    assert types_of("/v1/loads", "get") == {"application/json", "text/plain"}

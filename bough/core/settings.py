@@ -36,6 +36,7 @@ UNBUILT_SETTINGS: dict[str, Any] = {
     "enable_lora": False,
     "is_embedding": False,
     "speculative_algorithm": None,
+    "incremental_streaming_output": False,
 }
 
 
@@ -186,6 +187,8 @@ class ServerSettings:
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; needs bough[otel]"
     )
     enable_metrics: bool = setting(False, "accepted for SGLang's users; /metrics is always on")
+    enable_cache_report: bool = setting(False, "accepted for SGLang's users; answers always tell their cached tokens")
+    skip_server_warmup: bool = setting(False, "accepted for SGLang's users; the port opens at once in any case")
     watchdog_timeout: float = setting(
         300.0, "seconds without progress after which the engine counts as stuck; 0 for never", low=0.0
     )

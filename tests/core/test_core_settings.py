@@ -37,6 +37,12 @@ def test_what_is_not_built_may_be_left_at_its_default() -> None:
     assert not UNBUILT_SETTINGS.keys() & {f.name for _, f in all_fields()}
 
 
+def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
+    Settings.from_flat({"skip_server_warmup": True, "enable_cache_report": True, "enable_metrics": True})
+    with pytest.raises(SettingsError, match="incremental_streaming_output"):
+        Settings.from_flat({"incremental_streaming_output": True})
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

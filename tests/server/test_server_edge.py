@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort
 from bough.core.settings import Settings
 from bough.observability.logs import set_up_logging
 from bough.server.app import App
@@ -176,6 +177,29 @@ def test_errors_name_the_fields_of_the_protocol_and_leave_prose_alone() -> None:
     assert told("prompt must be a string.", "prompt") == ("text must be a string.", "text")
     assert told("n or max_new_tokens is wrong.", "n") == ("n or max_tokens is wrong.", "n")
     assert told("start must be a prompt position.", "start") == ("start must be a prompt position.", "start")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "a"}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/v1/responses", {"input": "a"}, "input"),
+        ("/v1/messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}, "messages"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engines_refusals_name_the_protocols_fields(
+    path: str, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    async def go() -> httpx.Response:
+        refusal = FinishAbort("input_ids: token id 9 is outside the vocabulary.", field="input_ids")
+        async with open_server(NativeEngine(lambda message: refusal)) as http:
+            return await http.post(path, json={**body, "model": "m", "stream": stream})
+
+    error = asyncio.run(go()).json()["error"]
+    assert error["message"] == f"{field}: token id 9 is outside the vocabulary."
+    assert error.get("param", field) == field  # Anthropic's errors have none
 
 
 def test_without_a_tokenizer_chats_are_sent_to_where_ids_are_taken() -> None:

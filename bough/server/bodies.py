@@ -19,6 +19,7 @@ from starlette.requests import Request
 from bough.core.errors import RequestError
 from bough.core.settings import ServerSettings
 from bough.server.errors import HttpError
+from bough.server.json_faults import unacceptable, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,10 @@ def decode_body(raw: bytes, struct: type[S]) -> S:
         body: S = _decode(raw or b"{}", struct)
     except msgspec.ValidationError as error:
         _suggest_field(str(error), struct)
-        raise
+        better = unacceptable(raw, str(error), struct)
+        raise (better or error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from None
+        raise unreadable(raw, error) from None
     return body
 
 

@@ -104,7 +104,11 @@ def test_any_stream_ends_in_the_answer_that_is_not_streamed(text: str, logprobs:
         ({"text": "a", "return_logprob": True, "logprob_start_len": -7}, "logprob_start_len", "a prompt position"),
         (b"{", None, "not valid JSON"),
         (b'{"text": "\xff"}', None, "not valid JSON"),
-        (b'{"text": "\\ud800"}', None, "not valid JSON"),
+        (b'{"text": NaN}', None, "not valid JSON"),
+        (b'{"text": "\\ud800"}', "text", "text holds a lone surrogate"),
+        (b'{"text": ["a", "\\udc00 a"]}', "text", r"text\[1\] holds a lone surrogate"),
+        (b'{"\\udc00": "a"}', None, "The body holds a lone surrogate"),
+        (b'{"text": "a", "sampling_params": {"top_p": 1e999}}', "top_p", "sampling_params.top_p is a number"),
         (b"[1]", None, "expected object"),
     ],
 )
@@ -115,6 +119,15 @@ def test_what_cannot_be_served_is_a_400_with_its_field(body: Any, field: str | N
     assert error.get("param") == field
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(error["message"])
+
+
+def test_a_wrong_choice_is_told_the_right_ones() -> None:
+    error = ask({"mode": "zzz"}, path="/pause_generation").json()["error"]
+    assert error["message"] == "mode must be one of 'abort', 'retract', 'in_place'; got 'zzz'."
+    error = ask({"activities": ["GPU", "X"]}, path="/start_profile").json()["error"]
+    assert error["message"].startswith("activities[1] must be one of 'CPU', ") and error["param"] == "activities"
+    cook = {"model": "m", "max_tokens": 1, "messages": [{"role": "cook", "content": "a"}]}
+    assert "must be one of" in ask(cook, path="/v1/messages").json()["error"]["message"]
 
 
 def test_fields_of_unbuilt_features_may_ask_for_nothing() -> None:

@@ -78,6 +78,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         values = {k: v for k, v in (defaults or {}).items() if v is not None}
         values.update({k: v for k, v in (given or {}).items() if v is not None})
         for name in UNBUILT_FIELDS & values.keys():
+            if not values.pop(name):  # empty: it asks for nothing
+                continue
             raise RequestError(f"sampling_params.{name} is not supported by this engine; leave it out.", field=name)
         unknown = [name for name in values if name not in cls.__struct_fields__]
         if unknown:

@@ -39,7 +39,7 @@ class Serving:
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._front = Front(log_requests=settings.server.log_requests)
+        self._front = Front(log_requests=settings.server.log_requests, root_path=settings.server.root_path)
         self._http = HttpServer(self._front, listener, settings.server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
         self._signals = 0

@@ -36,13 +36,26 @@ def shape_of(path: str) -> Shape:
     return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), native_shape)
 
 
+class Root:
+    """The prefix under which a proxy shows this server (`--root-path`)."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = "/" + prefix.strip("/") if prefix.strip("/") else ""
+
+    def without(self, path: str) -> str:
+        """The path of a route; some proxies have cut the prefix off and some have not."""
+        if self._prefix and (path == self._prefix or path.startswith(self._prefix + "/")):
+            return path[len(self._prefix) :] or "/"
+        return path
+
+
 class App:
     """The routed endpoints; an ASGI application."""
 
     def __init__(self, endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
         self._settings = settings
         self._keys = Keys(settings.api_key, settings.admin_api_key)
-        self._root = "/" + settings.root_path.strip("/") if settings.root_path.strip("/") else ""
+        self._root = Root(settings.root_path)
         self._exact: dict[str, Methods] = {}
         patterns: dict[str, Methods] = {}
         for endpoint in endpoints:
@@ -55,7 +68,7 @@ class App:
         self._patterns = [(compile_path(path)[0], methods) for path, methods in patterns.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = self._route_path(scope["path"])
+        path = self._root.without(scope["path"])
         methods, parameters = self._find(path)
         endpoint = _choose(methods, scope["method"])
         if endpoint is None:
@@ -69,11 +82,6 @@ class App:
         scope["path_params"] = parameters
         scope[SETTINGS_KEY] = self._settings
         await endpoint(scope, receive, send)
-
-    def _route_path(self, path: str) -> str:
-        if self._root and (path == self._root or path.startswith(self._root + "/")):
-            return path[len(self._root) :] or "/"
-        return path
 
     def _find(self, path: str) -> tuple[Methods, dict[str, Any]]:
         found = self._exact.get(path)

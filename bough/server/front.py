@@ -14,7 +14,7 @@ from enum import Enum
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.observability.logs import current_request
-from bough.server.app import shape_of
+from bough.server.app import Root, shape_of
 from bough.server.errors import Failure
 from bough.server.request_id import HEADER, assign_request_id
 from bough.server.responses import error_response
@@ -34,10 +34,11 @@ class Phase(Enum):
 class Front:
     """Opens when it is given an application."""
 
-    def __init__(self, *, log_requests: bool = False) -> None:
+    def __init__(self, *, log_requests: bool = False, root_path: str = "") -> None:
         self.phase = Phase.LOADING
         self._app: ASGIApp | None = None
         self._log_requests = log_requests
+        self._root = Root(root_path)
         self._active = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -91,7 +92,7 @@ class Front:
     async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"Retry-After": "1", "Connection": "close"}
         failure = Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
-        await error_response(failure, shape_of(scope["path"]))(scope, receive, send)
+        await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)
 
     def _enter(self) -> None:
         self._active += 1

@@ -14,12 +14,13 @@ def welcome_text(model: str, url: str, settings: ServerSettings, seconds: float)
 
 
 def curl_text(url: str, settings: ServerSettings) -> str:
-    """A command for this very server; a key is taken from the environment, never shown."""
-    words = ["curl"]
+    """A command for this very server. A key is never shown: it is taken from the environment, with a place to put it.
+    A certificate is most often the server's own, which curl does not know."""
+    words = ["curl"] if settings.ssl_certfile is None else ["curl", "-k"]
     if settings.uds is not None:
         words += ["--unix-socket", shlex.quote(settings.uds)]
         url = "https://localhost" if settings.ssl_certfile else "http://localhost"
     words.append(f"'{url}/generate'" if "[" in url else f"{url}/generate")
     if settings.api_key is not None:
-        words += ["-H", '"Authorization: Bearer $BOUGH_API_KEY"']
+        words += ["-H", '"Authorization: Bearer ${BOUGH_API_KEY:-YOUR_KEY}"']
     return " ".join([*words, "-H", "'Content-Type: application/json'", "-d", f"'{EXAMPLE}'"])

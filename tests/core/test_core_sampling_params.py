@@ -118,6 +118,10 @@ def test_not_an_object() -> None:
         SamplingParams.parse([1])  # type: ignore[arg-type]
 
 
+def test_a_field_of_an_unbuilt_feature_may_ask_for_nothing() -> None:
+    assert SamplingParams.parse({"custom_params": {}, "regex": ""}) == SamplingParams()
+
+
 @pytest.mark.parametrize(
     "pattern",
     [

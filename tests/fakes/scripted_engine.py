@@ -98,6 +98,7 @@ class ScriptedEngine:
     def __init__(self, script: Callable[[Generate], Sequence[int] | FinishReason | None]) -> None:
         self.script = script
         self.sent: list[Any] = []
+        self.cuts: Sequence[int] | None = None  # of streams, behind so many tokens; None: behind each
         self.tokenizer = byte_level_tokenizer()
         self.watchers: list[RequestWatcher] = []
         self.client = EngineClient(self, self.tokenizer, watchers=self.watchers)
@@ -134,7 +135,7 @@ class ScriptedEngine:
             self._later([Delta(message.handle, "", b"", finish=play)])
             return
         prompt = _prompt_of(message)
-        cuts = range(1, len(play)) if message.stream else ()
+        cuts = (range(1, len(play)) if self.cuts is None else self.cuts) if message.stream else ()
         self._later(deltas_of(self.tokenizer, message.handle, prompt, play, cuts))
 
     def _later(self, deltas: Sequence[Delta]) -> None:

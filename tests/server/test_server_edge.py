@@ -95,12 +95,13 @@ def test_until_it_is_open_and_after_it_is_told_to_stop_everybody_gets_a_503() ->
         return json_response({})
 
     async def go() -> None:
-        front = Front()
+        front = Front(root_path="/llm")
         app = App([Endpoint(path="/health", methods=("GET",), handler=ok, summary="")], Settings().server)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://bough") as http:
             loading = await http.get("/health")
             assert loading.status_code == 503 and "loading" in loading.text and loading.headers["retry-after"]
             assert (await http.get("/v1/models")).json()["error"]["type"] == "server_error"
+            assert (await http.get("/llm/v1/models")).json()["error"]["type"] == "server_error"
             front.open(app)
             assert (await http.get("/health")).status_code == 200
             front.phase = Phase.DRAINING
@@ -165,6 +166,8 @@ def test_the_page_describes_every_route_and_nothing_else() -> None:
 def test_the_call_to_paste_never_shows_a_key() -> None:
     server = Settings.from_flat({"api_key": "s3cret", "uds": "/run/a b.sock"}).server
     text = curl_text("http+unix:///run/a b.sock", server)
+    assert "Bearer ${BOUGH_API_KEY:-YOUR_KEY}" in text
+    assert curl_text("https://h", Settings.from_flat({"ssl_certfile": "c.pem"}).server).startswith("curl -k https://h/")
     assert "s3cret" not in text and "--unix-socket '/run/a b.sock' http://localhost/generate" in text
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -30,11 +32,19 @@ def events_of(text: str) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def ask(body: dict[str, Any] | bytes, play: Any = HELLO, path: str = "/generate", **settings: Any) -> httpx.Response:
+def ask(
+    body: dict[str, Any] | bytes,
+    play: Any = HELLO,
+    path: str = "/generate",
+    cuts: Sequence[int] | None = None,
+    **settings: Any,
+) -> httpx.Response:
     """One request to a fresh server."""
 
     async def go() -> httpx.Response:
-        async with open_server(NativeEngine(lambda message: play), **settings) as http:
+        engine = NativeEngine(lambda message: play)
+        engine.cuts = cuts
+        async with open_server(engine, **settings) as http:
             return await http.post(path, **({"content": body} if isinstance(body, bytes) else {"json": body}))
 
     return asyncio.run(go())
@@ -68,13 +78,18 @@ def test_streams_are_cumulative_and_end_with_done() -> None:
         assert [o for o in outputs if o["index"] == index][-1]["text"] == "hello"
 
 
-@settings(max_examples=20)
-@given(st.text(max_size=12), st.booleans())
-def test_any_stream_ends_in_the_answer_that_is_not_streamed(text: str, logprobs: bool) -> None:
+@settings(max_examples=20, deadline=None)
+@given(st.text(max_size=12), st.booleans(), st.sets(st.integers(0, 48)))
+def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
+    text: str, logprobs: bool, cuts: set[int]
+) -> None:
     play = [*text.encode(), IM_END]
     body = {"text": "q", "return_logprob": logprobs, "top_logprobs_num": 2, "rid": "r"}
     whole = ask(body, play).json()
-    last = events_of(ask(body | {"stream": True}, play).text)[-2]
+    *outputs, last, done = events_of(ask(body | {"stream": True}, play, cuts=tuple(cuts)).text)
+    assert done == "[DONE]" and len(outputs) <= len([cut for cut in cuts if 0 < cut < len(play)])
+    for earlier, later in itertools.pairwise([*outputs, last]):
+        assert later["text"].startswith(earlier["text"]) and len(later["output_ids"]) > len(earlier["output_ids"])
     for output in (whole, last):
         output["meta_info"].pop("e2e_latency")
     assert last == whole

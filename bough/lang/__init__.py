@@ -1,5 +1,5 @@
-"""The frontend language: programs that write with a model, in which `gen`, `select`, `fork` and ordinary Python make one
-program, run in this process, against a server or against another vendor's API.
+"""The frontend language: programs that write with a model. `gen`, `select`, `fork` and ordinary Python make one
+program, which runs in this process, against a server or against another vendor's API.
 
 `expressions` is what programs are made of, `program` how they are run, `state` what they hold in their hand,
 `interpreter` what happens then, `backends` where. Names and their meaning are SGLang's: a program written for it runs

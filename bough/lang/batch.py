@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from bough.core.errors import ProgramError
 from bough.lang import loop, running
 from bough.lang.config import global_config
-from bough.lang.interpreter import RunOptions
 from bough.lang.state import ProgramState
+from bough.lang.steps import RunOptions
 from bough.lang.tracer import Start, trace_start
 
 if TYPE_CHECKING:

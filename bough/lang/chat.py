@@ -1,14 +1,14 @@
 """How roles become text, piece by piece, so that a state's text only ever grows.
 
-A chat template renders whole conversations, but a program writes its messages one after the other, and what stands must
-not change, or no prefix could be reused. So the template is run on the *roles* with marks in place of the contents; what
-it puts between two marks is what belongs between two messages. The result depends on the roles alone, is kept, and costs
-a lookup afterwards. Templates that rewrite older messages (some drop the thinking of earlier turns) cannot do so here.
+A chat template renders whole conversations, but a program writes its messages one after the other, and what stands
+must not change, or no prefix could be reused. So the template is run on the *roles* with marks in place of the
+contents; what it puts between two marks is what belongs between two messages. The result depends on the roles alone, is
+kept, and costs a lookup afterwards. Templates that rewrite older messages (some drop the thinking of earlier turns)
+cannot do so here.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +21,10 @@ MARK = "[[bough-message-{}]]"
 class ChatFormat(Protocol):
     """What stands around messages. `roles` are those of the conversation up to and with the message in question."""
 
-    stop: tuple[str, ...]  # where an assistant's message ends, if no token of the model says so
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Where an assistant's message ends, if no token of the model says so."""
+        ...
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
         """What to write when the last of the roles begins; `generated`: the model is to write it."""
@@ -98,12 +101,12 @@ class TemplateFormat:
 
     def _without_closing(self, roles: tuple[str, ...], text: str) -> str:
         """The message before has been closed already."""
-        return text[len(os.path.commonprefix([text, self.closing(roles[:-1])])) :]
+        pairs = enumerate(zip(text, self.closing(roles[:-1]), strict=False))
+        written = next((i for i, (a, b) in pairs if a != b), None)
+        return text[len(self.closing(roles[:-1])) if written is None else written :]
 
     def _render(self, roles: Sequence[str], *, add_generation_prompt: bool = False) -> str:
-        messages: list[Mapping[str, Any]] = [
-            {"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)
-        ]
+        messages: list[Mapping[str, Any]] = [{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)]
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def _between(self, text: str, after: int | None, before: int | None) -> str:

@@ -103,14 +103,9 @@ def to_svg(graph: Graph) -> str:
     layout = lay_out(graph)
     width = layout.columns * (WIDTH + GAP_X) + GAP_X
     height = (max(box.row for box in layout.boxes) + 1) * (HEIGHT + GAP_Y) + GAP_Y
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        f'font-size="12">',
-        *_svg_lines(layout),
-        *(_svg_box(box) for box in layout.boxes),
-        "</svg>",
-    ]
-    return "\n".join(parts)
+    size = f'width="{width}" height="{height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    return "\n".join([head, *_svg_lines(layout), *map(_svg_box, layout.boxes), "</svg>"])
 
 
 def _corner(box: Box) -> tuple[int, int]:
@@ -123,8 +118,7 @@ def _svg_lines(layout: Layout) -> Iterator[str]:
         x2, y2 = _corner(layout.boxes[end])
         dashed = ' stroke-dasharray="4 3"' if value else ""
         yield (
-            f'<line x1="{x1 + WIDTH // 2}" y1="{y1 + HEIGHT}" x2="{x2 + WIDTH // 2}" y2="{y2}" '
-            f'stroke="#888"{dashed}/>'
+            f'<line x1="{x1 + WIDTH // 2}" y1="{y1 + HEIGHT}" x2="{x2 + WIDTH // 2}" y2="{y2}" stroke="#888"{dashed}/>'
         )
 
 

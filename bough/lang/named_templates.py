@@ -61,7 +61,11 @@ FORMATS: dict[str, NamedFormat] = {
         }
     ),
     "mistral": NamedFormat(
-        {"system": ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), "user": ("[INST] ", " [/INST]"), "assistant": ("", "</s>")}
+        {
+            "system": ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
+            "user": ("[INST] ", " [/INST]"),
+            "assistant": ("", "</s>"),
+        }
     ),
     "deepseek-v3": NamedFormat(
         {

@@ -15,8 +15,8 @@ from bough.lang import loop, running
 from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
-from bough.lang.interpreter import RunOptions
 from bough.lang.state import ProgramState
+from bough.lang.steps import RunOptions
 from bough.lang.tracer import TraceState, trace_program, trace_start
 
 # Arguments of `run` that hold for all generations of a program.
@@ -140,7 +140,7 @@ class Program:
     def run_batch(
         self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Any
     ) -> Iterator[ProgramState]: ...
-    def run_batch(
+    def run_batch(  # type: ignore[misc]  # the overloads differ in one argument, and need not repeat the others
         self,
         batch_kwargs: Sequence[Any],
         *,
@@ -234,9 +234,7 @@ def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:
 @overload
 def function(func: Callable[..., Any]) -> Program: ...
 @overload
-def function(
-    func: None = None, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[..., Any]], Program]: ...
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Callable[[Callable[..., Any]], Program]: ...
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:

@@ -12,14 +12,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from bough.lang import loop
-from bough.lang.document import Document
 from bough.lang.failure import raising_site
-from bough.lang.interpreter import Executor, RunOptions
+from bough.lang.interpreter import Executor
 from bough.lang.state import ProgramState
+from bough.lang.steps import RunOptions
 
 
 def new_state(options: RunOptions) -> ProgramState:
-    return ProgramState(Executor(options, Document(options.backend.chat_format)))
+    return ProgramState(Executor(options))
 
 
 def raise_failure(state: ProgramState) -> None:

@@ -2,8 +2,8 @@
 
 Chat APIs answer with messages and cannot continue one. A program that writes `"Name:" + gen("name") + "\\nAge:" +
 gen("age")` into one message is therefore answered by letting the model write freely, and finding the program's own text
-in what it wrote: what stands between are the variables. It works where the prompt has shown the form, and is tried a few
-times where the model did not keep to it. Pure, apart from the call it is given.
+in what it wrote: what stands between are the variables. It works where the prompt has shown the form, and is tried a
+few times where the model did not keep to it. Pure: the calls are the writer's.
 """
 
 from __future__ import annotations

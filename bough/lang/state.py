@@ -144,9 +144,7 @@ class ProgramState:
                 yield piece
         read.finish()
 
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of a piece and its meta information."""
         read = _Reader(self._executor, var_name)
         while not read.over:
@@ -240,7 +238,7 @@ class ProgramStateGroup:
         if len(each) != len(self):
             raise ValueError(f"There are {len(self)} branches, and {len(each)} expressions for them.")
         for state, expr in zip(self.states, each, strict=True):
-            state += expr  # noqa: PLW2901
+            state += expr
         return self
 
 
@@ -276,7 +274,7 @@ class _Reader:
     def take(self) -> str:
         """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
         self._version = self._executor.news.version
-        program_over = self._executor.over or self._executor.failure is not None
+        program_over = self._executor.over
         if self._name is not None and self._slot is None:
             self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet
         if self._name is None:

@@ -1,9 +1,9 @@
 """Runs programs without a model, to see what they would do.
 
 Arguments that are not given and values that a model would write are placeholders: they can be written, also inside
-f-strings, but nobody can look into them; a program that tries (`if s["x"] == …`, `for q in questions`) is followed up to
-there. `trace_program` records the whole graph; `trace_start` stops at the first call of a model, and so finds what is
-constant and which arguments come first, without running anything that stands behind a model's answer.
+f-strings, but nobody can look into them; a program that tries (`if s["x"] == …`, `for q in questions`) is followed up
+to there. `trace_program` records the whole graph; `trace_start` stops at the first call of a model, and so finds what
+is constant and which arguments come first, without running anything that stands behind a model's answer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Placeholder(Expr):
         self._look_inside()
 
     __bool__ = __len__ = __iter__ = __contains__ = __call__ = __int__ = __float__ = __index__ = _look_inside
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _look_inside  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _look_inside
     __sub__ = __mul__ = __truediv__ = __mod__ = _look_inside
 
 
@@ -258,9 +258,9 @@ class TraceGroup:
     def __iadd__(self, other: ExprLike | Sequence[ExprLike] | Callable[[int], ExprLike]) -> TraceGroup:
         for i, state in enumerate(self.states):
             if isinstance(other, str | Expr):
-                state += other  # noqa: PLW2901
+                state += other
             else:
-                state += other(i) if callable(other) else other[i]  # noqa: PLW2901
+                state += other(i) if callable(other) else other[i]
         return self
 
 

@@ -46,7 +46,9 @@ def test_an_error_in_the_body_names_its_line_and_aborts_what_runs() -> None:
             threading.Event().wait(0.001)
         raise ValueError("mine")
 
-    with pytest.raises(sgl.ProgramError, match=r"'broken' failed at test_lang_failures.py:\d+ in broken: ValueError: mine"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"'broken' failed at test_lang_failures.py:\d+ in broken: ValueError: mine"
+    ):
         broken.run(backend=backend)
     while backend.open:
         threading.Event().wait(0.001)

@@ -42,8 +42,8 @@ class GenOutput:
 class Scores:
     """The tokens of each choice with their logprobs, after the text and, where asked for, alone; what it cost."""
 
-    tokens: list[Scored]
-    alone: list[Scored] | None
+    tokens: Sequence[Scored]
+    alone: Sequence[Scored] | None
     metas: list[dict[str, Any]]
 
 

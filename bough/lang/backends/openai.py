@@ -82,7 +82,11 @@ class OpenAI(ChatApiBackend):
         # The token over the border belongs to the choices; where it begins, all choices begin.
         border = min(_border(column, len(text)) for column in columns)
         tokens = [
-            [(logprob, None, token) for logprob, token, start in _tokens(column) if start >= border and logprob is not None]
+            [
+                (logprob, None, token)
+                for logprob, token, start in _tokens(column)
+                if start >= border and logprob is not None
+            ]
             for column in columns
         ]
         if not all(tokens):

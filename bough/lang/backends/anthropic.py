@@ -54,7 +54,9 @@ class Anthropic(ChatApiBackend):
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
         fields = self.asked(request)
         messages = self.conversation(request)
-        arguments: dict[str, Any] = {name: fields[name] for name in ("temperature", "top_p", "top_k") if name in fields}
+        # The API takes these, but newer SDKs have no arguments for them.
+        chosen = {name: fields[name] for name in ("temperature", "top_p", "top_k") if name in fields}
+        arguments: dict[str, Any] = {"extra_body": chosen} if chosen else {}
         system = [message["content"] for message in messages if message["role"] == "system"]
         if system:
             arguments["system"] = "\n\n".join(system)

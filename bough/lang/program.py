@@ -41,7 +41,7 @@ SAMPLING_NAMES = (
 
 
 class Program:
-    """A function of a state `s` and arguments of its own. Inside another program it is called: `inner(s, …)`."""
+    """A function of a state `s` and arguments of its own."""
 
     def __init__(
         self,
@@ -58,10 +58,12 @@ class Program:
         if not inspect.signature(func).parameters:
             raise TypeError(f"Program {self.name!r} needs a state as its first parameter: def {self.name}(s, …).")
 
-    def __call__(self, s: ProgramState | TraceState, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(s, ProgramState | TraceState):
-            raise TypeError(f"Call {self.name}.run(…), or {self.name}(s, …) inside another program.")
-        return self.func(s, *args, **{**self.bound, **kwargs})
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """With a state it is a part of another program, `inner(s, …)`, and gives what its function returns; without one
+        it is run."""
+        if args and isinstance(args[0], ProgramState | TraceState):
+            return self.func(*args, **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
 
     def bind(self, **kwargs: Any) -> Program:
         """The program with some of its arguments set."""

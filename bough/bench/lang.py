@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bough as sgl
-from bough.bench.lang_programs import AtOnce, Remembering, few_shot, tree_of_thought
+from bough.bench.lang_programs import AtOnce, Call, Remembering, few_shot, tree_of_thought
 from bough.core.errors import SettingsError
 from bough.lang import loop
 from bough.lang.backends.in_process import EngineBackend
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     for name in ("questions", "shots", "fan_out", "depth", "output_len", "primitives"):
         if getattr(args, name) < 1:
             raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
-    results = [{"run": "interpreter, CPU µs per primitive", **interpreter_costs(args.primitives)}]
+    results: list[dict[str, Any]] = [{"run": "interpreter, CPU µs per primitive", **interpreter_costs(args.primitives)}]
     if not args.interpreter_only:
         results += _engine_runs(args, settings)
     for result in results:
@@ -111,18 +111,19 @@ BODIES = {
 def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, Any]]:
     from bough.launch.engine import Engine
 
-    loads = {
+    loads: dict[str, Callable[[Remembering], Usage]] = {
         f"few-shot batch of {args.questions}": lambda backend: _run_few_shot(args, backend),
         f"tree of thought, fan-out {args.fan_out}, depth {args.depth}": lambda backend: _run_tree(args, backend),
     }
-    results, asked = [], {}
+    results: list[dict[str, Any]] = []
+    asked: dict[str, list[Call]] = {}
     with Engine(**settings) as engine:
         engine.generate("warm", {"max_new_tokens": 2})
         for name, load in loads.items():
             engine.flush_cache()
             backend = Remembering(engine)
             began = time.perf_counter()
-            usage: Usage = load(backend)
+            usage = load(backend)
             duration_s = time.perf_counter() - began
             asked[name] = backend.calls
             share = usage.cached_tokens / max(1, usage.prompt_tokens)

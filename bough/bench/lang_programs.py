@@ -12,6 +12,7 @@ from bough.lang.backends.in_process import EngineBackend
 from bough.lang.chat import ChatFormat
 from bough.lang.named_templates import FORMATS
 
+Call = Callable[[Backend], Coroutine[Any, Any, Any]]
 SHOTS = [
     ("What is the capital of Italy?", "Rome"),
     ("Who wrote Hamlet?", "William Shakespeare"),
@@ -69,7 +70,7 @@ class Remembering(EngineBackend):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self.calls: list[Callable[[Backend], Coroutine[Any, Any, Any]]] = []
+        self.calls: list[Call] = []
 
     async def generate(self, request: GenRequest) -> GenOutput:
         self.calls.append(lambda backend: backend.generate(request))

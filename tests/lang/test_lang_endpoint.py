@@ -14,7 +14,10 @@ import pytest
 import bough as sgl
 from bough.core.errors import EngineDeadError, SettingsError
 
-CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 INFO: dict[str, Any] = {
     "model_path": "tiny",
     "chat_template": {"sources": {"default": CHATML}, "variables": {}, "first_token": ""},
@@ -24,6 +27,10 @@ INFO: dict[str, Any] = {
 def output(text: str, **meta: Any) -> dict[str, Any]:
     shown = {"finish_reason": {"type": "stop"}, "prompt_tokens": 3, "cached_tokens": 1, "completion_tokens": 1, **meta}
     return {"text": text, "output_ids": [1], "meta_info": shown}
+
+
+def entries(ids: list[int]) -> list[list[Any]]:
+    return [[None if i == 0 else -float(token), token, chr(token)] for i, token in enumerate(ids)]
 
 
 class NativeServer:
@@ -36,10 +43,8 @@ class NativeServer:
 
     def generate(self, body: dict[str, Any]) -> Any:
         if "input_ids" in body:  # the score of a token is minus its number
-            return [
-                output("", input_token_logprobs=[[None if i == 0 else -float(t), t, chr(t)] for i, t in enumerate(ids[start:])])
-                for ids, start in zip(body["input_ids"], body["logprob_start_len"], strict=True)
-            ]
+            pairs = zip(body["input_ids"], body["logprob_start_len"], strict=True)
+            return [output("", input_token_logprobs=entries(ids[start:])) for ids, start in pairs]
         return output(f"<{body['text'][-1]}>")
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
-from bough.core.errors import ProgramError
+from bough.core.errors import BoughError, ProgramError
 from bough.lang import loop, running
 from bough.lang.config import global_config
 from bough.lang.state import ProgramState
@@ -119,7 +119,10 @@ class Batch:
         if len(prefix) > WORTH_CACHING:
             if global_config.verbosity:
                 logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
-            loop.wait_for(self._options.backend.cache_prefix(prefix))
+            try:
+                loop.wait_for(self._options.backend.cache_prefix(prefix))
+            except BoughError as error:  # each run will meet it, and says where
+                logger.warning("%s: the common prefix could not be cached: %s", self._program.name, error)
 
     def _checked(self, states: list[ProgramState]) -> BatchResults:
         results = BatchResults(states)

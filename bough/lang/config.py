@@ -16,7 +16,7 @@ from bough.lang.backends.in_process import EngineBackend
 class GlobalConfig:
     """Change its fields to change the defaults."""
 
-    verbosity: int = 0  # 1: each program's text is logged when it ends
+    verbosity: int = 0  # 1: what is cached ahead of a batch is logged; 2: each program's text, too, when it ends
     default_backend: Any = None
     skip_special_tokens_in_output: bool = True
     enable_precache_with_tracing: bool = True

@@ -20,8 +20,8 @@ ExprLike: TypeAlias = "str | Expr"
 
 # What `dtype` allows, and where such a value ends.
 DTYPE_REGEXES: dict[type, str] = {
-    int: r"[-+]?[0-9]+",
-    float: r"[-+]?[0-9]*\.?[0-9]+",
+    int: r"[-+]?[0-9]+[ \n]*",  # a number ends at the space behind it, where the stop cuts it off
+    float: r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
     bool: r"(True|False)",
     str: r'"[\w\d\s]*"',
 }
@@ -196,14 +196,26 @@ def gen(
     return Gen(name, {key: value for key, value in given.items() if value is not None})
 
 
-def gen_int(name: str | None = None, **arguments: Any) -> Expr:
-    """`gen` of a whole number."""
-    return gen(name, **arguments, dtype=int)
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **arguments: Any,
+) -> Expr:
+    """`gen` of a whole number, with its arguments."""
+    return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=int)
 
 
-def gen_string(name: str | None = None, **arguments: Any) -> Expr:
-    """`gen` of a text in quotes."""
-    return gen(name, **arguments, dtype=str)
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **arguments: Any,
+) -> Expr:
+    """`gen` of a text in quotes, with its arguments."""
+    return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=str)
 
 
 def select(

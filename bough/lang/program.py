@@ -54,6 +54,8 @@ class Program:
         self.bound = dict(bound or {})
         self.__name__ = self.name = func.__name__
         self.__doc__ = func.__doc__
+        if inspect.iscoroutinefunction(func):
+            raise TypeError(f"Program {self.name!r} is an async function; write it with def, and use async_run().")
         self.parameters = list(inspect.signature(func).parameters.values())[1:]  # without the state
         if not inspect.signature(func).parameters:
             raise TypeError(f"Program {self.name!r} needs a state as its first parameter: def {self.name}(s, …).")

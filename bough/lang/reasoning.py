@@ -25,13 +25,18 @@ class ReasoningMarks:
 
 
 THINK = ReasoningMarks("<think>", "</think>")
+THINK_AT_ONCE = ReasoningMarks("<think>", "</think>", begins_thinking=True)
 MARKS = {
-    "deepseek-r1": ReasoningMarks("<think>", "</think>", begins_thinking=True),
+    "deepseek-r1": THINK_AT_ONCE,
     "deepseek-v3": THINK,
     "glm45": THINK,
+    "interns1": THINK,
     "kimi": ReasoningMarks("◁think▷", "◁/think▷"),
+    "kimi_k2": THINK,
+    "minimax": THINK_AT_ONCE,
     "qwen3": THINK,
-    "qwen3-thinking": ReasoningMarks("<think>", "</think>", begins_thinking=True),
+    "qwen3-thinking": THINK_AT_ONCE,
+    "step3": THINK_AT_ONCE,
 }
 
 

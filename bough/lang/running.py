@@ -6,16 +6,20 @@ Owns the thread of a run that has one, and its time-out.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from bough.lang import loop
+from bough.lang.config import global_config
 from bough.lang.failure import raising_site
 from bough.lang.interpreter import Executor
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
+
+logger = logging.getLogger(__name__)
 
 
 def new_state(options: RunOptions) -> ProgramState:
@@ -24,10 +28,8 @@ def new_state(options: RunOptions) -> ProgramState:
 
 def raise_failure(state: ProgramState) -> None:
     """Raises why the program failed, with its state attached."""
-    failure = state._executor.failure
-    if failure is not None:
-        error = failure.to_error()
-        error.state = state
+    error = state.error()
+    if error is not None:
         raise error
 
 
@@ -70,6 +72,8 @@ class Run:
             if timer is not None:
                 timer.cancel()
             executor.end()
+            if global_config.verbosity > 1:
+                logger.info("%s wrote: %s", executor.options.program, executor.document.text)
 
     def start_thread(self) -> Future[None]:
         """In a thread of its own; done when the program has ended, however it did."""

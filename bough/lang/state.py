@@ -112,7 +112,11 @@ class ProgramState:
         """Why the state failed, if it did; waits, and does not raise."""
         self._executor.sync()
         failure = self._executor.failure
-        return None if failure is None else failure.to_error()
+        if failure is None:
+            return None
+        error = failure.to_error()
+        error.state = self
+        return error
 
     def get_usage(self) -> Usage:
         """Tokens used so far, branches included."""

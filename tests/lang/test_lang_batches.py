@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 import bough as sgl
+from bough.core.errors import RequestError
+from bough.lang.backends.base import GenRequest
 from tests.fakes.lang_backend import ScriptedBackend
 
 SHOTS = "Q: How many legs has a spider? A: eight. Q: How many has a cat? A: four.\n"
@@ -62,12 +65,33 @@ def test_a_short_beginning_is_not_worth_a_call() -> None:
     assert short.cache(backend) == "Q: " and backend.cached == ["Q: "]
 
 
+def test_a_beginning_that_cannot_be_cached_leaves_the_runs_to_say_why() -> None:
+    class Uncached(ScriptedBackend):
+        async def cache_prefix(self, text: str) -> None:
+            raise RequestError("too long")
+
+    def refuse_a(request: GenRequest) -> str:
+        if "Topic: a" in request.text:
+            raise RequestError("too long")
+        return "x"
+
+    states = few_shot.run_batch(ITEMS, backend=Uncached(refuse_a))
+    assert sorted(states.errors) == [1, 3, 5] and [states[i]["answer"] for i in (0, 2, 4)] == ["x"] * 3
+
+
 def test_leaving_a_batch_early_aborts_the_rest() -> None:
-    backend = ScriptedBackend()
-    turns = few_shot.run_batch(ITEMS * 10, backend=backend, generator_style=True, num_threads=1)
-    next(turns)
+    backend = ScriptedBackend(gate=threading.Event())  # answers nobody
+
+    @sgl.function
+    def late(s: Any, i: int) -> None:
+        s += f"{i}" + (sgl.gen("x") if i else "")
+
+    turns = late.run_batch([(i,) for i in range(60)], backend=backend, generator_style=True, num_threads=1)
+    assert next(turns).text() == "0"
     turns.close()
-    assert len(backend.requests) < 60
+    while backend.open:
+        threading.Event().wait(0.001)
+    assert backend.cancelled == len(backend.requests) <= 1
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +125,23 @@ def test_programs_run_over_http_with_the_servers_own_template() -> None:
         assert sgl.get_server_info(backend)["model_path"] == "tiny"
         chat.cache(backend)
         assert server.asked[-1][1] == {"text": "<user>Hi</><assistant>", "sampling_params": {"max_new_tokens": 0}}
+
+
+def test_pictures_travel_as_their_bytes(tmp_path: Path) -> None:
+    png = b"\x89PNG..."
+    (tmp_path / "cat.png").write_bytes(png)
+    written = base64.b64encode(png).decode()
+
+    @sgl.function
+    def look(s: Any) -> None:
+        s += sgl.image(png) + sgl.image(str(tmp_path / "cat.png")) + sgl.image(written)
+        s += sgl.image("https://example.org/a.png") + sgl.video("film.mp4", 4) + sgl.gen("x")
+
+    with native() as server:
+        assert look.run(backend=sgl.RuntimeEndpoint(server.url)).text().startswith("<image>" * 4)
+        body = server.asked[-1][1]
+    assert body["image_data"] == [f"data:image/png;base64,{written}"] * 3 + ["https://example.org/a.png"]
+    assert body["video_data"] == [{"path": "film.mp4", "num_frames": 4}]
 
 
 def test_other_servers_templates_are_known_by_name() -> None:

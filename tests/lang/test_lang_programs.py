@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 import threading
 from typing import Any
 
@@ -169,13 +172,24 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
     @sgl.function
     def constrained(s: Any) -> None:
         s += "x" + sgl.gen("a", regex=r"\d+") + sgl.gen_int("b", stop=".") + sgl.gen("c", json_schema=City)
-        s += sgl.gen_string("d") + sgl.gen("e", dtype="float")
+        s += sgl.gen_string("d", 9) + sgl.gen("e", dtype="float") + sgl.gen("f", dtype=bool)
+        s += sgl.gen("g", json_schema={"type": "object"}) + sgl.gen("h", json_schema='{"type": "array"}')
 
     backend = ScriptedBackend()
     constrained.run(backend=backend)
     sent = [request.sampling for request in backend.requests]
-    assert sent[0]["regex"] == r"\d+" and sent[1]["stop"] == (".", " ", "\n") and "[0-9]+" in sent[1]["regex"]
-    assert '"name"' in sent[2]["json_schema"] and sent[3]["regex"].startswith('"') and "stop" not in sent[3]
+    assert sent[0]["regex"] == r"\d+" and sent[1]["stop"] == (".", " ", "\n")
+    assert json.loads(sent[2]["json_schema"])["properties"]["name"]["type"] == "string" and "regex" not in sent[2]
+    assert sent[3]["max_new_tokens"] == 9 and "stop" not in sent[3]
+    assert [request["json_schema"] for request in sent[6:]] == ['{"type": "object"}', '{"type": "array"}']
+    for fields, fits, fails in (
+        (sent[1], ["-12", "7 ", "7\n"], ["", "a", "1.5"]),
+        (sent[3], ['"ab c"', '""'], ["ab", '"a"b"']),
+        (sent[4], ["1.5", "-2", ".5 "], ["1.", "x"]),
+        (sent[5], ["True", "False"], ["true"]),
+    ):
+        assert all(re.fullmatch(fields["regex"], text) for text in fits)
+        assert not any(re.fullmatch(fields["regex"], text) for text in fails)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +202,7 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
         (lambda: sgl.select("a", choices="abc"), "list of choices"),
         (lambda: sgl.select("a", choices=["b"], temperature=1.0), "leave temperature at 0"),
         (lambda: sgl.gen("a", json_schema=3), "pydantic"),
+        (lambda: sgl.gen("a", dtype=int, regex="a"), "not both"),
     ],
 )
 def test_wrong_expressions_are_refused_where_they_are_made(make: Any, words: str) -> None:
@@ -202,6 +217,28 @@ def test_only_text_and_expressions_can_be_added() -> None:
 
     with pytest.raises(sgl.ProgramError, match="takes text and expressions"):
         wrong.run(backend=ScriptedBackend())
+
+
+def test_what_cannot_be_a_program_is_refused() -> None:
+    async def waits(s: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="use async_run"):
+        sgl.function(waits)
+    with pytest.raises(TypeError, match="needs a state"):
+        sgl.function(lambda: None)
+
+
+def test_what_programs_wrote_can_be_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    @sgl.function
+    def plain(s: Any) -> None:
+        s += "x" + sgl.gen("a")
+
+    caplog.set_level(logging.INFO, "bough.lang")
+    plain.run(backend=ScriptedBackend(last_word))
+    assert caplog.messages == []
+    monkeypatch.setattr(sgl.global_config, "verbosity", 2)
+    plain.run(backend=ScriptedBackend(last_word))
+    assert caplog.messages == ["plain wrote: x<x>"]
 
 
 def test_reasoning_is_kept_apart() -> None:

@@ -93,7 +93,7 @@ def test_openai_streams_samples_schemas_and_newer_models() -> None:
         state = chat.run("Capital?", backend=openai(server), stream=True)
         assert list(state.text_iter("answer")) in (["Par", "is"], ["Paris"])
         assert state.get_meta_info("answer")["prompt_tokens"] == 5
-        state = typed.run(backend=openai(server, "o4-mini"), max_new_tokens=7)
+        state = typed.run(backend=openai(server, model="o4-mini"), max_new_tokens=7)
     assert state["answer"] == ["Paris", "Paris1"] and state.get_usage().completion_tokens == 2
     sent = server.bodies[-1]
     assert sent["n"] == 2 and sent["max_completion_tokens"] == 7 and "max_tokens" not in sent
@@ -158,6 +158,7 @@ def test_openai_pictures_and_speculation(tmp_path: Path) -> None:
         state = look.run(backend=openai(server))
     assert (state["x"], state["y"]) == ("r", "s") and len(server.bodies) == 1
     parts = server.bodies[0]["messages"][0]["content"]
+    assert server.bodies[0]["model"] == "gpt-4o"
     assert parts[0]["image_url"]["url"].startswith("data:image/png;base64,")
     assert parts[1] == {"type": "text", "text": "Who? "} and parts[2]["image_url"]["url"] == "https://example.org/a.jpg"
     with pytest.raises(sgl.ProgramError, match=r"gone.png' cannot be read"):
@@ -191,7 +192,7 @@ def anthropic_reply(path: str, body: dict[str, Any]) -> Reply:
 
 def test_anthropic_sends_messages_whole_and_streamed() -> None:
     with vendor(anthropic_reply) as server:
-        backend = sgl.Anthropic("claude", base_url=server.url, api_key="k", max_retries=0)
+        backend = sgl.Anthropic(model="claude", base_url=server.url, api_key="k", max_retries=0)
         state = chat.run("Capital?", backend=backend)
         assert state["answer"] == "Paris" and state.get_meta_info("again")["finish_reason"] == {"type": "length"}
         usage = state.get_usage()

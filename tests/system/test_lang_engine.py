@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +43,7 @@ def test_a_conversation_is_written_as_the_models_template_renders_it(engine: sgl
     second = state.get_meta_info("second")
     assert second["cached_tokens"] >= state.get_meta_info("first")["prompt_tokens"] + 10  # the whole first turn
     streamed = conversation.run(**GREEDY, stream=True)
-    assert len(list(streamed.text_iter("first"))) > 3 and streamed.text() == state.text()
+    assert len(list(streamed.text_iter("first"))) > 1 and streamed.text() == state.text()
 
 
 def test_choices_are_scored_in_one_batch_over_the_shared_prefix(engine: sgl.Engine) -> None:
@@ -81,20 +83,41 @@ def test_scores_are_the_engines_own_logprobs(engine: sgl.Engine) -> None:
         assert likely[entry[1]] == pytest.approx(entry[0], abs=1e-3)
 
 
-def test_what_the_engine_cannot_constrain_is_told() -> None:
+@pytest.mark.parametrize(
+    ("expr", "form", "field"),
+    [
+        (sgl.gen_int("x", max_tokens=8), r"[-+]?\d+", "regex"),
+        (sgl.gen("x", max_tokens=8, dtype=bool), "True|False", "regex"),
+        (sgl.gen("x", max_tokens=8, regex="(red|blue) (cat|dog)"), "(red|blue) (cat|dog)", "regex"),
+        (sgl.gen("x", max_tokens=24, json_schema={"enum": ["cat", "dog"]}), r'\s*"(cat|dog)"\s*', "json_schema"),
+    ],
+)
+def test_a_constraint_is_kept_or_refused_by_its_name(expr: Any, form: str, field: str) -> None:
     @sgl.function
-    def number(s: Any) -> None:
-        s += "A number: " + sgl.gen_int("n")
+    def constrained(s: Any) -> None:
+        s += "The answer: " + expr
 
-    with pytest.raises(sgl.ProgramError, match=r"regex is not supported"):
-        number.run()
+    try:
+        assert re.fullmatch(form, constrained.run(**GREEDY)["x"])
+    except sgl.ProgramError as error:
+        assert f"{field} is not supported by this engine" in str(error)
 
+
+@pytest.mark.parametrize(
+    ("medium", "field"), [(sgl.image(b"..."), "image_data"), (sgl.video("a.mp4", 2), "video_data")]
+)
+def test_a_model_that_does_not_see_says_so(medium: Any, field: str) -> None:
     @sgl.function
-    def picture(s: Any) -> None:
-        s += sgl.user(sgl.image(b"...")) + sgl.assistant(sgl.gen("x"))
+    def look(s: Any) -> None:
+        s += sgl.user(medium + "What is it?") + sgl.assistant(sgl.gen("x", max_tokens=2))
 
-    with pytest.raises(sgl.ProgramError, match=r"image_data is not supported"):
-        picture.run()
+    with pytest.raises(sgl.ProgramError, match=rf"{field} is not supported"):
+        look.run()
+
+
+def running_requests(engine: sgl.Engine) -> int:
+    running: int = engine.get_server_info()["internal_states"][0]["num_running_reqs"]
+    return running
 
 
 def test_branches_decode_in_one_batch(engine: sgl.Engine) -> None:
@@ -103,18 +126,39 @@ def test_branches_decode_in_one_batch(engine: sgl.Engine) -> None:
         s += "Colours are"
         branches = s.fork(6)
         branches += lambda i: f" {('red', 'blue', 'green', 'black', 'white', 'grey')[i]},"
-        branches += sgl.gen("more", max_tokens=30, ignore_eos=True)
+        branches += sgl.gen("more", max_tokens=40, ignore_eos=True)
         s["most"] = 0
         while s["most"] < 6 and not branches[0]._executor.over:
-            s["most"] = max(s["most"], engine.get_server_info()["internal_states"][0]["num_running_reqs"])
+            s["most"] = max(s["most"], running_requests(engine))
+            threading.Event().wait(0.02)
         branches.join()
 
+    engine.flush_cache()
     state = wide.run(**GREEDY)
     assert len(state["more"]) == 6 and state["most"] == 6
     usage = state.get_usage()
     assert (usage.cached_tokens, usage.prompt_tokens) == (5 * 3, 6 * 5)  # "Colours are" is computed once
 
 
+def test_a_time_out_and_a_cancellation_end_the_requests_themselves(engine: sgl.Engine) -> None:
+    @sgl.function
+    def endless(s: Any) -> None:
+        branches = s.fork(2)
+        branches += "Once upon a time" + sgl.gen("rest", max_tokens=4000, ignore_eos=True)
+        branches.join()
+
+    with pytest.raises(sgl.ProgramError, match=r"took longer than 0.5 s"):
+        endless.run(**GREEDY, timeout_s=0.5)
+    state = endless.run(**GREEDY, stream=True)
+    while not running_requests(engine):
+        threading.Event().wait(0.02)
+    state.cancel()
+    assert "cancelled" in str(state.error())
+    while running_requests(engine):  # ends only if the requests do, long before their 4000 tokens
+        threading.Event().wait(0.02)
+
+
+@pytest.mark.slow
 def test_a_dead_engine_surfaces_in_run() -> None:
     with sgl.Engine(dtype="float32", quantization="none", max_total_tokens=2000) as mortal:
 
@@ -184,11 +228,12 @@ def share_of(recording: Recording, engine: sgl.Engine) -> tuple[float, float]:
     return recording.cached_tokens / recording.prompt_tokens, recording.best_share(engine.tokenizer.encode)
 
 
-def test_a_batch_of_few_shot_questions_reuses_nearly_all_that_can_be(engine: sgl.Engine) -> None:
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_batch_of_few_shot_questions_reuses_nearly_all_that_can_be(engine: sgl.Engine, count: int) -> None:
     example = load_example("few_shot_qa")
     engine.flush_cache()
     recording = Recording(engine)
-    questions = [{"question": f"What is {i} plus {i * 7 % 13}?"} for i in range(200)]
+    questions = [{"question": f"What is {i} plus {i * 7 % 13}?"} for i in range(count)]
     states = example.few_shot_qa.bind().run_batch(questions, backend=recording, temperature=0, num_threads=64)
     assert states.errors == {}
     reached, possible = share_of(recording, engine)
@@ -196,11 +241,12 @@ def test_a_batch_of_few_shot_questions_reuses_nearly_all_that_can_be(engine: sgl
     assert possible > 0.8
 
 
-def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine) -> None:
+@pytest.mark.parametrize(("fan_out", "depth"), [(2, 3), pytest.param(4, 3, marks=pytest.mark.slow)])
+def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine, fan_out: int, depth: int) -> None:
     example = load_example("tree_of_thought")
     engine.flush_cache()
     recording = Recording(engine)
-    state = example.tree_of_thought.run("Share 12 apples.", 4, 3, 4, backend=recording, temperature=0)
-    assert state["leaves"] == 64
+    state = example.tree_of_thought.run("Share 12 apples.", fan_out, depth, 4, backend=recording, temperature=0)
+    assert state["leaves"] == fan_out**depth
     reached, possible = share_of(recording, engine)
     assert reached >= possible - 0.02, (reached, possible)

@@ -8,7 +8,8 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang.backends.base import GenOutput, GenRequest
-from bough.lang.backends.chat_api import ChatApiBackend, image_data, load_sdk, meta_of, stops_of
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of
+from bough.lang.backends.media import image_data
 
 
 class Anthropic(ChatApiBackend):
@@ -17,12 +18,12 @@ class Anthropic(ChatApiBackend):
     service = "Anthropic's API"
     known = frozenset({"temperature", "top_p", "top_k", "max_new_tokens", "stop", "n"})
 
-    def __init__(self, model_name: str, **client_args: Any) -> None:
+    def __init__(self, model: str, **client_args: Any) -> None:
         super().__init__()
         sdk = load_sdk("anthropic", "anthropic")
         self._client = sdk.AsyncAnthropic(**client_args)
         self._refused = (sdk.APIStatusError,)
-        self.model_name = model_name
+        self.model = model
 
     async def generate(self, request: GenRequest) -> GenOutput:
         arguments = self._arguments(request)
@@ -65,7 +66,7 @@ class Anthropic(ChatApiBackend):
         shown = [m for m in messages if m["role"] != "system"]
         return {
             **arguments,
-            "model": self.model_name,
+            "model": self.model,
             "max_tokens": fields["max_new_tokens"],
             "messages": [{"role": m["role"], "content": _blocks(m["content"])} for m in shown],
         }

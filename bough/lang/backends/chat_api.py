@@ -7,15 +7,14 @@ change the meaning of a program, and left out with a warning where it only colou
 
 from __future__ import annotations
 
-import base64
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
 from bough.lang.backends.base import Backend, GenRequest
+from bough.lang.backends.media import image_url
 from bough.lang.chat import ChatFormat
 from bough.lang.named_templates import FORMATS
 
@@ -100,30 +99,6 @@ def image_parts(content: Any) -> Any:
         {"type": "image_url", "image_url": {"url": image_url(part["image"])}} if part["type"] == "image" else part
         for part in content
     ]
-
-
-def image_url(source: str | bytes) -> str:
-    """A picture as an address: its own, or its bytes written out."""
-    if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
-        return source
-    media_type, data = image_data(source)
-    return f"data:{media_type};base64,{data}"
-
-
-def image_data(source: str | bytes) -> tuple[str, str]:
-    """(media type, base64) of a picture given as bytes or as a file."""
-    if isinstance(source, str):
-        try:
-            source = Path(source).read_bytes()
-        except OSError as error:
-            raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
-    return _media_type(source), base64.b64encode(source).decode()
-
-
-def _media_type(raw: bytes) -> str:
-    marks = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
-    found = next((kind for mark, kind in marks.items() if raw.startswith(mark)), None)
-    return found or ("image/webp" if raw[8:12] == b"WEBP" else "application/octet-stream")
 
 
 def meta_of(identity: str | None, reason: str | None, usage: Sequence[int | None]) -> dict[str, Any]:

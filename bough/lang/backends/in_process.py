@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
 from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
+from bough.lang.backends.media import image_url
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
 from bough.lang.scoring import SCORING, plan_scoring
 
@@ -89,7 +90,7 @@ def output_of(answer: Any) -> GenOutput:
 def options_of(request: GenRequest) -> dict[str, Any]:
     options = dict(request.options)
     if request.images:
-        options["image_data"] = list(request.images)
+        options["image_data"] = [image_url(source) for source in request.images]
     if request.videos:
         options["video_data"] = [{"path": path, "num_frames": frames} for path, frames in request.videos]
     return options

@@ -18,10 +18,10 @@ class LiteLLM(ChatApiBackend):
     service = "LiteLLM"
     known = frozenset({*FIELDS, "top_k", "max_new_tokens", "stop"})
 
-    def __init__(self, model_name: str, **args: Any) -> None:
+    def __init__(self, model: str, **args: Any) -> None:
         super().__init__()
         self._sdk = load_sdk("litellm", "litellm")
-        self.model_name = model_name
+        self.model = model
         if "base_url" in args:
             args["api_base"] = args.pop("base_url")
         self._args = args
@@ -61,7 +61,7 @@ class LiteLLM(ChatApiBackend):
         return {
             **self._args,
             **arguments,
-            "model": self.model_name,
+            "model": self.model,
             "max_tokens": fields["max_new_tokens"],
             "messages": messages,
         }

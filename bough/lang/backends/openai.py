@@ -32,14 +32,14 @@ class OpenAI(ChatApiBackend):
     known = frozenset({*FIELDS, "max_new_tokens", "stop", "json_schema"})
 
     def __init__(
-        self, model_name: str, is_chat_model: bool | None = None, chat_template: str | None = None, **client_args: Any
+        self, model: str, is_chat_model: bool | None = None, chat_template: str | None = None, **client_args: Any
     ) -> None:
         super().__init__()
         sdk = load_sdk("openai", "openai")
         self._client = sdk.AsyncOpenAI(**client_args)
         self._refused = (sdk.APIStatusError,)
-        self.model_name = model_name
-        self.chat_only = model_name not in TEXT_MODELS if is_chat_model is None else is_chat_model
+        self.model = model
+        self.chat_only = model not in TEXT_MODELS if is_chat_model is None else is_chat_model
         self._format = format_by_name(chat_template or "default")
 
     @property
@@ -71,7 +71,7 @@ class OpenAI(ChatApiBackend):
         if self.chat_only or unconditional:
             return await super().score(text, choices, unconditional=unconditional)
         answer = await self._create(
-            model=self.model_name,
+            model=self.model,
             prompt=[text + choice for choice in choices],
             max_tokens=0,
             echo=True,
@@ -105,12 +105,12 @@ class OpenAI(ChatApiBackend):
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
         fields = self.asked(request)
         arguments = {name: fields[field] for field, name in FIELDS.items() if field in fields}
-        arguments["model"] = self.model_name
+        arguments["model"] = self.model
         if self.chat_only:
             arguments["messages"] = [{**m, "content": image_parts(m["content"])} for m in self.conversation(request)]
         else:
             arguments["prompt"] = request.text
-        longer_name = self.chat_only and REASONING_MODELS.match(self.model_name)
+        longer_name = self.chat_only and REASONING_MODELS.match(self.model)
         arguments["max_completion_tokens" if longer_name else "max_tokens"] = fields["max_new_tokens"]
         if "stop" in fields:
             arguments["stop"] = stops_of(fields)

@@ -33,8 +33,8 @@ serve: $(STAMP)
 	$(BIN)/bough serve
 
 check: $(STAMP)
-	$(BIN)/ruff check bough tests
-	$(BIN)/ruff format --check bough tests
+	$(BIN)/ruff check bough tests examples
+	$(BIN)/ruff format --check bough tests examples
 	$(BIN)/mypy
 
 test: $(STAMP) clients check
@@ -44,8 +44,8 @@ test-slow: $(STAMP) clients
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix bough tests
-	$(BIN)/ruff format bough tests
+	$(BIN)/ruff check --fix bough tests examples
+	$(BIN)/ruff format bough tests examples
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,37 +10,115 @@ from typing import TYPE_CHECKING, Any
 from bough.version import __version__
 
 if TYPE_CHECKING:
-    from bough.core.errors import BoughError, EngineDeadError, ModelError, RequestError, ResourceError, SettingsError
+    from bough.core.errors import (
+        BoughError,
+        EngineDeadError,
+        ModelError,
+        ProgramError,
+        RequestError,
+        ResourceError,
+        SettingsError,
+    )
     from bough.core.sampling_params import SamplingParams
+    from bough.lang import (
+        Anthropic,
+        LiteLLM,
+        OpenAI,
+        Runtime,
+        RuntimeEndpoint,
+        assistant,
+        assistant_begin,
+        assistant_end,
+        flush_cache,
+        function,
+        gen,
+        gen_int,
+        gen_string,
+        get_server_info,
+        global_config,
+        greedy_token_selection,
+        image,
+        select,
+        separate_reasoning,
+        set_default_backend,
+        system,
+        system_begin,
+        system_end,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+        user,
+        user_begin,
+        user_end,
+        video,
+    )
     from bough.launch.engine import Engine
 
 __all__ = [
+    "Anthropic",
     "BoughError",
     "Engine",
     "EngineDeadError",
+    "LiteLLM",
     "ModelError",
+    "OpenAI",
+    "ProgramError",
     "RequestError",
     "ResourceError",
+    "Runtime",
+    "RuntimeEndpoint",
     "SamplingParams",
     "SettingsError",
     "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "global_config",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
 ]
 
+_ERRORS = (
+    "BoughError",
+    "EngineDeadError",
+    "ModelError",
+    "ProgramError",
+    "RequestError",
+    "ResourceError",
+    "SettingsError",
+)
 _HOMES = {
     "Engine": "bough.launch.engine",
     "SamplingParams": "bough.core.sampling_params",
-    "BoughError": "bough.core.errors",
-    "EngineDeadError": "bough.core.errors",
-    "ModelError": "bough.core.errors",
-    "RequestError": "bough.core.errors",
-    "ResourceError": "bough.core.errors",
-    "SettingsError": "bough.core.errors",
+    **dict.fromkeys(_ERRORS, "bough.core.errors"),
 }
 
 
+def _home_of(name: str) -> str:
+    """Everything else that is public is part of the frontend language."""
+    return _HOMES.get(name, "bough.lang")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'bough' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_home_of(name)), name)

@@ -100,6 +100,7 @@ def test_every_module_says_why_it_exists(path: Path) -> None:
         "bough",
         "bough.cli.main",
         "bough.client.handle",
+        "bough.lang",
         "bough.scheduler.loop",
         "bough.server.protocols",
         "bough.tokenizer.detokenizer",

@@ -39,3 +39,15 @@ class RequestError(BoughError, ValueError):
         self.field = field
         self.status_code = status_code
         self.err_type = err_type
+
+
+class ProgramError(BoughError):
+    """A program of the frontend language that failed: which one, where, and what it had written. The reason is its
+    `__cause__`; `state` is the program's state, where there is one to look at."""
+
+    def __init__(self, message: str, *, program: str, line: str, text: str) -> None:
+        super().__init__(message)
+        self.program = program
+        self.line = line
+        self.text = text
+        self.state: object | None = None

@@ -30,7 +30,7 @@ class ChatTemplate:
 
     def __init__(self, sources: str | Mapping[str, str], variables: Mapping[str, str] | None = None) -> None:
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
-        self._variables = dict(variables or {})
+        self.variables = dict(variables or {})
 
     def render(
         self,
@@ -51,7 +51,7 @@ class ChatTemplate:
                 )
             messages = _with_continue_mark(messages)
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        text = _run(self._choose(bool(tools)), {"documents": None, **self._variables, **(extra or {}), **given})
+        text = _run(self._choose(bool(tools)), {"documents": None, **self.variables, **(extra or {}), **given})
         return _cut_at_mark(text) if continue_final_message else text
 
     def _choose(self, with_tools: bool) -> str:

@@ -31,7 +31,7 @@ class Tokenizer:
         self.backend = backend
         self.bos_id = bos_id
         self.eos_ids = eos_ids
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         added: Mapping[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
         self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
@@ -58,6 +58,12 @@ class Tokenizer:
                 _check_encodable(text)
             raise
         return [encoding.ids for encoding in encodings]
+
+    @property
+    def first_token_text(self) -> str:
+        """The special token that `encode` puts before every text; empty if it puts none."""
+        added = self.encode("")[:1]
+        return self.token_text(added[0]) if added and added[0] == self.bos_id else ""
 
     # ---- ids to text
 
@@ -88,7 +94,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        return self.chat_template is not None
 
     def apply_chat_template(
         self,
@@ -101,13 +107,13 @@ class Tokenizer:
         **kwargs: Any,
     ) -> str:
         """The prompt of a conversation; encode it with `add_special_tokens=False`: the template writes them itself."""
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestError(
                 "This model has no chat template; start the server with --chat-template (a Jinja file or text), "
                 "or use a completion endpoint.",
                 field="messages",
             )
-        return self._chat_template.render(
+        return self.chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,

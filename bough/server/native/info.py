@@ -20,6 +20,7 @@ from bough.server.endpoint import Endpoint
 from bough.server.errors import HttpError
 from bough.server.native.schemas import Status
 from bough.server.responses import json_response
+from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
 
 HEALTH_TIMEOUT_S = 20.0
@@ -114,7 +115,20 @@ def describe_model(context: ServerContext) -> dict[str, Any]:
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
         "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
+        "chat_template": describe_template(context.tokenizer),
         "preferred_sampling_params": None,
+    }
+
+
+def describe_template(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    """All that a client needs to render conversations as the server would."""
+    template = None if tokenizer is None else tokenizer.chat_template
+    if tokenizer is None or template is None:
+        return None
+    return {
+        "sources": template.sources,
+        "variables": template.variables,
+        "first_token": tokenizer.first_token_text,
     }
 
 

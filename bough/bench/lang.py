@@ -1,0 +1,169 @@
+"""`bough bench lang`: what the frontend language costs, and what sharing prefixes gains its programs.
+
+First the interpreter alone, on a back end that answers at once: processor time for each primitive. Then a batch of
+few-shot questions and a tree of thought on the engine, against the same calls sent one by one to an engine without the
+prefix cache, in the same run, because only ratios mean much on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import bough as sgl
+from bough.bench.lang_programs import AtOnce, Call, Remembering, few_shot, tree_of_thought
+from bough.core.errors import SettingsError
+from bough.lang import loop
+from bough.lang.backends.in_process import EngineBackend
+from bough.lang.usage import Usage
+
+REPEATS = 5
+PROBLEM = "Share 12 apples among 3 children and 2 dogs, so that nobody is sad."
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--questions", type=int, default=200, help="few-shot questions in the batch")
+    load.add_argument("--shots", type=int, default=16, help="worked examples before each question")
+    load.add_argument("--fan-out", type=int, default=4, help="branches at each thought")
+    load.add_argument("--depth", type=int, default=3, help="thoughts on each path")
+    load.add_argument("--output-len", type=int, default=8, help="tokens of an answer or a thought")
+    load.add_argument("--primitives", type=int, default=2000, help="primitives for the interpreter's cost")
+    load.add_argument("--interpreter-only", action="store_true", help="start no engine")
+    load.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    for name in ("questions", "shots", "fan_out", "depth", "output_len", "primitives"):
+        if getattr(args, name) < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
+    results: list[dict[str, Any]] = [{"run": "interpreter, CPU µs per primitive", **interpreter_costs(args.primitives)}]
+    if not args.interpreter_only:
+        results += _engine_runs(args, settings)
+    for result in results:
+        print(json.dumps(result, ensure_ascii=False) if args.json else _as_text(result))
+    return 0
+
+
+# The interpreter ------------------------------------------------------------------------------------------------------
+
+
+def interpreter_costs(count: int) -> dict[str, float]:
+    """Processor time of all threads for one primitive of each kind; the best of a few repeats."""
+    return {name: min(_cost_us(body, count) for _ in range(REPEATS)) for name, body in BODIES.items()}
+
+
+def _cost_us(body: Callable[[Any, int], None], count: int) -> float:
+    program, backend = sgl.function(body), AtOnce()
+    began = time.process_time()
+    program.run(count, backend=backend)
+    return (time.process_time() - began) / count * 1e6
+
+
+def _text(s: Any, count: int) -> None:
+    for _ in range(count):
+        s += "a"
+
+
+def _role(s: Any, count: int) -> None:
+    for _ in range(count // 3):  # a beginning, a text, an end
+        s += sgl.user("a")
+
+
+def _gen(s: Any, count: int) -> None:
+    for _ in range(count):
+        s += sgl.gen("a")
+
+
+def _gen_and_read(s: Any, count: int) -> None:
+    for _ in range(count // 2):
+        s += sgl.gen("a")
+        _ = s["a"]
+
+
+def _select(s: Any, count: int) -> None:
+    for _ in range(count):
+        s += sgl.select("a", choices=["a", "b"])
+
+
+def _fork(s: Any, count: int) -> None:
+    branches = s.fork(max(1, count // 3))  # a branch, a generation, a join
+    branches += sgl.gen("a")
+    branches.join()
+
+
+BODIES = {
+    "text": _text,
+    "role": _role,
+    "gen": _gen,
+    "gen_and_read": _gen_and_read,
+    "select": _select,
+    "fork": _fork,
+}
+
+
+# On the engine --------------------------------------------------------------------------------------------------------
+
+
+def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    from bough.launch.engine import Engine
+
+    loads: dict[str, Callable[[Remembering], Usage]] = {
+        f"few-shot batch of {args.questions}": lambda backend: _run_few_shot(args, backend),
+        f"tree of thought, fan-out {args.fan_out}, depth {args.depth}": lambda backend: _run_tree(args, backend),
+    }
+    results: list[dict[str, Any]] = []
+    asked: dict[str, list[Call]] = {}
+    with Engine(**settings) as engine:
+        engine.generate("warm", {"max_new_tokens": 2})
+        for name, load in loads.items():
+            engine.flush_cache()
+            backend = Remembering(engine)
+            began = time.perf_counter()
+            usage = load(backend)
+            duration_s = time.perf_counter() - began
+            asked[name] = backend.calls
+            share = usage.cached_tokens / max(1, usage.prompt_tokens)
+            results.append({"run": name, "duration_s": duration_s, "cached_share": share, **_shown(usage)})
+    with Engine(**{**settings, "disable_radix_cache": True}) as engine:
+        engine.generate("warm", {"max_new_tokens": 2})
+        plain = EngineBackend(engine)
+        for result in results:
+            began = time.perf_counter()
+            for call in asked[result["run"]]:
+                loop.wait_for(call(plain))
+            result["one_by_one_uncached_s"] = time.perf_counter() - began
+            result["speed_up"] = result["one_by_one_uncached_s"] / result["duration_s"]
+    return results
+
+
+def _run_few_shot(args: argparse.Namespace, backend: Remembering) -> Usage:
+    common = {"shots": args.shots, "max_tokens": args.output_len}
+    items = [{"question": f"What is {i} plus {i * 7 % 101}?", **common} for i in range(args.questions)]
+    states = few_shot.run_batch(items, temperature=0, backend=backend)
+    for error in states.errors.values():
+        raise error  # the figures of a load that was not served mean nothing
+    return sum((state.get_usage() for state in states), Usage())
+
+
+def _run_tree(args: argparse.Namespace, backend: Remembering) -> Usage:
+    state = tree_of_thought.run(PROBLEM, args.fan_out, args.depth, args.output_len, temperature=0, backend=backend)
+    return state.get_usage()
+
+
+def _shown(usage: Usage) -> dict[str, int]:
+    return {
+        "requests": usage.requests,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _as_text(result: dict[str, Any]) -> str:
+    rows = {name: value for name, value in result.items() if name != "run"}
+    shown = {name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for name, value in rows.items()}
+    return "\n".join([f"{result['run']}:", *(f"  {name.replace('_', ' '):<24} {v:>12}" for name, v in shown.items())])

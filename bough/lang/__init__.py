@@ -1,0 +1,68 @@
+"""The frontend language: programs that write with a model. `gen`, `select`, `fork` and ordinary Python make one
+program, which runs in this process, against a server or against another vendor's API.
+
+`expressions` is what programs are made of, `program` how they are run, `state` what they hold in their hand,
+`interpreter` what happens then, `backends` where. Names and their meaning are SGLang's: a program written for it runs
+after `import bough as sgl`.
+"""
+
+from __future__ import annotations
+
+from bough.lang.backends.anthropic import Anthropic
+from bough.lang.backends.endpoint import RuntimeEndpoint
+from bough.lang.backends.litellm import LiteLLM
+from bough.lang.backends.openai import OpenAI
+from bough.lang.choices import greedy_token_selection, token_length_normalized, unconditional_likelihood_normalized
+from bough.lang.config import flush_cache, get_server_info, global_config, set_default_backend
+from bough.lang.expressions import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    image,
+    select,
+    separate_reasoning,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
+from bough.lang.program import function
+from bough.lang.runtime import Runtime
+
+__all__ = [
+    "Anthropic",
+    "LiteLLM",
+    "OpenAI",
+    "Runtime",
+    "RuntimeEndpoint",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "global_config",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]

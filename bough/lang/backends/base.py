@@ -1,0 +1,83 @@
+"""What the interpreter asks of a back end, and the values that pass between them.
+
+A back end is asynchronous: everything is called on the language's own event loop, and a cancelled call must end the
+request behind it. What it cannot do it refuses with a `RequestError` that says so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bough.core.errors import RequestError
+from bough.lang.chat import ChatFormat
+from bough.lang.choices import Scored
+
+LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class GenRequest:
+    """One generation: the text so far, the same as messages, and how to go on."""
+
+    text: str
+    messages: Sequence[Mapping[str, Any]]  # complete ones; the last is the one being written, if that has begun
+    sampling: Mapping[str, Any]  # the engine's names; unset values are left out
+    options: Mapping[str, Any] = field(default_factory=dict)  # LOGPROB_OPTIONS
+    images: Sequence[str | bytes] = ()
+    videos: Sequence[tuple[str, int]] = ()
+
+
+@dataclass(slots=True)
+class GenOutput:
+    """What came back, complete or, in a stream, up to now. With n > 1 there are several texts and metas."""
+
+    texts: list[str]
+    metas: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The tokens of each choice with their logprobs, after the text and, where asked for, alone; what it cost."""
+
+    tokens: Sequence[Scored]
+    alone: Sequence[Scored] | None
+    metas: list[dict[str, Any]]
+
+
+class Backend(ABC):
+    """One place where programs run. `chat_only`: it takes messages and cannot continue a text."""
+
+    chat_only = False
+
+    @property
+    @abstractmethod
+    def chat_format(self) -> ChatFormat:
+        """How roles become text."""
+
+    @abstractmethod
+    async def generate(self, request: GenRequest) -> GenOutput:
+        """The whole answer."""
+
+    @abstractmethod
+    def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
+        """The answer as it grows; each output shows all of it."""
+
+    async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
+        """How likely each choice is after the text."""
+        raise RequestError(
+            f"{type(self).__name__} cannot score given texts, so select() and choices do not work there; use gen()."
+        )
+
+    async def cache_prefix(self, text: str) -> None:  # noqa: B027  # a back end without a cache has nothing to do
+        """Makes the text cheap to start from."""
+
+    async def flush_cache(self) -> bool:
+        """Forgets all cached prefixes; whether it did."""
+        return False
+
+    async def server_info(self) -> dict[str, Any]:
+        """Settings, limits and load of what is behind."""
+        return {}

@@ -1,0 +1,114 @@
+"""What the back ends of chat APIs have in common: messages instead of text, and fewer knobs.
+
+Such an API answers with a whole message, so a generation must be the first thing in an assistant's message; programs
+that write more into one use `@function(num_api_spec_tokens=…)`. What an API has no word for is refused where it would
+change the meaning of a program, and left out with a warning where it only colours it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bough.core.errors import RequestError, SettingsError
+from bough.lang.backends.base import Backend, GenRequest
+from bough.lang.backends.media import image_url
+from bough.lang.chat import ChatFormat
+from bough.lang.named_templates import FORMATS
+
+logger = logging.getLogger(__name__)
+
+# Values that ask for nothing; they are not sent, because some models refuse a parameter that others ignore.
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "ignore_eos": False,
+    "n": 1,
+    "min_new_tokens": 0,
+    "skip_special_tokens": True,
+}
+MEANT = {"regex", "json_schema", "stop_regex", "stop_token_ids"}  # without these a program would mean something else
+
+
+def load_sdk(module: str, extra: str) -> Any:
+    """A vendor's SDK, or how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SettingsError(
+            f"This back end needs the package {module!r}; install it with: pip install 'bough[{extra}]'."
+        ) from error
+
+
+class ChatApiBackend(Backend):
+    """A chat API of some vendor."""
+
+    chat_only = True
+    service = "This API"
+    known: frozenset[str] = frozenset()  # sampling fields that it has a word for
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """Only for reading: what is sent are messages."""
+        return FORMATS["default"]
+
+    def asked(self, request: GenRequest) -> dict[str, Any]:
+        """The sampling fields that say something, under the engine's names."""
+        fields = {name: value for name, value in request.sampling.items() if value not in (None, (), [], "")}
+        fields = {name: value for name, value in fields.items() if NEUTRAL.get(name, ...) != value}
+        for name in fields.keys() - self.known:
+            if name in MEANT:
+                raise RequestError(f"{self.service} has no {name}; leave it out, or use another back end.", field=name)
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("%s has no %s; it is left out", self.service, name)
+        if request.videos:
+            raise RequestError(f"{self.service} takes no video().")
+        return {name: value for name, value in fields.items() if name in self.known}
+
+    def conversation(self, request: GenRequest) -> list[Mapping[str, Any]]:
+        """The messages before the one that is to be written."""
+        *before, last = request.messages or ({},)
+        if last.get("role") != "assistant" or last.get("content"):
+            raise RequestError(
+                f"{self.service} writes whole messages: gen() must come right after the beginning of assistant(). To "
+                "write text and generations into one message, use @function(num_api_spec_tokens=128)."
+            )
+        return before
+
+
+def stops_of(fields: Mapping[str, Any]) -> list[str]:
+    stop = fields["stop"]
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+def image_parts(content: Any) -> Any:
+    """A message's content in OpenAI's form."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": image_url(part["image"])}} if part["type"] == "image" else part
+        for part in content
+    ]
+
+
+def meta_of(identity: str | None, reason: str | None, usage: Sequence[int | None]) -> dict[str, Any]:
+    """SGLang's `meta_info`, as far as an API tells it. `usage` is prompt, cached and completion tokens."""
+    kind = {"length": "length", "max_tokens": "length", None: None}.get(reason, "stop")
+    prompt, cached, completion = usage
+    return {
+        "id": identity,
+        "finish_reason": None if kind is None else {"type": kind},
+        "prompt_tokens": prompt or 0,
+        "cached_tokens": cached or 0,
+        "completion_tokens": completion or 0,
+    }

@@ -1,0 +1,159 @@
+"""A server as a back end: Bough's, or any other that speaks SGLang's native API.
+
+What the server is and how it renders conversations is asked once, when the back end is made. Owns the connections.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bough.core.errors import EngineDeadError, RequestError
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
+from bough.lang.backends.in_process import options_of, output_of
+from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
+from bough.lang.loop import wait_for
+from bough.lang.named_templates import format_by_name, format_by_path
+from bough.lang.scoring import SCORING, plan_scoring
+from bough.tokenizer.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_TIMEOUT_S = 10.0  # an answer may take as long as it takes; see `timeout_s` of `run`
+
+
+class RuntimeEndpoint(Backend):
+    """The server at `base_url`. `verify` is False, or a file with certificates, for HTTPS with one's own; the chat
+    template is the server's, unless one is named."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: bool | str | None = None,
+        chat_template_name: str | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.api_key = api_key
+        self.verify = verify
+        named = None if chat_template_name is None else format_by_name(chat_template_name)
+        self.model_info: dict[str, Any] = wait_for(self._get("/get_model_info"))
+        self._chat_format = named or _format_of(self.model_info)
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self._chat_format
+
+    def get_model_name(self) -> str:
+        return str(self.model_info["model_path"])
+
+    async def generate(self, request: GenRequest) -> GenOutput:
+        return output_of(await self._post("/generate", _body(request)))
+
+    async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
+        import httpx
+
+        body = {**_body(request), "stream": True}
+        try:
+            async with self._client.stream("POST", "/generate", json=body) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise _refusal(response)
+                async for line in response.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        event = json.loads(line[6:])
+                        if "error" in event:
+                            raise RequestError(event["error"]["message"])
+                        yield output_of(event)
+        except httpx.TransportError as error:
+            raise self._dead(error) from error
+
+    async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
+        texts = [text, *(text + choice for choice in choices)]
+        text_ids, *full_ids = (await self._post("/tokenize", {"prompt": texts}))["tokens"]
+        plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
+        body = {
+            "input_ids": plan.prompts,
+            "sampling_params": SCORING,
+            "return_logprob": True,
+            "logprob_start_len": plan.starts,
+            "return_text_in_logprobs": True,
+        }
+        return plan.read(await self._post("/generate", body))
+
+    async def cache_prefix(self, text: str) -> None:
+        await self._post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+
+    async def flush_cache(self) -> bool:
+        try:
+            await self._post("/flush_cache", None)
+        except RequestError:
+            return False
+        return True
+
+    async def server_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = await self._get("/get_server_info")
+        return info
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _client(self) -> httpx.AsyncClient:
+        """Made on the background loop, to which it belongs."""
+        import httpx
+
+        return httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"},
+            verify=True if self.verify is None else self.verify,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
+
+    async def _post(self, path: str, body: Any) -> Any:
+        return await self._call("POST", path, body)
+
+    async def _get(self, path: str) -> Any:
+        return await self._call("GET", path, None)
+
+    async def _call(self, method: str, path: str, body: Any) -> Any:
+        import httpx
+
+        try:
+            response = await self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise self._dead(error) from error
+        if response.status_code != 200:
+            raise _refusal(response)
+        return json.loads(response.content)
+
+    def _dead(self, error: Exception) -> EngineDeadError:
+        return EngineDeadError(
+            f"The server at {self.base_url} cannot be reached, or has ended: {type(error).__name__} {error}".rstrip()
+        )
+
+
+def _body(request: GenRequest) -> dict[str, Any]:
+    return {"text": request.text, "sampling_params": dict(request.sampling), **options_of(request)}
+
+
+def _refusal(response: httpx.Response) -> RequestError:
+    """The server's own words where it has some."""
+    try:
+        message = json.loads(response.content)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"The server answered {response.status_code}: {response.text[:200]}"
+    return RequestError(message, status_code=response.status_code)
+
+
+def _format_of(info: dict[str, Any]) -> ChatFormat:
+    """The template that the server tells of; others are known by the model's name."""
+    if "chat_template" not in info:
+        return format_by_path(str(info.get("model_path", "")))
+    told = info["chat_template"]
+    if told is None:
+        return NoChat()
+    return TemplateFormat(ChatTemplate(told["sources"], told["variables"]), told["first_token"])

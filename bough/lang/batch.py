@@ -1,0 +1,161 @@
+"""Many runs of one program at once, ordered so that they share what they can.
+
+Before the first starts, the beginning of the program is traced: what is the same for all is computed once, ahead of
+them, and the runs start in the order of the arguments that the program writes first, so that runs with a common prefix
+stand together. Owns the threads of its runs; results come back in the order in which the arguments were given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal
+
+from bough.core.errors import BoughError, ProgramError
+from bough.lang import loop, running
+from bough.lang.config import global_config
+from bough.lang.state import ProgramState
+from bough.lang.steps import RunOptions
+from bough.lang.tracer import Start, trace_start
+
+if TYPE_CHECKING:
+    from bough.lang.program import Program
+
+logger = logging.getLogger(__name__)
+WORTH_CACHING = 64  # characters of a common beginning
+FEWEST_AUTO_THREADS = 96
+
+
+class BatchResults(list[ProgramState]):
+    """The states of a batch, in the order of its arguments."""
+
+    @property
+    def errors(self) -> dict[int, ProgramError]:
+        """Why some of them failed, by index."""
+        found = {i: state.error() for i, state in enumerate(self)}
+        return {i: error for i, error in found.items() if error is not None}
+
+
+class Batch:
+    """One call of `run_batch`."""
+
+    def __init__(
+        self,
+        program: Program,
+        options: RunOptions,
+        items: Sequence[Any],
+        num_threads: int | Literal["auto"],
+        timeout_s: float | None,
+    ) -> None:
+        self._program = program
+        self._options = options
+        self._items = [_as_kwargs(program, item) for item in items]
+        self._threads = _thread_count(num_threads, len(self._items))
+        self._timeout_s = timeout_s
+        self._states = [running.new_state(options) for _ in self._items]
+        self._done: list[Future[None]] = []
+
+    def start(self) -> None:
+        """Caches the common beginning, then starts all runs."""
+        if not self._items:
+            return
+        order = list(range(len(self._items)))
+        if len(self._items) > 1 and global_config.enable_precache_with_tracing:
+            start = trace_start(self._program, _common(self._items))
+            self._cache(start)
+            order.sort(key=lambda i: start.rank(self._items[i]))
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"bough-batch-{self._program.name}")
+        futures = {i: pool.submit(self._run(i).complete) for i in order}
+        self._done = [futures[i] for i in range(len(self._items))]
+        pool.shutdown(wait=False)
+
+    def gather(self, progress_bar: bool) -> BatchResults:
+        return self._checked(list(self.in_turn(progress_bar)))
+
+    async def async_gather(self, progress_bar: bool) -> BatchResults:
+        return self._checked([state async for state in self.async_in_turn(progress_bar)])
+
+    def in_turn(self, progress_bar: bool) -> Iterator[ProgramState]:
+        """Each state when it is done; leaving early aborts the rest."""
+        try:
+            for state, done in self._progress(progress_bar):
+                done.result()
+                yield state
+        finally:
+            self._cancel()
+
+    async def async_in_turn(self, progress_bar: bool) -> AsyncIterator[ProgramState]:
+        try:
+            for state, done in self._progress(progress_bar):
+                await asyncio.wrap_future(done)
+                yield state
+        finally:
+            self._cancel()
+
+    def _progress(self, shown: bool) -> Iterable[tuple[ProgramState, Future[None]]]:
+        pairs = list(zip(self._states, self._done, strict=True))
+        if not shown:
+            return pairs
+        from tqdm import tqdm
+
+        return tqdm(pairs, desc=self._program.name)
+
+    def _cancel(self) -> None:
+        """Ends what has not ended."""
+        for state, done in zip(self._states, self._done, strict=True):
+            if not done.done():
+                done.cancel()
+                state.cancel()
+
+    def _run(self, i: int) -> running.Run:
+        kwargs = {**self._program.bound, **self._items[i]}
+        return running.Run(self._states[i], self._program.func, (), kwargs, self._timeout_s)
+
+    def _cache(self, start: Start) -> None:
+        prefix = start.text(self._options.backend.chat_format)
+        if len(prefix) > WORTH_CACHING:
+            if global_config.verbosity:
+                logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
+            try:
+                loop.wait_for(self._options.backend.cache_prefix(prefix))
+            except BoughError as error:  # each run will meet it, and says where
+                logger.warning("%s: the common prefix could not be cached: %s", self._program.name, error)
+
+    def _checked(self, states: list[ProgramState]) -> BatchResults:
+        results = BatchResults(states)
+        errors = results.errors
+        if errors:
+            first = min(errors)
+            logger.warning("%d of %d programs failed; number %d: %s", len(errors), len(states), first, errors[first])
+        return results
+
+
+def _as_kwargs(program: Program, item: Any) -> dict[str, Any]:
+    """A tuple holds the arguments in the order of the parameters."""
+    if isinstance(item, Mapping):
+        return dict(item)
+    values = item if isinstance(item, list | tuple) else (item,)
+    names = [parameter.name for parameter in program.parameters if parameter.name not in program.bound]
+    if len(values) > len(names):
+        raise TypeError(f"Program {program.name!r} takes {len(names)} arguments, got {len(values)}: {item!r:.80}.")
+    return dict(zip(names, values, strict=False))
+
+
+def _common(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Arguments that are the same for all."""
+    first, *others = items
+    return {name: value for name, value in first.items() if all(_same(value, item.get(name)) for item in others)}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
+
+
+def _thread_count(asked: int | Literal["auto"], items: int) -> int:
+    most = max(FEWEST_AUTO_THREADS, (os.cpu_count() or 1) * 16) if asked == "auto" else asked
+    if most < 1:
+        raise ValueError(f"num_threads must be at least 1, got {asked}.")
+    return max(1, min(most, items))

@@ -1,0 +1,124 @@
+"""How roles become text, piece by piece, so that a state's text only ever grows.
+
+A chat template renders whole conversations, but a program writes its messages one after the other, and what stands
+must not change, or no prefix could be reused. So the template is run on the *roles* with marks in place of the
+contents; what it puts between two marks is what belongs between two messages. The result depends on the roles alone, is
+kept, and costs a lookup afterwards. Templates that rewrite older messages (some drop the thinking of earlier turns)
+cannot do so here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from bough.core.errors import RequestError
+from bough.tokenizer.chat_template import ChatTemplate
+
+MARK = "[[bough-message-{}]]"
+
+
+class ChatFormat(Protocol):
+    """What stands around messages. `roles` are those of the conversation up to and with the message in question."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Where an assistant's message ends, if no token of the model says so."""
+        ...
+
+    def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
+        """What to write when the last of the roles begins; `generated`: the model is to write it."""
+        ...
+
+    def closing(self, roles: tuple[str, ...]) -> str:
+        """What to write when it ends."""
+        ...
+
+
+class NoChat:
+    """Of a model without a chat template."""
+
+    stop: tuple[str, ...] = ()
+
+    def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
+        raise RequestError(
+            "This model has no chat template, so roles have no meaning for it; use plain text, or give one "
+            "(--chat-template, or chat_template_name= of RuntimeEndpoint)."
+        )
+
+    def closing(self, roles: tuple[str, ...]) -> str:
+        return self.opening(roles, generated=False)
+
+
+class TemplateFormat:
+    """The model's own template."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, template: ChatTemplate, first_token: str = "") -> None:
+        """`first_token` is one that the tokenizer writes before every text; the template's own is then left out."""
+        self._template = template
+        self._first_token = first_token
+        self._known: dict[tuple[tuple[str, ...], str], str] = {}
+
+    def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
+        generated = generated and roles[-1] == "assistant" and len(roles) > 1
+        return self._remember(roles, "generated" if generated else "given")
+
+    def closing(self, roles: tuple[str, ...]) -> str:
+        return self._remember(roles, "closing")
+
+    def _remember(self, roles: tuple[str, ...], what: str) -> str:
+        key = (roles, what)
+        if key not in self._known:
+            find = {"generated": self._find_prompt, "given": self._find_opening, "closing": self._find_closing}[what]
+            self._known[key] = find(roles)
+        return self._known[key]
+
+    def _find_opening(self, roles: tuple[str, ...]) -> str:
+        before = len(roles) - 1
+        try:
+            text = self._render(roles)
+        except RequestError:
+            if roles != ("system",):
+                raise
+            text = self._render(("system", "user"))  # some templates put the system message into the user's
+        if not before:
+            return self._between(text, None, 0).removeprefix(self._first_token)
+        return self._without_closing(roles, self._between(text, before - 1, before))
+
+    def _find_prompt(self, roles: tuple[str, ...]) -> str:
+        text = self._render(roles[:-1], add_generation_prompt=True)
+        return self._without_closing(roles, self._between(text, len(roles) - 2, None))
+
+    def _find_closing(self, roles: tuple[str, ...]) -> str:
+        try:
+            return self._between(self._render(roles), len(roles) - 1, None)
+        except RequestError:
+            if roles != ("system",):
+                raise
+            return ""  # what follows comes with the user's message
+
+    def _without_closing(self, roles: tuple[str, ...], text: str) -> str:
+        """The message before has been closed already."""
+        pairs = enumerate(zip(text, self.closing(roles[:-1]), strict=False))
+        written = next((i for i, (a, b) in pairs if a != b), None)
+        return text[len(self.closing(roles[:-1])) if written is None else written :]
+
+    def _render(self, roles: Sequence[str], *, add_generation_prompt: bool = False) -> str:
+        messages: list[Mapping[str, Any]] = [{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)]
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def _between(self, text: str, after: int | None, before: int | None) -> str:
+        """What stands between two marks; None is an end of the text."""
+        if after is not None:
+            _, found, text = text.partition(MARK.format(after))
+            self._require(found)
+        if before is not None:
+            text, found, _ = text.partition(MARK.format(before))
+            self._require(found)
+        return text
+
+    def _require(self, found: str) -> None:
+        if not found:
+            raise RequestError("The chat template drops a message, so the conversation cannot be written step by step.")

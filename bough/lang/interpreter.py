@@ -1,0 +1,257 @@
+"""Runs one state of a program: takes its expressions in order and sees that each is done.
+
+`submit` returns at once. Text and roles are written on the spot while nothing is being waited for; from the first
+generation on, expressions queue up and a task on the background loop works them off. Each variable has a slot that is
+filled when its turn has come. A branch begins with what its parent has written by then, and asks nobody to wait for it.
+
+Owns the variables, the queue and the failure of its state. Whoever reads may be any thread or any event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+from bough.core.errors import EngineDeadError, RequestError
+from bough.lang.document import Document
+from bough.lang.expressions import Expr, Gen, ScopeBegin, ScopeEnd, Select, as_expr, walk
+from bough.lang.failure import Failure, Site, calling_site
+from bough.lang.loop import background_loop
+from bough.lang.slots import News, Slot
+from bough.lang.steps import ForkPoint, RunOptions, Settle, Step
+from bough.lang.usage import Usage
+from bough.lang.writer import Writer
+
+REASONING_SUFFIX = "_reasoning_content"
+
+
+class Executor:
+    """One state's interpreter."""
+
+    def __init__(self, options: RunOptions, *, branch: bool = False) -> None:
+        """A branch waits until its parent has come to the place where it begins."""
+        self.options = options
+        self.slots: dict[str, Slot] = {}
+        self.children: list[Executor] = []
+        self.news = News()
+        self.failure: Failure | None = None
+        self.ended = False
+        self.owner: int | None = threading.get_ident()  # the thread that writes to it
+        self._writer = Writer(options, Document(options.backend.chat_format), self.news)
+        self._lock = threading.RLock()
+        self._queue: deque[Step] = deque()
+        self._busy = branch  # the queue is being worked off, or waits for the parent
+        self._idle: list[tuple[Future[None], bool]] = []  # who waits, and whether until the end of the program
+        self._task: asyncio.Task[None] | None = None
+        self._promised: list[Slot] = []  # those that this state will fill, and not its parent
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, value: object) -> None:
+        """Queues an expression. A state that has failed takes no more; who reads from it is told why."""
+        site = calling_site()
+        for expr in walk(as_expr(value)):
+            self._submit(self._step(expr, site))
+        if not self.options.use_thread:
+            self.sync()
+
+    def fork(self, count: int) -> list[Executor]:
+        """Branches that go on from what is written when the queue has come to this point."""
+        children = [Executor(self.options, branch=True) for _ in range(count)]
+        for child in children:
+            child.slots = dict(self.slots)
+        self.children += children
+        self._submit(Step(ForkPoint(children), calling_site()))
+        return children
+
+    def set_variable(self, name: str, value: Any) -> None:
+        self.slots[name] = Slot.of(value)
+        self.news.tell()
+
+    def end(self) -> None:
+        """Nothing more will be submitted, here or to branches."""
+        self.ended = True
+        for child in self.children:
+            child.end()
+        with self._lock:
+            self._wake()
+
+    def cancel(self, reason: BaseException, site: Site | None = None) -> None:
+        """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason."""
+        self._fail_at(site, reason)
+        task = self._task
+        if task is not None:
+            background_loop().call_soon_threadsafe(task.cancel)
+        for child in self.children:
+            child.cancel(reason, site)
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def document(self) -> Document:
+        return self._writer.document
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will come. The program's own thread cannot wait for the end of the program."""
+        return self.failure is not None or (not self._busy and (self.ended or threading.get_ident() == self.owner))
+
+    def until_idle(self) -> Future[None]:
+        """Done when everything that was submitted has been done; for those outside the program, when it has ended.
+        Does not raise."""
+        waiter: Future[None] = Future()
+        self._settle()
+        with self._lock:
+            self._idle.append((waiter, threading.get_ident() != self.owner))
+            self._wake()
+        return waiter
+
+    def sync(self) -> None:
+        """Waits for it."""
+        if self._busy or not self.ended:
+            self.until_idle().result()
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure.to_error()
+
+    def declared(self, name: str) -> Future[None]:
+        """Done when the program has come to a variable's declaration, or will never come to it. Its own thread would
+        wait in vain."""
+        version = self.news.version
+        if name in self.slots or self.ended or self.failure is not None or threading.get_ident() == self.owner:
+            version = -1
+        return self.news.since(version)
+
+    def slot(self, name: str) -> Slot:
+        """A variable that is there or will come."""
+        slot = self.slots.get(name)
+        if slot is None:
+            known = ", ".join(map(repr, self.slots)) or "none"
+            raise KeyError(f"Program {self.options.program!r} has no variable {name!r}; there are: {known}.")
+        if not slot.filled.done():
+            self._settle()
+        return slot
+
+    def usage(self) -> Usage:
+        """With that of the branches."""
+        return sum((child.usage() for child in self.children), self._writer.usage)
+
+    # The queue --------------------------------------------------------------------------------------------------------
+
+    def _step(self, expr: Expr, site: Site | None) -> Step:
+        """With the variables that it fills, which exist from now on."""
+        if isinstance(expr, Gen | Select | ScopeBegin) and expr.name is not None:
+            thinks = isinstance(expr, Gen) and expr.reasoning is not None
+            thoughts = self._promise(expr.name + REASONING_SUFFIX) if thinks else None
+            return Step(expr, site, self._promise(expr.name), thoughts)
+        return Step(expr, site, self.slots.get(expr.name) if isinstance(expr, ScopeEnd) else None)
+
+    def _promise(self, name: str) -> Slot:
+        slot = self.slots[name] = Slot()
+        with self._lock:
+            self._promised.append(slot)
+            if self.failure is not None:
+                slot.fail(self.failure.to_error())
+        self.news.tell()
+        return slot
+
+    def _settle(self) -> None:
+        """What is being put together is needed now."""
+        if self.options.speculates:
+            self._submit(Step(Settle(), None))
+
+    def _submit(self, step: Step) -> None:
+        with self._lock:
+            if self.failure is not None:
+                step.drop(self.failure)
+            elif self._busy:
+                self._queue.append(step)
+            elif not self._done_at_once(step):
+                self._queue.append(step)
+                self._busy = True
+                background_loop().call_soon_threadsafe(self._begin)
+
+    def _done_at_once(self, step: Step) -> bool:
+        try:
+            done = self._begin_branches(step) or self._writer.do_at_once(step)
+        except RequestError as error:
+            self._fail_at(step.site, error)
+            return True
+        if done:
+            self.news.tell()
+        return done
+
+    def _begin_branches(self, step: Step) -> bool:
+        if not isinstance(step.expr, ForkPoint):
+            return False
+        for child in step.expr.children:
+            child._adopt(self)
+        return True
+
+    def _adopt(self, parent: Executor) -> None:
+        """The parent has come to the point where this branch begins."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self._writer.go_on_from(parent._writer)
+            if not self._queue:
+                self._rest()
+                return
+        background_loop().call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self.failure is None:
+            self._task = background_loop().create_task(self._work_off())
+
+    async def _work_off(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue or self.failure is not None:
+                    self._rest()
+                    return
+                step = self._queue.popleft()
+            try:
+                if not self._begin_branches(step):
+                    await self._writer.do(step)
+            except asyncio.CancelledError:
+                self._fail_at(step.site, EngineDeadError("The back end went away while it was being waited for."))
+                return
+            except Exception as error:  # noqa: BLE001  # whatever a back end raises ends this state, and is told
+                self._fail_at(step.site, error)
+                return
+            self.news.tell()
+
+    def _rest(self) -> None:
+        """The queue is empty. Called with the lock."""
+        self._busy = False
+        self._wake()
+
+    def _wake(self) -> None:
+        """Tells those whose wait is over. Called with the lock."""
+        if not self._busy:
+            over = self.ended or self.failure is not None
+            done = [waiter for waiter, at_end in self._idle if over or not at_end]
+            self._idle = [] if over else [entry for entry in self._idle if entry[1]]
+            for waiter in done:
+                if not waiter.done():  # done: it was cancelled with the task that waited
+                    waiter.set_result(None)
+        self.news.tell()
+
+    def _fail_at(self, site: Site | None, error: BaseException) -> None:
+        self.fail(Failure(self.options.program, site, self.document.text, error))
+
+    def fail(self, failure: Failure) -> None:
+        """Ends this state; the first failure counts."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = failure
+            queue, self._queue = self._queue, deque()
+            for slot in self._promised:
+                slot.fail(self.failure.to_error())
+            self._rest()
+        for step in queue:
+            step.drop(failure)

@@ -1,0 +1,249 @@
+"""`@function`: a Python function that writes with a model, and the ways to run it.
+
+A program's body is ordinary code that runs in a thread: the caller's for `run`, one of its own for a stream, a batch or
+an event loop. This module binds arguments and hands over to `running`, `batch` and `tracer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from bough.lang import loop, running
+from bough.lang.batch import Batch, BatchResults
+from bough.lang.config import as_backend, global_config
+from bough.lang.graph import Graph
+from bough.lang.state import ProgramState
+from bough.lang.steps import RunOptions
+from bough.lang.tracer import TraceState, trace_program, trace_start
+
+# Arguments of `run` that hold for all generations of a program.
+SAMPLING_NAMES = (
+    "max_new_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+)
+
+
+class Program:
+    """A function of a state `s` and arguments of its own."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bound = dict(bound or {})
+        self.__name__ = self.name = func.__name__
+        self.__doc__ = func.__doc__
+        if inspect.iscoroutinefunction(func):
+            raise TypeError(f"Program {self.name!r} is an async function; write it with def, and use async_run().")
+        self.parameters = list(inspect.signature(func).parameters.values())[1:]  # without the state
+        if not inspect.signature(func).parameters:
+            raise TypeError(f"Program {self.name!r} needs a state as its first parameter: def {self.name}(s, …).")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """With a state it is a part of another program, `inner(s, …)`, and gives what its function returns; without one
+        it is run."""
+        if args and isinstance(args[0], ProgramState | TraceState):
+            return self.func(*args, **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    def bind(self, **kwargs: Any) -> Program:
+        """The program with some of its arguments set."""
+        known = {parameter.name for parameter in self.parameters}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters)
+        unknown = [name for name in kwargs if name not in known and not takes_any]
+        if unknown:
+            raise TypeError(f"Program {self.name!r} has no parameter {unknown[0]!r}; it has {', '.join(known)}.")
+        return Program(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
+
+    # Running ----------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *args: Any,
+        max_new_tokens: int = 128,
+        n: int = 1,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        min_p: float = 0.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        ignore_eos: bool = False,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        return_text_in_logprobs: bool | None = None,
+        stream: bool = False,
+        backend: Any = None,
+        use_thread: bool = True,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> ProgramState:
+        """Runs the program and gives its final state; raises a `ProgramError` if it failed. With `stream=True` it
+        returns at once, and the state is read while the program runs. `use_thread=False` does one thing at a time.
+        After `timeout_s` everything is aborted."""
+        options = self._options(_sampling(locals()), stream, backend, use_thread)
+        state = running.new_state(options)
+        work = running.Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
+        if stream:
+            work.start_thread()
+            return state
+        work.finish()
+        return state
+
+    async def async_run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` for event loops, with its arguments; the body runs in a thread. Cancelling it aborts the program."""
+        arguments = {name: kwargs.pop(name) for name in RUN_NAMES if name in kwargs}
+        options = self._options(
+            {**SAMPLING_DEFAULTS, **_sampling(arguments)},
+            bool(arguments.get("stream")),
+            arguments.get("backend"),
+            arguments.get("use_thread", True),
+        )
+        state = running.new_state(options)
+        work = running.Run(state, self.func, args, {**self.bound, **kwargs}, arguments.get("timeout_s"))
+        done = work.start_thread()
+        if not options.stream:
+            try:
+                await asyncio.wrap_future(done)
+            except asyncio.CancelledError as reason:
+                state._executor.cancel(reason)
+                raise
+            running.raise_failure(state)
+        return state
+
+    @overload
+    def run_batch(
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Any
+    ) -> BatchResults: ...
+    @overload
+    def run_batch(
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Any
+    ) -> Iterator[ProgramState]: ...
+    def run_batch(  # type: ignore[misc]  # the overloads differ in one argument, and need not repeat the others
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        max_new_tokens: int = 128,
+        n: int = 1,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        min_p: float = 0.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        ignore_eos: bool = False,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        return_text_in_logprobs: bool | None = None,
+        backend: Any = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResults | Iterator[ProgramState]:
+        """Runs the program for each set of arguments (a dict, or a tuple in the order of the parameters), in parallel.
+        A failing one keeps the others' results: its state says why, and `errors` of the result has them by index. With
+        `generator_style` the states are given one by one, in order."""
+        options = self._options(_sampling(locals()), False, backend, True)
+        batch = Batch(self, options, batch_kwargs, num_threads, timeout_s)
+        batch.start()
+        return batch.in_turn(progress_bar) if generator_style else batch.gather(progress_bar)
+
+    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> BatchResults:
+        """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
+        batch = self._async_batch(batch_kwargs, kwargs)
+        await asyncio.to_thread(batch.start)
+        return await batch.async_gather(kwargs.get("progress_bar", False))
+
+    async def async_iter_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
+        """`run_batch(generator_style=True)` for event loops."""
+        batch = self._async_batch(batch_kwargs, kwargs)
+        await asyncio.to_thread(batch.start)
+        async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
+            yield state
+
+    def _async_batch(self, batch_kwargs: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
+        unknown = kwargs.keys() - {*RUN_NAMES, "num_threads", "progress_bar"}
+        if unknown:
+            raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
+        options = self._options({**SAMPLING_DEFAULTS, **_sampling(kwargs)}, False, kwargs.get("backend"), True)
+        return Batch(self, options, batch_kwargs, kwargs.get("num_threads", "auto"), kwargs.get("timeout_s"))
+
+    # Looking ahead ----------------------------------------------------------------------------------------------------
+
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> Graph:
+        """The program's graph, found by running it without a model. Arguments that are not given stay open; where the
+        program's way depends on one, or on what a model would write, the graph ends."""
+        return trace_program(self, kwargs)
+
+    def cache(self, backend: Any = None, **kwargs: Any) -> str:
+        """Computes the program's constant beginning ahead of time; gives it back."""
+        chosen = as_backend(backend)
+        prefix = trace_start(self, kwargs).text(chosen.chat_format)
+        if prefix:
+            loop.wait_for(chosen.cache_prefix(prefix))
+        return prefix
+
+    def _options(self, sampling: Mapping[str, Any], stream: bool, backend: Any, use_thread: bool) -> RunOptions:
+        given = {name: value for name, value in sampling.items() if value is not None}
+        if not global_config.skip_special_tokens_in_output:
+            given["skip_special_tokens"] = False
+        return RunOptions(self.name, as_backend(backend), given, stream, use_thread, self.num_api_spec_tokens)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}({', '.join(parameter.name for parameter in self.parameters)})>"
+
+
+SAMPLING_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Program.run).parameters.items()
+    if name in SAMPLING_NAMES
+}
+RUN_NAMES = (*SAMPLING_NAMES, "stream", "backend", "use_thread", "timeout_s")
+
+
+def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arguments[name] for name in SAMPLING_NAMES if name in arguments}
+
+
+@overload
+def function(func: Callable[..., Any]) -> Program: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Makes a program of a function whose first parameter is the state. `num_api_spec_tokens` lets chat APIs write a
+    whole message of several generations in one call of so many tokens."""
+    if func is not None:
+        return Program(func, num_api_spec_tokens)
+    return lambda body: Program(body, num_api_spec_tokens)

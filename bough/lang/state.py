@@ -1,0 +1,299 @@
+"""What a program holds in its hand: `s`, and the group of states that `s.fork(n)` gives.
+
+A state is a thin handle on its executor. Writing returns at once; reading a variable or the text waits for it, and
+raises a `ProgramError` if it will never come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any
+
+from bough.core.errors import ProgramError
+from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, in_role
+from bough.lang.interpreter import Executor
+from bough.lang.slots import Slot
+from bough.lang.usage import Usage
+
+
+class ProgramState:
+    """One state of a running program."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.ret_value: Any = None  # what the program returned
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, other: ExprLike) -> ProgramState:
+        self._executor.submit(other)
+        return self
+
+    def system(self, expr: ExprLike | None = None) -> AbstractContextManager[None]:
+        """A system message: with its content, or around what a `with` block adds."""
+        return self._role("system", expr)
+
+    def user(self, expr: ExprLike | None = None) -> AbstractContextManager[None]:
+        return self._role("user", expr)
+
+    def assistant(self, expr: ExprLike | None = None) -> AbstractContextManager[None]:
+        return self._role("assistant", expr)
+
+    def _role(self, role: str, expr: ExprLike | None) -> AbstractContextManager[None]:
+        if expr is not None:
+            self._executor.submit(in_role(role, expr))
+            return _around(self, None, None)
+        return _around(self, RoleBegin(role), RoleEnd(role))
+
+    def var_scope(self, name: str) -> AbstractContextManager[None]:
+        """What the `with` block adds becomes a variable, too."""
+        return _around(self, ScopeBegin(name), ScopeEnd(name))
+
+    def set_var(self, name: str, value: Any) -> None:
+        self._executor.set_variable(name, value)
+
+    __setitem__ = set_var
+
+    # Branches ---------------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ProgramStateGroup:
+        """So many branches that go on from here, in parallel. It costs nothing and waits for nothing; what is written
+        so far is shared. `position_ids_offset` is SGLang's and has no effect."""
+        if size < 1:
+            raise ValueError(f"fork() makes at least one branch, got {size}.")
+        return ProgramStateGroup([ProgramState(executor) for executor in self._executor.fork(size)], self)
+
+    @contextmanager
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
+        """One branch: `with s.copy() as t`."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group[0]._executor.end()
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def get_var(self, name: str) -> Any:
+        """The variable, as soon as it is there."""
+        slot = self._slot(name)
+        slot.filled.result()
+        return slot.value
+
+    __getitem__ = get_var
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._executor.slots
+
+    def get_meta_info(self, name: str) -> Any:
+        """What is known of a generated variable: tokens, finish reason, logprobs."""
+        slot = self._slot(name)
+        slot.filled.result()
+        return slot.meta
+
+    def text(self) -> str:
+        """Everything that stands in this state."""
+        self._wait()
+        return self._executor.document.text
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages that are complete."""
+        self._wait()
+        return list(self._executor.document.messages)
+
+    def sync(self) -> None:
+        """Waits until everything that was added has been done."""
+        self._wait()
+
+    def error(self) -> ProgramError | None:
+        """Why the state failed, if it did; waits, and does not raise."""
+        self._executor.sync()
+        failure = self._executor.failure
+        if failure is None:
+            return None
+        error = failure.to_error()
+        error.state = self
+        return error
+
+    def get_usage(self) -> Usage:
+        """Tokens used so far, branches included."""
+        return self._executor.usage()
+
+    def cancel(self) -> None:
+        """Aborts what runs in this state and its branches; who waits gets an error."""
+        self._executor.cancel(asyncio.CancelledError("the program was cancelled"))
+
+    def _slot(self, name: str) -> Slot:
+        """In a stream the program may not have come to the variable yet."""
+        executor = self._executor
+        while name not in executor.slots and not (declared := executor.declared(name)).done():
+            declared.result()
+        return executor.slot(name)
+
+    def _wait(self) -> None:
+        self._executor.sync()
+        self._executor.raise_failure()
+
+    # Streams ----------------------------------------------------------------------------------------------------------
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text, or one variable's, piece by piece as it comes (`run(stream=True)`; else in one piece)."""
+        read = _Reader(self._executor, var_name)
+        while not read.over:
+            read.wait().result()
+            if piece := read.take():
+                yield piece
+        read.finish()
+
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for event loops; with `return_meta_data` pairs of a piece and its meta information."""
+        read = _Reader(self._executor, var_name)
+        while not read.over:
+            await asyncio.wrap_future(read.wait())
+            if piece := read.take():
+                yield (piece, read.meta) if return_meta_data else piece
+        read.finish()
+
+    # For event loops --------------------------------------------------------------------------------------------------
+
+    async def async_get_var(self, name: str) -> Any:
+        """`get_var` for event loops."""
+        executor = self._executor
+        while name not in executor.slots and not (declared := executor.declared(name)).done():
+            await asyncio.wrap_future(declared)
+        slot = executor.slot(name)
+        await asyncio.wrap_future(slot.filled)
+        return slot.value
+
+    async def async_sync(self) -> None:
+        """`sync` for event loops."""
+        await asyncio.wrap_future(self._executor.until_idle())
+        self._executor.raise_failure()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> ProgramState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.end()
+
+    def __repr__(self) -> str:
+        failure = self._executor.failure
+        return f"ProgramState({self._executor.document.text!r}{'' if failure is None else ', failed'})"
+
+
+class ProgramStateGroup:
+    """The branches of a fork."""
+
+    def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
+        self.states = list(states)
+        self._parent = parent
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Waits for the branches. `gather_variable`: the parent gets each of their new variables as a list over the
+        branches; `concate_and_append`: it goes on with their texts, one after the other."""
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise ValueError(f"join() knows gather_variable and concate_and_append, got {mode!r}.")
+        for state in self.states:
+            state.sync()
+        if mode == "gather_variable":
+            self._gather()
+        else:
+            start = len(self._parent.text())
+            self._parent += "".join(state.text()[start:] for state in self.states)
+        for state in self.states:
+            state._executor.end()
+
+    def _gather(self) -> None:
+        parent = self._parent._executor
+        known = set(parent.slots)
+        names = dict.fromkeys(name for state in self.states for name in state._executor.slots if name not in known)
+        for name in names:
+            parent.set_variable(name, [state[name] for state in self.states if name in state])
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self.states[index]
+
+    def __setitem__(self, index: int, value: ProgramState) -> None:
+        """`group[i] += …` ends with this; the state is the same one."""
+        if self.states[index] is not value:
+            raise TypeError("The states of a fork cannot be replaced; add to them with group[i] += …")
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __iadd__(self, other: ExprLike | Sequence[ExprLike] | Callable[[int], ExprLike]) -> ProgramStateGroup:
+        """The same for all branches, a list with one for each, or a function of the branch's number."""
+        if isinstance(other, str | Expr):
+            each: Sequence[ExprLike] = [other] * len(self)
+        elif callable(other):
+            each = [other(i) for i in range(len(self))]
+        else:
+            each = list(other)
+        if len(each) != len(self):
+            raise ValueError(f"There are {len(self)} branches, and {len(each)} expressions for them.")
+        for state, expr in zip(self.states, each, strict=True):
+            state += expr
+        return self
+
+
+@contextmanager
+def _around(state: ProgramState, begin: Expr | None, end: Expr | None) -> Iterator[None]:
+    """Nothing around a message that has been added whole."""
+    if begin is not None:
+        state._executor.submit(begin)
+    yield
+    if end is not None:
+        state._executor.submit(end)
+
+
+class _Reader:
+    """Follows the text of a state, or of one of its variables."""
+
+    def __init__(self, executor: Executor, name: str | None) -> None:
+        self._executor = executor
+        self._name = name
+        self._slot = executor.slots.get(name) if name is not None else None
+        self._version = -1
+        self._shown = 0
+        self.over = False
+
+    @property
+    def meta(self) -> Any:
+        return None if self._slot is None else self._slot.meta
+
+    def wait(self) -> Any:
+        """A future that is done when there may be something to take."""
+        return self._executor.news.since(self._version)
+
+    def take(self) -> str:
+        """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
+        self._version = self._executor.news.version
+        program_over = self._executor.over
+        if self._name is not None and self._slot is None:
+            self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet
+        if self._name is None:
+            self.over = program_over
+            text = self._executor.document.text
+        elif self._slot is None:
+            self.over, text = program_over, ""
+        else:
+            self.over, text = self._slot.filled.done(), self._slot.partial
+        piece = text[self._shown :]
+        self._shown += len(piece)
+        return piece
+
+    def finish(self) -> None:
+        """Raises if what was read will never be complete, or never come."""
+        self._executor.raise_failure()
+        if self._name is not None:
+            self._executor.slot(self._name)

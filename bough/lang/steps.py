@@ -1,0 +1,59 @@
+"""What an executor's queue holds, and what holds for all of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bough.lang.backends.base import Backend
+from bough.lang.expressions import Expr
+from bough.lang.failure import Failure, Site
+from bough.lang.slots import Slot
+
+if TYPE_CHECKING:
+    from bough.lang.interpreter import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What holds for one run of a program: its name, its back end, and what generations take that say nothing."""
+
+    program: str
+    backend: Backend
+    sampling: Mapping[str, Any]
+    stream: bool = False
+    use_thread: bool = True
+    num_api_spec_tokens: int | None = None
+
+    @property
+    def speculates(self) -> bool:
+        """An assistant's message is one call, whatever stands in it."""
+        return bool(self.num_api_spec_tokens) and self.backend.chat_only
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """Branches begin here."""
+
+    children: list[Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Somebody waits for a variable of a message that is still being put together."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One expression in the queue, the line that it came from, and the variables that it fills."""
+
+    expr: Expr | ForkPoint | Settle
+    site: Site | None
+    slot: Slot | None = None
+    thoughts: Slot | None = None  # for a model's reasoning, where it is kept apart
+
+    def drop(self, failure: Failure) -> None:
+        """It will not be done: branches that would have begun here fail, too."""
+        for child in self.expr.children if isinstance(self.expr, ForkPoint) else ():
+            child.fail(failure)

@@ -1,0 +1,199 @@
+"""Does what expressions say: writes text and roles into the document, and asks the back end for the rest.
+
+Owns the document of one state, and what it has cost. Who calls it, when, and what becomes of errors is the executor's
+matter; here one step is done after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bough.core.errors import RequestError
+from bough.lang import speculation
+from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
+from bough.lang.document import Document
+from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
+from bough.lang.reasoning import marks_of
+from bough.lang.scoring import normalized
+from bough.lang.slots import News, Slot
+from bough.lang.steps import RunOptions, Settle, Step
+from bough.lang.usage import Usage
+
+
+class Writer:
+    """One state's pen."""
+
+    def __init__(self, options: RunOptions, document: Document, news: News) -> None:
+        self.options = options
+        self.backend = options.backend
+        self.document = document
+        self.usage = Usage()
+        self._news = news
+        self._scopes: dict[str, int] = {}
+        self._pattern: list[Step] | None = None  # an assistant message that will be one call
+
+    def go_on_from(self, other: Writer) -> None:
+        """A branch begins with what its parent has written."""
+        self.document = other.document.copy()
+        self._scopes = dict(other._scopes)
+
+    def do_at_once(self, step: Step) -> bool:
+        """Does a step that needs no waiting; False if it is another."""
+        write = AT_ONCE.get(type(step.expr))
+        if write is None or self._pattern is not None:
+            return False
+        write(self, step)
+        return True
+
+    async def do(self, step: Step) -> None:
+        if self._pattern is not None:
+            await self._put_together(self._pattern, step)
+        elif isinstance(step.expr, Gen):
+            await self._generate(step.expr, step)
+        elif isinstance(step.expr, Select):
+            await self._select(step.expr, step.slot)
+        else:
+            self.do_at_once(step)
+
+    # At once ----------------------------------------------------------------------------------------------------------
+
+    def _write(self, step: Step) -> None:
+        assert isinstance(step.expr, Text)
+        self.document.text += step.expr.value
+
+    def _begin_role(self, step: Step) -> None:
+        assert isinstance(step.expr, RoleBegin)
+        self.document.begin(step.expr.role, generated=step.expr.generated)
+        if step.expr.role == "assistant" and self.options.speculates:
+            self._pattern = []
+
+    def _end_role(self, step: Step) -> None:
+        assert isinstance(step.expr, RoleEnd)
+        self.document.end(step.expr.role)
+
+    def _begin_scope(self, step: Step) -> None:
+        assert isinstance(step.expr, ScopeBegin)
+        self._scopes[step.expr.name] = len(self.document.text)
+
+    def _end_scope(self, step: Step) -> None:
+        assert isinstance(step.expr, ScopeEnd) and step.slot is not None
+        step.slot.fill(self.document.text[self._scopes.pop(step.expr.name) :])
+
+    def _add_image(self, step: Step) -> None:
+        assert isinstance(step.expr, Image)
+        self.document.add_image(step.expr.source, placed=not self.backend.chat_only)
+
+    def _add_video(self, step: Step) -> None:
+        assert isinstance(step.expr, Video)
+        self.document.videos += ((step.expr.path, step.expr.num_frames),)
+
+    def _settle(self, step: Step) -> None:
+        """Nothing is being put together."""
+
+    # With the back end ------------------------------------------------------------------------------------------------
+
+    async def _generate(self, gen: Gen, step: Step) -> None:
+        if gen.reasoning is not None and self.options.stream:
+            raise RequestError("separate_reasoning() needs the whole answer; run without stream=True.")
+        request = self._request(gen.sampling)
+        streams = self.options.stream and request.sampling.get("n", 1) == 1
+        output = await (self._read_stream(request, step.slot) if streams else self.backend.generate(request))
+        for meta in output.metas:
+            self.usage.add(meta)
+        if gen.reasoning is not None:
+            output = _without_reasoning(gen.reasoning, output, step.thoughts)
+        self.document.text = request.text + output.texts[0]
+        if step.slot is not None:
+            many = len(output.texts) > 1
+            step.slot.fill(*((output.texts, output.metas) if many else (output.texts[0], output.metas[0])))
+
+    async def _read_stream(self, request: GenRequest, slot: Slot | None) -> GenOutput:
+        output = GenOutput([""], [{}])
+        async for output in self.backend.stream(request):
+            self.document.text = request.text + output.texts[0]
+            if slot is not None:
+                slot.partial, slot.meta = output.texts[0], output.metas[0]
+            self._news.tell()
+        return output
+
+    def _request(self, own: Mapping[str, Any]) -> GenRequest:
+        merged = {**self.options.sampling, **own}
+        options = {name: merged.pop(name) for name in LOGPROB_OPTIONS if name in merged}
+        document = self.document
+        if document.role == "assistant" and document.chat_format.stop:
+            given = merged.get("stop") or ()
+            merged["stop"] = (*((given,) if isinstance(given, str) else given), *document.chat_format.stop)
+        images = [source for _, source in document.images]
+        return GenRequest(document.text, document.all_messages, merged, options, images, document.videos)
+
+    async def _select(self, select: Select, slot: Slot | None) -> None:
+        method = select.method
+        scores = await self.backend.score(
+            self.document.text, select.choices, unconditional=method.requires_unconditional_logprobs
+        )
+        for meta in scores.metas:
+            self.usage.add(meta)
+        decision = method(
+            choices=select.choices,
+            normalized_prompt_logprobs=[normalized(tokens) for tokens in scores.tokens],
+            input_token_logprobs=scores.tokens,
+            output_token_logprobs=[[] for _ in select.choices],  # nothing is generated
+            unconditional_token_logprobs=scores.alone,
+        )
+        self.document.text += decision.decision
+        if slot is not None:
+            slot.fill(decision.decision, decision.meta_info)
+
+    # A message of several generations as one call ---------------------------------------------------------------------
+
+    async def _put_together(self, pattern: list[Step], step: Step) -> None:
+        """Collects the parts of an assistant message, and asks for all of them when it ends or somebody waits."""
+        if isinstance(step.expr, Text | Gen):
+            pattern.append(step)
+            return
+        self._pattern = None
+        generations = [part for part in pattern if isinstance(part.expr, Gen)]
+        if len(generations) > 1 or (generations and pattern[0] is not generations[0]):
+            await self._speculate(pattern)
+        else:
+            for part in pattern:
+                await self.do(part)
+        await self.do(step)
+
+    async def _speculate(self, pattern: Sequence[Step]) -> None:
+        items = [part.expr for part in pattern if isinstance(part.expr, Text | Gen)]
+        own = next(dict(item.sampling) for item in items if isinstance(item, Gen))
+        own |= {"max_new_tokens": self.options.num_api_spec_tokens, "stop": (), "n": 1}
+        for _ in range(speculation.ATTEMPTS):
+            output = await self.backend.generate(self._request(own))
+            self.usage.add(output.metas[0])
+            texts = speculation.match(items, output.texts[0])
+            if texts is not None:
+                break
+        else:
+            raise speculation.no_match(items)
+        for part, text in zip(pattern, texts, strict=True):
+            self.document.text += text
+            if part.slot is not None:
+                part.slot.fill(text, output.metas[0])
+
+
+def _without_reasoning(model_type: str, output: GenOutput, thoughts: Slot | None) -> GenOutput:
+    split = [marks_of(model_type).split(text) for text in output.texts]
+    if thoughts is not None:
+        thinking = [thought for thought, _ in split]
+        thoughts.fill(thinking[0] if len(thinking) == 1 else thinking)
+    return GenOutput([answer for _, answer in split], output.metas)
+
+
+AT_ONCE: dict[type, Callable[[Writer, Step], None]] = {
+    Text: Writer._write,
+    RoleBegin: Writer._begin_role,
+    RoleEnd: Writer._end_role,
+    ScopeBegin: Writer._begin_scope,
+    ScopeEnd: Writer._end_scope,
+    Image: Writer._add_image,
+    Video: Writer._add_video,
+    Settle: Writer._settle,
+}

@@ -1,0 +1,222 @@
+"""Vendors' APIs through their own SDKs, against a local server: what is sent, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bough as sgl
+from bough.core.errors import SettingsError
+from tests.fakes.vendor_server import Reply, VendorServer, vendor
+
+
+@sgl.function
+def chat(s: Any, question: str) -> None:
+    s += sgl.system("Be brief.")
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("answer", max_tokens=9, stop=["\n"], temperature=0))
+    s += sgl.user("Sure?")
+    s += sgl.assistant(sgl.gen("again"))
+
+
+def openai_reply(path: str, body: dict[str, Any]) -> Reply:
+    usage = {
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    if body.get("stream"):
+        parts: list[Any] = [
+            {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in ("Par", "is")
+        ]
+        parts.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        parts.append({"choices": [], "usage": usage})
+        frame = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        return [*((None, {**frame, **part}) for part in parts), (None, "[DONE]")]
+    frame = {"id": "c", "created": 1, "model": "m", "usage": usage}
+    if path.endswith("/chat/completions"):
+        choices = [
+            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": f"Paris{i or ''}"}}
+            for i in range(body.get("n", 1))
+        ]
+        return {**frame, "object": "chat.completion", "choices": choices}
+    if body.get("echo"):
+        return {**frame, "object": "text_completion", "choices": [echo(i, p) for i, p in enumerate(body["prompt"])]}
+    return {
+        **frame,
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": " Paris", "finish_reason": "length"}],
+    }
+
+
+def echo(index: int, prompt: str) -> dict[str, Any]:
+    """Words with their leading space are tokens; a word's logprob is minus its length."""
+    words = [word if i == 0 else f" {word}" for i, word in enumerate(prompt.split(" "))]
+    offsets = [sum(map(len, words[:i])) for i in range(len(words))]
+    logprobs = [None, *(-float(len(word)) for word in words[1:])]
+    table = {"tokens": words, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": None}
+    return {"index": index, "text": prompt, "finish_reason": "length", "logprobs": table}
+
+
+def openai(server: VendorServer, model: str = "gpt-4o", **arguments: Any) -> Any:
+    return sgl.OpenAI(model, base_url=f"{server.url}/v1", api_key="k", max_retries=0, **arguments)
+
+
+def test_openai_chat_sends_messages_and_counts_tokens() -> None:
+    with vendor(openai_reply) as server:
+        state = chat.run("Capital?", backend=openai(server))
+    assert state["answer"] == state["again"] == "Paris"
+    first, second = server.bodies
+    assert first["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Capital?"},
+    ]
+    assert (first["max_tokens"], first["stop"], first["temperature"]) == (9, ["\n"], 0)
+    assert "temperature" not in second and "top_k" not in first and len(second["messages"]) == 4
+    assert server.headers[0]["authorization"] == "Bearer k"
+    usage = state.get_usage()
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (10, 8, 4)
+    assert state.get_meta_info("answer")["finish_reason"] == {"type": "stop"}
+
+
+def test_openai_streams_samples_schemas_and_newer_models() -> None:
+    @sgl.function
+    def typed(s: Any) -> None:
+        s += sgl.user("Capital?")
+        s += sgl.assistant(sgl.gen("answer", n=2, json_schema={"type": "object"}, return_logprob=True))
+
+    with vendor(openai_reply) as server:
+        state = chat.run("Capital?", backend=openai(server), stream=True)
+        assert list(state.text_iter("answer")) in (["Par", "is"], ["Paris"])
+        assert state.get_meta_info("answer")["prompt_tokens"] == 5
+        state = typed.run(backend=openai(server, model="o4-mini"), max_new_tokens=7)
+    assert state["answer"] == ["Paris", "Paris1"] and state.get_usage().completion_tokens == 2
+    sent = server.bodies[-1]
+    assert sent["n"] == 2 and sent["max_completion_tokens"] == 7 and "max_tokens" not in sent
+    assert sent["response_format"]["json_schema"]["schema"] == {"type": "object"} and sent["logprobs"] is True
+
+
+def test_openai_completions_continue_text_and_score_choices() -> None:
+    @sgl.function
+    def plain(s: Any) -> None:
+        s += "The capital is" + sgl.gen("city", max_tokens=3) + ". It is "
+        s += sgl.select("size", choices=["enormous", "big"])
+
+    with vendor(openai_reply) as server:
+        backend = openai(server, "any", is_chat_model=False, chat_template="chatml")
+        state = plain.run(backend=backend)
+        assert state["city"] == " Paris" and state["size"] == "big"
+        assert server.bodies[0]["prompt"] == "The capital is" and server.bodies[1]["max_tokens"] == 0
+        tokens = state.get_meta_info("size")["input_token_logprobs"]
+        assert [entry[2] for entry in tokens[1]] == [" big"]  # the space before the choice is healed
+        assert "<|im_start|>user\nCapital?" in chat.run("Capital?", backend=backend).text()
+
+
+def test_what_a_chat_api_cannot_do_is_told() -> None:
+    @sgl.function
+    def choose(s: Any) -> None:
+        s += sgl.user("a") + sgl.assistant(sgl.select("x", choices=["a", "b"]))
+
+    @sgl.function
+    def middle(s: Any) -> None:
+        s += sgl.user("a") + sgl.assistant("Well, " + sgl.gen("x"))
+
+    @sgl.function
+    def regex(s: Any) -> None:
+        s += sgl.user("a") + sgl.assistant(sgl.gen("x", regex="a"))
+
+    with vendor(openai_reply) as server:
+        backend = openai(server)
+        for program, words in (
+            (choose, "cannot score"),
+            (middle, "num_api_spec_tokens"),
+            (regex, "OpenAI's API has no regex"),
+        ):
+            with pytest.raises(sgl.ProgramError, match=words):
+                program.run(backend=backend)
+        assert server.bodies == []
+        server.script = lambda path, body: (400, {"error": {"message": "bad model", "type": "x"}})
+        with pytest.raises(sgl.ProgramError, match="bad model"):
+            chat.run("a", backend=backend)
+    with pytest.raises(sgl.ProgramError, match="Connection error"):
+        chat.run("a", backend=openai(server))
+
+
+def test_openai_pictures_and_speculation(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG...")
+
+    @sgl.function(num_api_spec_tokens=32)
+    def look(s: Any) -> None:
+        s += sgl.user(sgl.image(str(tmp_path / "cat.png")) + "Who? " + sgl.image("https://example.org/a.jpg"))
+        s += sgl.assistant("Pa" + sgl.gen("x", stop="i") + "i" + sgl.gen("y"))
+
+    with vendor(openai_reply) as server:
+        state = look.run(backend=openai(server))
+    assert (state["x"], state["y"]) == ("r", "s") and len(server.bodies) == 1
+    parts = server.bodies[0]["messages"][0]["content"]
+    assert server.bodies[0]["model"] == "gpt-4o"
+    assert parts[0]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert parts[1] == {"type": "text", "text": "Who? "} and parts[2]["image_url"]["url"] == "https://example.org/a.jpg"
+    with pytest.raises(sgl.ProgramError, match=r"gone.png' cannot be read"):
+        look_at_nothing.run(backend=openai(server))
+
+
+@sgl.function
+def look_at_nothing(s: Any) -> None:
+    s += sgl.user(sgl.image("gone.png")) + sgl.assistant(sgl.gen("x"))
+
+
+def anthropic_reply(path: str, body: dict[str, Any]) -> Reply:
+    usage = {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 2}
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "c", "stop_sequence": None, "usage": usage}
+    if not body.get("stream"):
+        return {**message, "content": [{"type": "text", "text": "Paris"}], "stop_reason": "max_tokens"}
+    deltas = [
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        for text in ("Par", "is")
+    ]
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        *deltas,
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+        {"type": "message_stop"},
+    ]
+    return [(event["type"], event) for event in events]
+
+
+def test_anthropic_sends_messages_whole_and_streamed() -> None:
+    with vendor(anthropic_reply) as server:
+        backend = sgl.Anthropic(model="claude", base_url=server.url, api_key="k", max_retries=0)
+        state = chat.run("Capital?", backend=backend)
+        assert state["answer"] == "Paris" and state.get_meta_info("again")["finish_reason"] == {"type": "length"}
+        usage = state.get_usage()
+        assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (10, 4, 4)
+        first = server.bodies[0]
+        assert first["system"] == "Be brief." and first["messages"] == [{"role": "user", "content": "Capital?"}]
+        assert (first["max_tokens"], first["stop_sequences"], first["temperature"]) == (9, ["\n"], 0)
+        state = chat.run("Capital?", backend=backend, stream=True)
+        assert "".join(state.text_iter("answer")) == "Paris" and state.get_meta_info("answer")["prompt_tokens"] == 5
+        assert len(chat.bind(question="a").run(backend=backend, n=2)["again"]) == 2
+        server.script = lambda path, body: (400, {"type": "error", "error": {"type": "x", "message": "bad one"}})
+        with pytest.raises(sgl.ProgramError, match="bad one"):
+            chat.run("a", backend=backend)
+
+
+@pytest.mark.parametrize("name", ["OpenAI", "Anthropic", "LiteLLM"])
+def test_a_missing_sdk_is_an_error_with_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def gone(module: str, *rest: Any) -> Any:
+        if module == name.lower():
+            raise ImportError(module)
+        return real(module, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", gone)
+    with pytest.raises(SettingsError, match=rf"pip install 'bough\[{name.lower()}\]'"):
+        getattr(sgl, name)("model")

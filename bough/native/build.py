@@ -36,7 +36,7 @@ X86_FLAGS = {
     "avxvnni": (*AVX2, "-mavxvnni"),
     "avx512": AVX512,
     "avx512bf16": (*AVX512, "-mavx512bf16"),
-    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-mavx512vbmi"),
 }
 ARM_FLAGS = {
     "neon": ("-march=armv8.2-a+dotprod+fp16",),

@@ -43,6 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--starts", type=int, default=3, help="how often each side is started")
     load.add_argument("--scale", type=float, default=1.0, help="shortens all loads, for a quick try")
     load.add_argument("--vocab", type=int, default=VOCABULARY, help="token ids of the prompts are below this")
+    load.add_argument("--profile", action="store_true", help="show what each part of a step costs, and nothing else")
     load.add_argument("--no-executor", action="store_true", help="leave out Bough without its processes")
     load.add_argument("--output", default="bench-cpu", metavar="PATH", help="where .html, .json and .png go")
 
@@ -62,6 +63,12 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     threads = chosen.model.cpu_threads or _default_threads()
     settings = {name: value for name, value in settings.items() if name not in ("model_path", "cpu_threads")}
     loads = [case for case in cases(args.scale, vocabulary=args.vocab) if case.name in args.case]
+    if args.profile:
+        from bough.bench.cpu_profile import profile
+
+        streams = next(case for case in cases(args.scale, vocabulary=args.vocab) if case.name == "streams-16")
+        print(profile(model, threads, settings, streams))
+        return 0
     found = compare(sides, loads, args.rounds, args.starts, model, threads, settings)
     found = msgspec.structs.replace(found, about=_about(args, sides, files.name, threads))
     base = LLAMA if args.against else None

@@ -18,6 +18,7 @@ from bough.core.sampling_params import SamplingParams
 from bough.executor.plain_plans import decode_plan
 
 NO_PAGES: IntArray = np.zeros(0, dtype=np.int32)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class Chunk:
 class CasePlans:
     """The plans of one load on an executor whose rows and pages are all free."""
 
-    def __init__(self, case: Case, limits: Limits) -> None:
+    def __init__(self, case: Case, limits: Limits, sampling: SamplingParams = GREEDY) -> None:
+        self._sampling = sampling
         self._limits = limits
         self._outputs = case.output_tokens
         self._rows = len(case.prompts)
@@ -73,8 +75,8 @@ class CasePlans:
     def prompts(self) -> Iterator[BatchPlan]:
         """What is shared, then what each row has of its own; after these, every row has its first token."""
         if len(self._prefix.tokens):
-            yield from map(_plan, self._cut([self._prefix]))
-        yield from map(_plan, self._cut(self._prompts))
+            yield from map(self._plan, self._cut([self._prefix]))
+        yield from map(self._plan, self._cut(self._prompts))
 
     def decodes(self) -> Iterator[BatchPlan]:
         return (decode_plan(step, self._rows) for step in range(self._outputs - 1))
@@ -100,29 +102,27 @@ class CasePlans:
         if step:
             yield step
 
+    def _plan(self, chunks: list[Chunk]) -> BatchPlan:
+        counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
+        pages = [chunk.prompt.own_pages if chunk.first == 0 else NO_PAGES for chunk in chunks]
+        ends = [chunk.first + chunk.count == len(chunk.prompt.tokens) for chunk in chunks]
+        return BatchPlan(
+            step=0,
+            setups=tuple(self._setup(chunk.prompt) for chunk in chunks if chunk.first == 0),
+            edits=(),
+            rows=np.array([chunk.prompt.row for chunk in chunks], dtype=np.int32),
+            query_lens=counts,
+            given=counts,
+            tokens=np.concatenate([chunk.prompt.tokens[chunk.first : chunk.first + chunk.count] for chunk in chunks]),
+            new_pages=(np.concatenate(pages),),
+            new_page_counts=(np.array([len(of_row) for of_row in pages], dtype=np.int32),),
+            sample=np.array([end and chunk.prompt.sample for end, chunk in zip(ends, chunks, strict=True)]),
+        )
 
-def _plan(chunks: list[Chunk]) -> BatchPlan:
-    counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
-    pages = [chunk.prompt.own_pages if chunk.first == 0 else NO_PAGES for chunk in chunks]
-    ends = [chunk.first + chunk.count == len(chunk.prompt.tokens) for chunk in chunks]
-    return BatchPlan(
-        step=0,
-        setups=tuple(_setup(chunk.prompt) for chunk in chunks if chunk.first == 0),
-        edits=(),
-        rows=np.array([chunk.prompt.row for chunk in chunks], dtype=np.int32),
-        query_lens=counts,
-        given=counts,
-        tokens=np.concatenate([chunk.prompt.tokens[chunk.first : chunk.first + chunk.count] for chunk in chunks]),
-        new_pages=(np.concatenate(pages),),
-        new_page_counts=(np.array([len(of_row) for of_row in pages], dtype=np.int32),),
-        sample=np.array([end and chunk.prompt.sample for end, chunk in zip(ends, chunks, strict=True)]),
-    )
-
-
-def _setup(prompt: Prompt) -> RowSetup:
-    total = prompt.shared_tokens + len(prompt.tokens)
-    greedy = SamplingParams(temperature=0.0)
-    return RowSetup(prompt.row, greedy, 0, (prompt.shared_pages,), prompt.shared_tokens, 0, None, total, None, ())
+    def _setup(self, prompt: Prompt) -> RowSetup:
+        total = prompt.shared_tokens + len(prompt.tokens)
+        cached = (prompt.shared_pages,)
+        return RowSetup(prompt.row, self._sampling, 0, cached, prompt.shared_tokens, 0, None, total, None, ())
 
 
 def _array(tokens: list[int]) -> IntArray:

@@ -122,9 +122,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _default_threads() -> int:
-    from bough.executor.machine import usable_cores
+    from bough.executor.machine import compute_cores
 
-    return usable_cores()
+    return compute_cores()
 
 
 def _about(args: argparse.Namespace, sides: Sequence[Side], model: str, threads: int) -> dict[str, Any]:

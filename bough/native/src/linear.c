@@ -127,13 +127,13 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     if (call->m * k <= ALONE) {
         tokens += (int64_t)team->thread * 4 * ALONE;
         for (int64_t token = 0; token < call->m; token++)
-            kernels->quantize(call->x + token * call->x_stride, k, tokens + token * size);
+            kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
         return tokens;
     }
     int64_t piece = at_least(ALONE / k, 1);
     for (int64_t first; (first = bough_tiles(team, piece)) < call->m;)
         for (int64_t token = first; token < at_most(first + piece, call->m); token++)
-            kernels->quantize(call->x + token * call->x_stride, k, tokens + token * size);
+            kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
     bough_barrier(team);
     return tokens;
 }

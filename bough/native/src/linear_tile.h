@@ -16,6 +16,12 @@
 
 #include <string.h>
 
+#if defined(__GNUC__)
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE static inline
+#endif
+
 enum { TILE_ROWS = 16, GROUP = 32, LINE = 64 };
 
 static inline bool has_offsets(int format) { return format == BOUGH_FORMAT_Q4_MIN || format == BOUGH_FORMAT_Q8_MIN; }
@@ -39,24 +45,21 @@ static inline int64_t tile_bytes(int format, int64_t k) {
     return (offsets_start(format, k) + offsets + LINE - 1) / LINE * LINE;
 }
 
-/* A token's activations: codes [k] int8, then for each group of 32 its scale, scale * sum of codes, minus the sum of codes
- * (for weights whose codes are shifted), and that for either half. */
+/* 32 activations of a token: one line of the cache, at which a single pointer suffices. */
 typedef struct {
-    const int8_t *codes;
-    const float *scales, *offsets;
-    const int32_t *negated_sums, *negated_half_sums;
-} token_view;
+    int8_t codes[GROUP]; /* -127 to 127 */
+    float scale;
+    float offset;                 /* scale * sum of the codes: for weights with offsets */
+    int32_t negated_sum;          /* minus that sum: for weights whose codes are shifted by a constant */
+    int32_t negated_half_sums[2]; /* the same for either half */
+    int32_t padding[3];
+} token_group;
 
-static inline int64_t token_bytes(int64_t k) {
-    return (k + k / GROUP * 5 * (int64_t)sizeof(float) + LINE - 1) / LINE * LINE;
-}
+/* One line more than the groups need, so that tokens do not all compete for the same lines of the cache. */
+static inline int64_t token_bytes(int64_t k) { return (k / GROUP + 1) * (int64_t)sizeof(token_group); }
 
-static inline token_view view_token(const void *tokens, int64_t token, int64_t k) {
-    const uint8_t *base = (const uint8_t *)tokens + token * token_bytes(k);
-    const float *numbers = (const float *)(base + k);
-    int64_t groups = k / GROUP;
-    return (token_view){(const int8_t *)base, numbers, numbers + groups, (const int32_t *)(numbers + 2 * groups),
-                        (const int32_t *)(numbers + 3 * groups)};
+static inline const token_group *token_at(const void *tokens, int64_t token, int64_t k) {
+    return (const token_group *)((const uint8_t *)tokens + token * token_bytes(k));
 }
 
 /* Where a tile's results go. */
@@ -85,13 +88,46 @@ typedef void (*tile_product)(const uint8_t *tile, int64_t k, const void *tokens,
                              const tile_output *out);
 
 /* Quantises one token, of whose k inputs every 32 are a group. */
-typedef void (*token_quantizer)(const float *x, int64_t k, void *token);
+typedef void (*token_quantizer)(const float *x, int64_t k, token_group *token);
 
 typedef struct linear_kernels {
     const char *name;
     token_quantizer quantize;
     tile_product product[BOUGH_FORMATS];
 } linear_kernels;
+
+/* The functions of a variant that has `multiply(format, tokens at once, …)`, always inlined: one for each format, which
+ * takes eight tokens at a time, then four, two and one. */
+#define DEFINE_PRODUCT(name, format)                                                                                   \
+    static void name(const uint8_t *tile, int64_t k, const void *tokens, int64_t stride, int64_t count,                \
+                     const tile_output *out) {                                                                         \
+        int64_t token = 0;                                                                                             \
+        for (; token + 8 <= count; token += 8)                                                                         \
+            multiply(format, 8, tile, k, tokens, stride, token, out);                                                  \
+        if (count & 4) {                                                                                               \
+            multiply(format, 4, tile, k, tokens, stride, token, out);                                                  \
+            token += 4;                                                                                                \
+        }                                                                                                              \
+        if (count & 2) {                                                                                               \
+            multiply(format, 2, tile, k, tokens, stride, token, out);                                                  \
+            token += 2;                                                                                                \
+        }                                                                                                              \
+        if (count & 1)                                                                                                 \
+            multiply(format, 1, tile, k, tokens, stride, token, out);                                                  \
+    }
+
+#define DEFINE_KERNELS(variant)                                                                                        \
+    DEFINE_PRODUCT(multiply_f32, BOUGH_FORMAT_F32)                                                                     \
+    DEFINE_PRODUCT(multiply_q4, BOUGH_FORMAT_Q4)                                                                       \
+    DEFINE_PRODUCT(multiply_q4_min, BOUGH_FORMAT_Q4_MIN)                                                               \
+    DEFINE_PRODUCT(multiply_q8, BOUGH_FORMAT_Q8)                                                                       \
+    DEFINE_PRODUCT(multiply_q8_min, BOUGH_FORMAT_Q8_MIN)                                                               \
+    DEFINE_PRODUCT(multiply_q8_half, BOUGH_FORMAT_Q8_HALF)                                                             \
+    static const linear_kernels kernels = {#variant,                                                                   \
+                                           quantize,                                                                   \
+                                           {multiply_f32, multiply_q4, multiply_q4_min, multiply_q8, multiply_q8_min,  \
+                                            multiply_q8_half}};                                                        \
+    const linear_kernels *linear_##variant(void) { return &kernels; }
 
 /* The same for many tokens at a time, by matrix instructions: two tiles of weights are unpacked once into `unpacked` and
  * multiplied with all tokens of a panel. */

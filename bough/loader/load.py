@@ -21,6 +21,7 @@ from bough.loader.locate import ModelFiles
 from bough.loader.source import DummySource, Index, SafetensorsSource, WeightSource
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
+PIECE_ROWS = 16  # packed weights take whole tiles of rows
 
 
 def open_source(
@@ -48,6 +49,11 @@ def load_weights(slots: Iterable[WeightSlot], source: WeightSource, *, progress:
     ) as bar:
         for slot in wanted:
             for first, index in _pieces(slot, source.shape(slot.name)):
+                if slot.packing is not None:
+                    rows, stored = source.read_stored(slot.name, index)
+                    slot.packing.store(first, rows, stored)
+                    bar.update(len(rows) * slot.packing.inputs * slot.target.element_size())
+                    continue
                 # Crosses to the device in the checkpoint's own type, and is converted there.
                 band = source.read(slot.name, index).to(device)
                 slot.fill(first, band)
@@ -88,7 +94,7 @@ def _spelled(index: Index) -> str:
 def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Index]]:
     """The slot as bands of rows, each small enough to hold beside the model: its first row, and what to read."""
     rows = range(shape[0])[slot.index[0]] if slot.index else range(shape[0])
-    band = max(1, PIECE_VALUES // math.prod(shape[1:]))
+    band = max(1, PIECE_VALUES // math.prod(shape[1:]) // PIECE_ROWS) * PIECE_ROWS
     for first in range(0, len(rows), band):
         taken = rows[first : first + band]
         yield first, (slice(taken.start, taken.stop), *slot.index[1:])

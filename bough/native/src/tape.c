@@ -9,7 +9,7 @@
 #include <time.h>
 
 typedef struct {
-    const bough_weight *table;
+    bough_weight table;
     float scale, *out;
 } embedding_op;
 
@@ -106,10 +106,10 @@ struct bough_tape {
 
 static void run_embedding(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const embedding_op *o = &op->embedding;
-    int64_t size = o->table->k;
+    int64_t size = o->table.k;
     for (int64_t row; (row = bough_tile(team)) < rows;) {
         float *out = o->out + row * size;
-        bough_weight_row(o->table, r->step->token_ids[row], out);
+        bough_weight_row(&o->table, r->step->token_ids[row], out);
         for (int64_t i = 0; o->scale != 1.0f && i < size; i++)
             out[i] *= o->scale;
     }
@@ -212,7 +212,9 @@ static void run_all(bough_team *team, void *argument) {
     double began = timed ? now() : 0.0;
     for (int64_t i = 0; i < r->tape->count; i++) {
         operation *op = &r->tape->operations[i];
-        op->run(op, op->on_wanted ? r->step->wanted : r->step->tokens, r, team);
+        int64_t rows = op->on_wanted ? r->step->wanted : r->step->tokens;
+        if (rows > 0)
+            op->run(op, rows, r, team);
         if (timed) {
             double ended = now();
             op->seconds += ended - began;
@@ -273,7 +275,7 @@ static int add(bough_tape *tape, operation op) {
 }
 
 int bough_tape_embedding(bough_tape *tape, const bough_weight *table, float scale, float *out) {
-    return add(tape, (operation){.run = run_embedding, .embedding = {table, scale, out}});
+    return add(tape, (operation){.run = run_embedding, .embedding = {*table, scale, out}});
 }
 
 int bough_tape_rms_norm(bough_tape *tape, bool on_wanted, const float *x, const float *residual, const float *weight,

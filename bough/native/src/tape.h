@@ -3,7 +3,7 @@
  * Every operation has its operands' addresses in it: buffers of [tokens][features] with room for the largest step. What
  * changes from step to step (ids, positions, pages, counts) is in the `bough_step`. Functions that add an operation
  * return 0, or -1 where there is no memory for it. `on_wanted` says that the rows of the operands are not the step's
- * tokens but the wanted ones.
+ * tokens but the wanted ones. Of weights, the descriptions are copied, not the blobs.
  */
 #ifndef BOUGH_TAPE_H
 #define BOUGH_TAPE_H
@@ -29,7 +29,7 @@ BOUGH_EXPORT int bough_tape_embedding(bough_tape *tape, const bough_weight *tabl
 BOUGH_EXPORT int bough_tape_rms_norm(bough_tape *tape, bool on_wanted, const float *x, const float *residual,
                                      const float *weight, float eps, bool plus_one, int64_t size, float *out,
                                      float *sum);
-/* The weights are copied; bias may be NULL. */
+/* bias may be NULL. */
 BOUGH_EXPORT int bough_tape_linear(bough_tape *tape, bool on_wanted, const bough_weight *parts, int count,
                                    const float *x, int64_t x_stride, const float *bias, float *y, int64_t y_stride);
 /* Norms may be NULL. number: enum bough_number, the type of the caches. */

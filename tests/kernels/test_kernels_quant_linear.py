@@ -1,4 +1,4 @@
-"""Packed weights hold what the file held, for every type of GGUF that can be packed; the reference product is the product."""
+"""Packed weights hold what the file held, for every type of GGUF that can be packed; the reference is the product."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format
-from bough.native.library import load_library
+from bough.native.build import compiler
+from bough.native.library import build_library, find_library
 
-pytestmark = pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")
 QUANTISED = [kind for kind in NATURAL if kind not in FLOATS]
 K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
 SCALES_AT = {  # where the float16 numbers of a block are
@@ -23,6 +23,15 @@ SCALES_AT = {  # where the float16 numbers of a block are
     GGMLQuantizationType.Q5_K: (0, 2),
     GGMLQuantizationType.Q6_K: (208,),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> None:
+    """Compiled if it is not there: packing is the library's."""
+    if find_library() is None:
+        if compiler() is None:
+            pytest.skip("there is no C compiler")
+        build_library()
 
 
 def random_rows(kind: GGMLQuantizationType, n: int, k: int, seed: int = 0) -> npt.NDArray[np.uint8]:

@@ -3,7 +3,8 @@
     python -m tests.native.bench_linear [--threads 2] [--model smollm2] [--formats Q4_MIN Q8] [--tokens 1 16 512]
 
 Every layer has weights of its own, so that they come from where they would in a model. For few tokens compare GB/s with
-the memory's; for many, GOPS (2 for each multiply and add) with those of torch's own packed products. With one thread its CPU time is taken, so that a busy machine matters less.
+the memory's; for many, GOPS (2 for each multiply and add) with those of torch's own packed products. With one thread
+its CPU time is taken, so that a busy machine matters less.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ FEATURES = {"plain": 0, "avx2": 1, "avxvnni": 9, "avx512": 3, "neon": 4, "amx": 
 def random_weight(form: Format, n: int, k: int) -> PackedWeight:
     library = native._library()
     blob = aligned_bytes(library.bough_weight_bytes(form, n, k))
-    blob[:] = np.random.default_rng(0).integers(32, 60, blob.size, np.uint8)  # ordinary numbers as 16-bit or 32-bit floats
+    blob[:] = np.random.default_rng(0).integers(
+        32, 60, blob.size, np.uint8
+    )  # ordinary numbers as 16-bit or 32-bit floats
     return PackedWeight(form, n, k, blob)
 
 
@@ -62,7 +65,9 @@ def torch_products(n: int, k: int, m: int, threads: int) -> dict[str, float]:
     if hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 15, (n, k), dtype=torch.int32), 1)
         zeros = torch.rand(k // 32, n, 2, dtype=torch.bfloat16)
-        found["int4pack"] = fastest(lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, 32, zeros), threads, 0.3)
+        found["int4pack"] = fastest(
+            lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, 32, zeros), threads, 0.3
+        )
     return found
 
 
@@ -74,7 +79,19 @@ def measure(weights: list[PackedWeight], m: int, crew: native.Crew) -> tuple[flo
     structs = [native.structs_of([weight]) for weight in weights]
     scratch = aligned_bytes(max(library.bough_linear_scratch(one, 1, m, crew.threads) for one in structs))
     calls = [
-        (crew.handle, one, 1, inputs[w.k].data_ptr(), w.k, outs[w.n].data_ptr(), w.n, None, m, False, scratch.ctypes.data)
+        (
+            crew.handle,
+            one,
+            1,
+            inputs[w.k].data_ptr(),
+            w.k,
+            outs[w.n].data_ptr(),
+            w.n,
+            None,
+            m,
+            False,
+            scratch.ctypes.data,
+        )
         for one, w in zip(structs, weights, strict=True)
     ]
 

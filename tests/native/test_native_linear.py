@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +16,13 @@ from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
-from bough.native.library import load_library
+from bough.native.build import ARM_FLAGS, COMMON, SOURCES
 from tests.kernels.test_kernels_quant_linear import random_rows
 
-LIBRARY = load_library()
-pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
 FEATURES = {"plain": 0, "avx2": 1, "avxvnni": 9, "avx512": 3, "neon": 4, "amx": 0xFFFF}  # masks of cpu.h
+VARIANTS = (
+    ["plain", "neon"] if platform.machine() in ("aarch64", "arm64") else [name for name in FEATURES if name != "neon"]
+)
 KINDS = {  # one for each format
     Format.F32: GGMLQuantizationType.F32,
     Format.Q4: GGMLQuantizationType.Q4_0,
@@ -28,17 +33,14 @@ KINDS = {  # one for each format
 }
 
 
-@pytest.fixture(params=FEATURES)
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    assert LIBRARY is not None
-    LIBRARY.bough_cpu_allow.argtypes = [ctypes.c_uint]
-    LIBRARY.bough_cpu_allow(FEATURES[request.param])
-    many = 1000 if request.param == "amx" else 1
-    if native.variant(Format.Q4, many) != request.param:
-        LIBRARY.bough_cpu_allow(0xFFFFFFFF)
-        pytest.skip("not this CPU's")
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
+    """One variant after the other, as far as this CPU has them."""
+    library.bough_cpu_allow(ctypes.c_uint(FEATURES[request.param]))
+    if native.variant(Format.Q4, 1000 if request.param == "amx" else 1) != request.param:
+        pytest.skip(f"this CPU cannot run {request.param}")
     yield request.param
-    LIBRARY.bough_cpu_allow(0xFFFFFFFF)
+    library.bough_cpu_allow(ctypes.c_uint(0xFFFFFFFF))
 
 
 def make_weight(form: Format, n: int, k: int, seed: int = 0) -> PackedWeight:
@@ -50,13 +52,15 @@ def make_weight(form: Format, n: int, k: int, seed: int = 0) -> PackedWeight:
     return native.pack(rows, kind, k, form)
 
 
-def assert_same(variant: str, x: torch.Tensor, parts: list[PackedWeight], found: torch.Tensor) -> None:
+def assert_same(x: torch.Tensor, parts: list[PackedWeight], found: torch.Tensor) -> None:
     """Sums over groups are exact, so only the order of the rest may show; matrix tiles round to bfloat16 instead."""
     values = torch.cat([reference.dequantize(part) for part in parts]).double()
     size = x.double().abs() @ values.abs().T
     if any(native.variant(part.format, len(x)) == "amx" for part in parts):
         assert ((found - x.double() @ values.T).abs() <= size * 2**-7.9).all()
-        typical = (found - x.double() @ values.T).square().mean().sqrt() / (x.double() @ values.T).square().mean().sqrt()
+        typical = (found - x.double() @ values.T).square().mean().sqrt() / (
+            x.double() @ values.T
+        ).square().mean().sqrt()
         assert typical < 2**-8
     else:
         assert ((found - reference.quant_linear(x, parts)).abs() <= size * 2e-6).all()
@@ -68,7 +72,7 @@ def test_every_variant_gives_the_product(variant: str, form: Format, m: int) -> 
     k = 256 if form is Format.Q8_HALF else 96
     weight = make_weight(form, 35, k)
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
-    assert_same(variant, x, [weight], native.quant_linear(x, [weight]))
+    assert_same(x, [weight], native.quant_linear(x, [weight]))
 
 
 @pytest.mark.parametrize("m", [1, 6, 40])
@@ -79,7 +83,7 @@ def test_threads_share_the_work_of_several_weights(variant: str, m: int, threads
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
     crew = native.Crew(threads)
     for _ in range(3):
-        assert_same(variant, x, parts, native.quant_linear(x, parts, crew=crew))
+        assert_same(x, parts, native.quant_linear(x, parts, crew=crew))
 
 
 @pytest.mark.parametrize("m", [1, 5, 33])
@@ -110,7 +114,7 @@ def test_extreme_codes_do_not_overflow(variant: str, form: Format, m: int) -> No
         weight.blob[:lines] = {Format.Q8: 0x80, Format.Q8_HALF: 0xE0, Format.Q8_MIN: 31}.get(form, 0xFF)
     for sign in (1, -1):
         x = torch.full((m, k), float(sign))
-        assert_same(variant, x, [weight], native.quant_linear(x, [weight]))
+        assert_same(x, [weight], native.quant_linear(x, [weight]))
 
 
 def test_zeros_stay_zeros(variant: str) -> None:
@@ -119,8 +123,25 @@ def test_zeros_stay_zeros(variant: str) -> None:
         assert torch.equal(native.quant_linear(torch.zeros(m, 64), [weight]), torch.zeros(m, 48))
 
 
-def test_every_type_has_a_format_that_the_library_knows(variant: str) -> None:
-    assert LIBRARY is not None
+def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) -> None:
     for kind, form in NATURAL.items():
-        assert LIBRARY.bough_weight_format(int(kind)) == form
-    assert LIBRARY.bough_weight_format(int(GGMLQuantizationType.Q2_K)) == -1
+        assert library.bough_weight_format(int(kind)) == form
+    assert library.bough_weight_format(int(GGMLQuantizationType.Q2_K)) == -1
+
+
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")) or platform.machine() == "aarch64",
+    reason="needs a compiler for ARM and an emulator",
+)
+def test_the_arm_variant_under_an_emulator(tmp_path: Path) -> None:
+    objects = []
+    for source in [*sorted(SOURCES.glob("linear*.c")), SOURCES / "team.c", SOURCES / "cpu.c"]:
+        flags = ARM_FLAGS.get(source.stem.rpartition("_")[2], ())
+        objects.append(str(tmp_path / f"{source.stem}.o"))
+        subprocess.run(["aarch64-linux-gnu-gcc", *COMMON, *flags, "-c", str(source), "-o", objects[-1]], check=True)
+    driver = Path(__file__).with_name("linear_driver.c")
+    program = str(tmp_path / "driver")
+    link = ["aarch64-linux-gnu-gcc", *COMMON, "-static", f"-I{SOURCES}", str(driver), *objects, "-lm", "-o", program]
+    subprocess.run(link, check=True)
+    done = subprocess.run(["qemu-aarch64", "-cpu", "max", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "neon neon\n")

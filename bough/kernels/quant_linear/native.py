@@ -1,7 +1,7 @@
 """Packing and the product in the compiled library, with the signatures of the reference.
 
-Models do not come through here at each step (a tape of operations calls the library's own functions); this is for packing
-at load, for tests and for measurements.
+Models do not come through here at each step (a tape of operations calls the library's own functions); this is for
+packing at load, for tests and for measurements.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pack(
     k: int,
     form: Format,
 ) -> PackedWeight:
-    """Puts rows into tiles. Floats can be packed as F32, Q8 and Q4_MIN; a quantised type in its natural format or F32."""
+    """Puts rows into tiles. Floats can be packed as F32, Q8 and Q4_MIN; a quantised type in its natural format, F32."""
     library, n = _library(), len(rows)
     size = library.bough_weight_bytes(form, n, k)
     blob = aligned_bytes(size)

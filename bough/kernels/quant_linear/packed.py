@@ -1,7 +1,7 @@
 """What a packed weight is, and which of GGUF's types can be packed how.
 
-The layout of the bytes is described in `bough/native/src/linear_tile.h`; it is the same for every CPU. Packing itself is
-done by `native`: nobody needs packed weights without the compiled library.
+The layout of the bytes is described in `bough/native/src/linear_tile.h`; it is the same for every CPU. Packing itself
+is done by `native`: nobody needs packed weights without the compiled library.
 """
 
 from __future__ import annotations

@@ -98,13 +98,15 @@ def _codes(form: Format, lines: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def _product(x: torch.Tensor, weight: PackedWeight) -> Floats:
     activations = x.numpy()
     if weight.format is Format.F32:
-        return activations.astype(np.float64) @ _floats(weight).astype(np.float64).T
+        exact: Floats = activations.astype(np.float64) @ _floats(weight).astype(np.float64).T
+        return exact
     codes, scales, offsets = decode(weight)
     tokens = quantize_tokens(activations)
     split = tokens.codes.reshape(len(x), *codes.shape[1:])
     dots = np.einsum("tgpi,ngpi->tngp", split, codes)
     scaled = np.einsum("tngp,ngp,tg->tn", dots, scales, tokens.scales)
-    return scaled + np.einsum("tg,ng->tn", tokens.codes.sum(axis=2) * tokens.scales, offsets)
+    shifted: Floats = scaled + np.einsum("tg,ng->tn", tokens.codes.sum(axis=2) * tokens.scales, offsets)
+    return shifted
 
 
 def _floats(weight: PackedWeight) -> npt.NDArray[np.float32]:

@@ -78,15 +78,16 @@ ALWAYS_INLINE float32x4_t load_halves(const uint8_t *at) {
 ALWAYS_INLINE float32x4_t add_group(int format, float32x4_t sums, const int8x16_t codes[QUADS], float32x4_t scale,
                                     float32x4_t second, float32x4_t offset, const token_group *x) {
     int8x16_t low = vld1q_s8(x->codes), high = vld1q_s8(x->codes + 16);
+    float32x2_t factors = vld1_f32(&x->scale); /* the scale, and the offset behind it */
     int32x4_t dots = dot_half(vdupq_n_s32(0), codes, low);
     if (format == BOUGH_FORMAT_Q8_HALF) {
         float32x4_t scaled = vmulq_f32(to_floats(format, dots), scale);
         scaled = vfmaq_f32(scaled, to_floats(format, dot_half(vdupq_n_s32(0), codes + 4, high)), second);
-        return vfmaq_n_f32(sums, scaled, x->scale);
+        return vfmaq_lane_f32(sums, scaled, factors, 0);
     }
     dots = dot_half(dots, codes + 4, high);
-    sums = vfmaq_f32(sums, to_floats(format, dots), vmulq_n_f32(scale, x->scale));
-    return has_offsets(format) ? vfmaq_n_f32(sums, offset, x->offset) : sums;
+    sums = vfmaq_f32(sums, to_floats(format, dots), vmulq_lane_f32(scale, factors, 0));
+    return has_offsets(format) ? vfmaq_lane_f32(sums, offset, factors, 1) : sums;
 }
 
 enum { HALVES = TILE_ROWS * 2 };

@@ -150,7 +150,7 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
     tiling how = lay_out(spec, step, team->threads);
     int64_t pieces = (int64_t)spec->kv_heads * how.head_parts, floats = run_floats(spec, &how);
     int64_t row = 0, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */
-    for (int64_t tile = bough_tile(team);; tile = bough_tile(team)) {
+    for (int64_t tile; (tile = bough_tile(team)) < BOUGH_NO_TILE;) {
         while (row < step->batch && tile - before >= tiles_of(spec, step, &how, row))
             before += tiles_of(spec, step, &how, row++);
         if (row == step->batch)

@@ -74,7 +74,7 @@ typedef struct operation operation;
 typedef struct {
     const bough_tape *tape;
     const bough_step *step;
-    void *scratch;
+    void *attention_scratch, *linear_scratch; /* apart, because a thread may be an operation behind the others */
     const bough_ops *ops;
 } running;
 
@@ -128,7 +128,7 @@ static void run_rms_norm(const operation *op, int64_t rows, const running *r, bo
 
 static void run_linear(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const linear_op *o = &op->linear;
-    bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows, false, r->scratch, team);
+    bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows, false, r->linear_scratch, team);
 }
 
 static void put(const float *from, void *cache, int number, int64_t at, int dim) {
@@ -167,8 +167,8 @@ static void run_norm_rope_store(const operation *op, int64_t rows, const running
 static void run_attention(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const attention_op *o = &op->attention;
     (void)rows;
-    bough_attention(&o->spec, r->step, o->q, o->q_stride, o->out, (int64_t)o->spec.heads * o->spec.dim, r->scratch,
-                    r->ops, team);
+    bough_attention(&o->spec, r->step, o->q, o->q_stride, o->out, (int64_t)o->spec.heads * o->spec.dim,
+                    r->attention_scratch, r->ops, team);
 }
 
 static void run_gate(const operation *op, int64_t rows, const running *r, bough_team *team) {
@@ -223,25 +223,34 @@ static void run_all(bough_team *team, void *argument) {
     }
 }
 
+static size_t attention_scratch(const bough_tape *tape, int threads) {
+    size_t most = 0;
+    for (int64_t i = 0; i < tape->count; i++)
+        if (tape->operations[i].run == run_attention) {
+            size_t bytes = bough_attention_scratch(&tape->operations[i].attention.spec, threads);
+            most = bytes > most ? bytes : most;
+        }
+    return (most + 63) / 64 * 64;
+}
+
 void bough_tape_run(const bough_tape *tape, const bough_step *step, void *scratch, bough_crew *crew) {
-    running r = {.tape = tape, .step = step, .scratch = scratch, .ops = bough_ops_here()};
+    void *behind = (char *)scratch + attention_scratch(tape, bough_crew_threads(crew));
+    running r = {tape, step, scratch, behind, bough_ops_here()};
     bough_crew_run(crew, run_all, &r);
 }
 
 double bough_tape_seconds(const bough_tape *tape, int64_t index) { return tape->operations[index].seconds; }
 
 size_t bough_tape_scratch(const bough_tape *tape, int64_t tokens, int threads) {
-    size_t most = 64;
+    size_t most = 0;
     for (int64_t i = 0; i < tape->count; i++) {
-        const operation *op = &tape->operations[i];
-        size_t bytes = 0;
-        if (op->run == run_linear)
-            bytes = bough_linear_scratch(op->linear.parts, op->linear.count, tokens, threads);
-        else if (op->run == run_attention)
-            bytes = bough_attention_scratch(&op->attention.spec, threads);
-        most = bytes > most ? bytes : most;
+        const linear_op *op = &tape->operations[i].linear;
+        if (tape->operations[i].run == run_linear) {
+            size_t bytes = bough_linear_scratch(op->parts, op->count, tokens, threads);
+            most = bytes > most ? bytes : most;
+        }
     }
-    return most;
+    return most + attention_scratch(tape, threads);
 }
 
 /* ---- recording */

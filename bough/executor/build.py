@@ -24,6 +24,7 @@ from bough.executor.sizing import size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.torch_executor import TorchExecutor
 from bough.kernels.packed_ops import PackedOps
+from bough.kernels.quant_linear.packed import Format
 from bough.layers.weights import WeightSlot
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
@@ -160,7 +161,7 @@ def _load(
     weight_bytes = sum(s.nbytes for s in slots)
     kept = _kept_as(slots, settings, dtype)
     log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
-    cache = cache_dtype(settings.memory.kv_cache_dtype, dtype)
+    cache = cache_dtype(settings.memory.kv_cache_dtype, torch.float16 if _any_quantised(slots) else dtype)
     scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
 
@@ -171,6 +172,11 @@ def _kept_as(slots: list[WeightSlot], settings: Settings, dtype: torch.dtype) ->
         return f"{dtype}, linear layers as fp8"
     packed = Counter(s.packing.weight.format.name for s in slots if s.packing is not None)
     return ", ".join(f"{count} x {form}" for form, count in packed.most_common()) or str(dtype)
+
+
+def _any_quantised(slots: list[WeightSlot]) -> bool:
+    """Where weights are rounded to 4 or 8 bits, the cache need not have more than 16."""
+    return any(s.packing.weight.format != Format.F32 for s in slots if s.packing is not None)
 
 
 def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:

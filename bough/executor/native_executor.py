@@ -10,10 +10,10 @@ import torch
 
 from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.executor.layout import LongArray, RowMirror, StepLayout, prompt_targets
+from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.native.tape import Step
 from bough.sampling.logprobs import input_logprobs, output_logprobs
-from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
 
@@ -26,6 +26,7 @@ class NativeExecutor:
         self._mirror = RowMirror(limits)
         self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
         self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
+        self._sample = NativeSampler(self._sampling, tapes.crew)
         self._step = Step(
             page_table=self._mirror.pages.ctypes.data,
             page_table_width=self._mirror.pages.shape[1],
@@ -52,7 +53,7 @@ class NativeExecutor:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         sampling_rows = plan.rows[plan.sample]
-        sampled = sample(self._sampling, logits, sampling_rows)
+        sampled = self._sample(logits, sampling_rows)
         tokens = sampled.tokens.numpy()
         self._last_tokens[sampling_rows] = tokens
         return StepResult(

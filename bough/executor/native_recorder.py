@@ -22,7 +22,7 @@ from bough.kernels.quant_linear.packed import PackedWeight
 from bough.memory.pools.kv_pool import KVPool
 from bough.native.tape import Tape
 
-CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1}  # `enum bough_number`
+CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 

@@ -40,8 +40,7 @@ class NativeTapes:
         self, library: ctypes.CDLL, model: CausalLM, recorder: Recorder, pool: KVPool, threads: int, tokens: int
     ) -> None:
         self._library = library
-        self._crew = Crew(library, threads)
-        self._memory = np.zeros(0, dtype=np.uint8)
+        self.crew = Crew(library, threads)
         self._recorder, self._model, self._pool = recorder, model, pool
         self.last_tokens = self._record(self._forward_to_logits)
         self.all_tokens = self._record(self._forward_whole)
@@ -50,7 +49,7 @@ class NativeTapes:
         self._scratch = aligned_bytes(max(recorded.tape.scratch_bytes(tokens, threads) for recorded in tapes))
 
     def run(self, recorded: RecordedTape, step: Step) -> None:
-        self._crew.run(recorded.tape, step, self._scratch.ctypes.data)
+        self.crew.run(recorded.tape, step, self._scratch.ctypes.data)
 
     def _record(self, passage: Any) -> RecordedTape:
         entry, result = passage()

@@ -1,7 +1,7 @@
-"""Tapes of the native library as Python objects: `Tape` adds operations, `Crew` runs them.
+"""Tapes of the native library as Python objects: `Tape` adds operations, `Crew` runs them and draws tokens.
 
 Addresses are plain integers; whoever records must keep alive what they point at. The meaning of the arguments is told
-in `src/tape.h`.
+in `src/tape.h` and `src/sampling.h`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bough.core.errors import ResourceError
 
 Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_bool
 
+MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
 SIGNATURES: dict[str, list[type]] = {
     "embedding": [Address, Float, Address],
     "rms_norm": [Bool, Address, Address, Address, Float, Bool, Size, Address, Address],
@@ -48,6 +49,20 @@ class Step(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    """`bough_sampling` of sampling.h."""
+
+    _fields_ = (
+        ("count", Size),
+        ("vocabulary", Size),
+        ("logits", Address),
+        ("temperatures", Address),
+        ("numbers", Address),
+        ("tokens", Address),
+        ("bad", Address),
+    )
+
+
 class Tape:
     """A recorded sequence of operations."""
 
@@ -79,7 +94,7 @@ class Crew:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         declare(library)
-        self._run = library.bough_tape_run
+        self._run, self._sample = library.bough_tape_run, library.bough_sample
         self.threads = threads
         self.handle: int | None = library.bough_crew_create(threads)
         if not self.handle:
@@ -89,6 +104,10 @@ class Crew:
     def run(self, tape: Tape, step: Step, scratch: int) -> None:
         """Runs a tape to its end; the interpreter's lock is free meanwhile."""
         self._run(tape.handle, ctypes.byref(step), scratch, self.handle)
+
+    def sample(self, rows: Sampling) -> None:
+        """Draws the next tokens."""
+        self._sample(ctypes.byref(rows), self.handle)
 
 
 def declare(library: ctypes.CDLL) -> None:
@@ -100,6 +119,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.bough_tape_scratch.restype, library.bough_tape_scratch.argtypes = ctypes.c_size_t, [Address, Size, Int]
     library.bough_tape_run.restype, library.bough_tape_run.argtypes = None, [Address, Address, Address, Address]
     library.bough_tape_seconds.restype, library.bough_tape_seconds.argtypes = ctypes.c_double, [Address, Size]
+    library.bough_sample.restype, library.bough_sample.argtypes = None, [Address, Address]
     for name, arguments in SIGNATURES.items():
         function = getattr(library, f"bough_tape_{name}")
         function.restype, function.argtypes = Int, [Address, *arguments]

@@ -106,6 +106,14 @@ def test_a_step_of_which_nothing_is_wanted(library: ctypes.CDLL) -> None:
     pair.step({0: 2})
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, dtype: torch.dtype, error: float) -> None:
+    source, tokens = DummySource(LLAMA), {0: list(range(40))}
+    wide, narrow = (NativeForward(any_tier, LLAMA, source, dtype=kind) for kind in (torch.float32, dtype))
+    expected, found = wide.step(tokens)[0], narrow.step(tokens)[0]
+    assert 0 < (found - expected).norm() / expected.norm() < error
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_at_load(library: ctypes.CDLL, quantization: str) -> None:
     source = DummySource(LLAMA)

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32 };
-enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1 };
+enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
 /* Attention of some queries of one sequence, with the heads that share a key head, to a run of its keys. */
 typedef struct {
@@ -41,6 +41,14 @@ typedef struct bough_ops {
     void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
     void (*softcap)(float *x, int64_t size, float cap);
     void (*attend)(const bough_attend *task);
+    /* Rounds to the type of a cache. */
+    void (*narrow)(const float *x, int number, int64_t size, void *out);
+    /* The first place of the largest number, and that number; NaN counts as largest. */
+    int64_t (*best)(const float *x, int64_t size, float *peak);
+    /* The sum of exp((x - peak) / temperature). */
+    float (*sum_weights)(const float *x, int64_t size, float peak, float temperature);
+    /* The first place at which the sum of the weights passes `target`; the last one with a weight if none does. */
+    int64_t (*find_weight)(const float *x, int64_t size, float peak, float temperature, double target);
 } bough_ops;
 
 const bough_ops *bough_ops_plain(void);

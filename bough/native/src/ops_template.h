@@ -103,10 +103,16 @@ typedef struct {
 } attending;
 
 static void widen(const void *from, int number, int dim, int64_t padded, float *to) {
+    const uint16_t *bits = from;
+    int whole = dim - dim % LANES;
     if (number == BOUGH_FLOAT32) {
         memcpy(to, from, (size_t)dim * sizeof(float));
+    } else if (number == BOUGH_FLOAT16) {
+        for (int i = 0; i < whole; i += LANES)
+            store(to + i, load_half(bits + i));
+        for (int i = whole; i < dim; i++)
+            to[i] = widen_half(bits[i]);
     } else {
-        const uint16_t *bits = from;
         for (int i = 0; i < dim; i++) {
             uint32_t wide = (uint32_t)bits[i] << 16;
             memcpy(to + i, &wide, sizeof wide);
@@ -114,6 +120,25 @@ static void widen(const void *from, int number, int dim, int64_t padded, float *
     }
     for (int64_t i = dim; i < padded; i++)
         to[i] = 0.0f;
+}
+
+static void narrow(const float *x, int number, int64_t size, void *out) {
+    uint16_t *to = out;
+    int64_t whole = size - size % LANES;
+    if (number == BOUGH_FLOAT32) {
+        memcpy(out, x, (size_t)size * sizeof(float));
+    } else if (number == BOUGH_FLOAT16) {
+        for (int64_t i = 0; i < whole; i += LANES)
+            store_half(to + i, load(x + i));
+        for (int64_t i = whole; i < size; i++)
+            to[i] = narrow_half(x[i]);
+    } else {
+        for (int64_t i = 0; i < size; i++) {
+            uint32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            to[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to the nearest, of two the even one */
+        }
+    }
 }
 
 static void find_block(attending *a, int64_t first, int count) {
@@ -310,4 +335,60 @@ static void attend(const bough_attend *task) {
     }
 }
 
-static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap, attend};
+/* ---- sampling */
+
+static int64_t best(const float *x, int64_t size, float *peak) {
+    vec most = splat(-INFINITY);
+    ivec strange = {0};
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vec v = load(x + i);
+        strange |= v != v;
+        most = larger(v, most);
+    }
+    float top = largest_of(most);
+    bool has_nan = false;
+    for (int i = 0; i < LANES; i++)
+        has_nan |= strange[i] != 0;
+    for (int64_t i = whole; i < size; i++) {
+        has_nan |= x[i] != x[i];
+        top = x[i] > top ? x[i] : top;
+    }
+    if (has_nan) {
+        *peak = NAN;
+        return 0;
+    }
+    *peak = top;
+    int64_t place = 0;
+    while (place < size - 1 && x[place] != top)
+        place++;
+    return place;
+}
+
+static float sum_weights(const float *x, int64_t size, float peak, float temperature) {
+    vec sum = {0}, top = splat(peak), divisor = splat(temperature);
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        sum += exp_((load(x + i) - top) / divisor);
+    float rest = 0.0f;
+    for (int64_t i = whole; i < size; i++)
+        rest += expf((x[i] - peak) / temperature);
+    return sum_of(sum) + rest;
+}
+
+static int64_t find_weight(const float *x, int64_t size, float peak, float temperature, double target) {
+    double passed = 0.0;
+    int64_t last = 0;
+    for (int64_t i = 0; i < size; i++) {
+        float weight = expf((x[i] - peak) / temperature);
+        passed += weight;
+        if (weight > 0.0f)
+            last = i;
+        if (passed > target)
+            break;
+    }
+    return last;
+}
+
+static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
+                              attend,   narrow, best,     sum_weights,   find_weight};

@@ -131,19 +131,6 @@ static void run_linear(const operation *op, int64_t rows, const running *r, boug
     bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows, false, r->linear_scratch, team);
 }
 
-static void put(const float *from, void *cache, int number, int64_t at, int dim) {
-    if (number == BOUGH_FLOAT32) {
-        memcpy((float *)cache + at, from, (size_t)dim * sizeof(float));
-        return;
-    }
-    uint16_t *to = (uint16_t *)cache + at;
-    for (int i = 0; i < dim; i++) {
-        uint32_t bits;
-        memcpy(&bits, from + i, sizeof bits);
-        to[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to the nearest, of two the even one */
-    }
-}
-
 static void run_norm_rope_store(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const norm_rope_store_op *o = &op->norm_rope_store;
     int64_t half = o->dim / 2, stored = (int64_t)o->kv_heads * o->dim;
@@ -158,8 +145,9 @@ static void run_norm_rope_store(const operation *op, int64_t rows, const running
             r->ops->rotate(at, o->cos + position * half, o->sin + position * half, half);
         }
         const float *keys = token + (int64_t)o->heads * o->dim;
-        put(keys, o->keys, o->number, slot * stored, (int)stored);
-        put(keys + stored, o->values, o->number, slot * stored, (int)stored);
+        int64_t at = slot * stored * (o->number == BOUGH_FLOAT32 ? 4 : 2);
+        r->ops->narrow(keys, o->number, stored, (char *)o->keys + at);
+        r->ops->narrow(keys + stored, o->number, stored, (char *)o->values + at);
     }
     bough_barrier(team);
 }

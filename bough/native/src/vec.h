@@ -15,6 +15,12 @@
 #define LANES 4
 #endif
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
@@ -48,6 +54,64 @@ INLINE vec load(const float *from) {
 
 INLINE void store(float *to, vec v) { memcpy(to, &v, sizeof v); }
 
+/* Numbers of 16 bits (IEEE's) to float32 and back, to the nearest. */
+INLINE float widen_half(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, bits = (rest << 13) + 0x38000000;
+    float value;
+    if (rest >= 0x7c00)
+        bits += 0x38000000;
+    memcpy(&value, &bits, sizeof value);
+    if (rest < 0x0400)
+        value = (float)rest * 5.9604644775390625e-8f;
+    memcpy(&bits, &value, sizeof bits);
+    bits |= sign;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint16_t narrow_half(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00);
+    if (rest >= 0x477ff000)
+        return (uint16_t)(sign | 0x7c00);
+    if (rest < 0x38800000) { /* a sum with this has the result's bits at its end */
+        float small, half = 0.5f;
+        memcpy(&small, &rest, sizeof small);
+        small += half;
+        memcpy(&rest, &small, sizeof rest);
+        return (uint16_t)(sign | (rest - 0x3f000000));
+    }
+    return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13));
+}
+
+INLINE vec load_half(const uint16_t *from) {
+#if LANES == 16
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif LANES == 8
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#else
+    return (vec){widen_half(from[0]), widen_half(from[1]), widen_half(from[2]), widen_half(from[3])};
+#endif
+}
+
+INLINE void store_half(uint16_t *to, vec v) {
+#if LANES == 16
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)v, 0));
+#elif LANES == 8
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)v, 0));
+#elif defined(__aarch64__)
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+#else
+    for (int i = 0; i < LANES; i++)
+        to[i] = narrow_half(v[i]);
+#endif
+}
+
 INLINE vec splat(float x) { return x - (vec){0}; }
 
 INLINE vec select_(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
@@ -60,12 +124,22 @@ INLINE vec smaller(vec a, vec b) { return select_(a < b, a, b); }
  * vector of sums. */
 INLINE vec fold_pair(vec a, vec b) { return SHUFFLE(a, b, ZIP_LOW) + SHUFFLE(a, b, ZIP_HIGH); }
 
+INLINE void fold_half(vec *sums, int half) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++)
+        sums[i] = fold_pair(sums[i], sums[i + half]);
+}
+
 /* The sums of LANES vectors, in order; `sums` is used up. */
 INLINE vec sum_each(vec *sums) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            sums[i] = fold_pair(sums[i], sums[i + half]);
-    return sums[0];
+#if LANES == 16
+    fold_half(sums, 8);
+#endif
+#if LANES >= 8
+    fold_half(sums, 4);
+#endif
+    fold_half(sums, 2);
+    return fold_pair(sums[0], sums[1]);
 }
 
 /* Four lanes, each the sum of all lanes of v whose number leaves the same rest by four. */

@@ -6,7 +6,7 @@
 
 enum {
     ALONE = 4096,            /* activations that every thread rather quantises for itself than meets the others */
-    CACHED_BYTES = 768 << 10, /* of activations that stay in a core's own cache while weights pass by */
+    CACHED_BYTES = 512 << 10, /* of activations that stay in a core's own cache while weights pass by */
     DEALT_BYTES = 48 << 10,  /* of weights that a thread takes at a time, where there are many */
     DEALS = 6,               /* how often each thread takes some, where there are few */
     WIDE_TILES = 2,

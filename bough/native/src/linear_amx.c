@@ -9,16 +9,16 @@
  */
 #include "linear_tile.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #include <immintrin.h>
 
-enum { REGISTER_BYTES = 16 * LINE, PAIRS = GROUP / 2, UNPACKED_GROUP = PAIRS * LINE, MANY = 12 };
+enum { REGISTER_BYTES = 16 * LINE, MANY = 9 };
 
 static int64_t panel_bytes(int64_t k, int64_t tokens) {
     return (tokens + TILE_ROWS - 1) / TILE_ROWS * (k / GROUP) * REGISTER_BYTES;
 }
 
-static int64_t unpacked_bytes(int64_t k) { return 2 * (k / GROUP) * UNPACKED_GROUP; }
+static int64_t unpacked_bytes(int64_t k) { return 2 * (k / GROUP) * REGISTER_BYTES; }
 
 /* Sixteen tokens' register for every group of inputs, one behind the other. Tokens that are not there are zeros. */
 static void convert(const float *x, int64_t x_stride, int64_t k, int64_t first, int64_t count, void *panel) {
@@ -50,76 +50,62 @@ static void begin(void) {
 
 static void end(void) { _tile_release(); }
 
-/* Which bytes of a line (four inputs of 16 rows) become the floats of eight rows' inputs `pair` * 2 and + 1, each as the
- * second lowest byte: 2^15 + byte, where the rest of the float is that of 2^15. */
-static __m512i spread(int pair, int rows) {
-    uint8_t at[LINE] = {0};
-    for (int i = 0; i < 16; i++)
-        at[4 * i + 1] = (uint8_t)((rows * 8 + i / 2) * 4 + pair * 2 + i % 2);
-    return _mm512_loadu_si512(at);
-}
-
-/* Numbers of 8 of 16 rows, each twice. */
-static __m512 twice(__m512 numbers, int rows) {
-    __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    return _mm512_permutexvar_ps(_mm512_add_epi32(low, _mm512_set1_epi32(8 * rows)), numbers);
-}
-
 typedef struct {
-    __m512 scale[2], base[2]; /* of rows 0-7 and 8-15, each twice: value = scale * (2^15 + byte) + base */
+    __m512 scale, base; /* value = scale * (2^15 + byte) + base */
 } row_scales;
 
 /* `shift` is what the codes are above their true value. */
 ALWAYS_INLINE row_scales load_scales(const uint8_t *scales, const uint8_t *offsets, float shift) {
     __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
     __m512 offset = offsets ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)offsets)) : _mm512_setzero_ps();
-    __m512 base = _mm512_fnmadd_ps(scale, _mm512_set1_ps(32768.0f + shift), offset);
-    return (row_scales){{twice(scale, 0), twice(scale, 1)}, {twice(base, 0), twice(base, 1)}};
+    return (row_scales){scale, _mm512_fnmadd_ps(scale, _mm512_set1_ps(32768.0f + shift), offset)};
+}
+
+/* Byte `input` of each four, as the float 2^15 + byte: that of 2^15 with the byte for its second lowest. */
+ALWAYS_INLINE __m512 byte_to_float(__m512i line, int input) {
+    const __m512i power = _mm512_set1_epi32(0x47000000);
+    if (input == 1) /* it is there already */
+        return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(line, _mm512_set1_epi32(0xFF00), power, 0xEA));
+    __m512i from = _mm512_add_epi32(_mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0), _mm512_set1_epi32(input << 8));
+    return _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(power, 0x2222222222222222, line, from));
+}
+
+/* Two floats of each row as a pair of bfloat16, rounded to the nearest. */
+ALWAYS_INLINE __m512i to_pairs(__m512 first, __m512 second) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i upper = _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302);
+    __m512i low = _mm512_add_epi32(_mm512_castps_si512(first), half);
+    __m512i high = _mm512_add_epi32(_mm512_castps_si512(second), half);
+    return _mm512_mask_shuffle_epi8(high, 0x3333333333333333, low, upper);
 }
 
 /* Four inputs of 16 rows to two lines of a weight register. */
-ALWAYS_INLINE void unpack_line(__m512i line, const __m512i spreads[4], const row_scales *rows, uint8_t *out) {
-    const __mmask64 second_bytes = 0x2222222222222222;
-    const __m512i power = _mm512_set1_epi32(0x47000000);
-    for (int pair = 0; pair < 2; pair++) {
-        __m512 values[2];
-        for (int half = 0; half < 2; half++) {
-            __m512i bits = _mm512_mask_permutexvar_epi8(power, second_bytes, spreads[pair * 2 + half], line);
-            values[half] = _mm512_fmadd_ps(_mm512_castsi512_ps(bits), rows->scale[half], rows->base[half]);
-        }
-        _mm512_store_si512((void *)(out + pair * LINE), (__m512i)_mm512_cvtne2ps_pbh(values[1], values[0]));
-    }
+ALWAYS_INLINE void unpack_line(__m512i line, row_scales rows, uint8_t *out) {
+    __m512 values[4];
+    for (int input = 0; input < 4; input++)
+        values[input] = _mm512_fmadd_ps(byte_to_float(line, input), rows.scale, rows.base);
+    _mm512_store_si512((void *)out, to_pairs(values[0], values[1]));
+    _mm512_store_si512((void *)(out + LINE), to_pairs(values[2], values[3]));
 }
 
-ALWAYS_INLINE void unpack_as(int format, const uint8_t *tile, int64_t k, uint8_t *out) {
+/* A group of a tile to a weight register. */
+ALWAYS_INLINE void unpack_group(int format, const uint8_t *tile, int64_t k, int64_t group, uint8_t *out) {
     enum { HALVES = TILE_ROWS * 2 };
-    const uint8_t *scales = tile + scales_start(format, k), *offsets = tile + offsets_start(format, k);
-    const __m512i spreads[4] = {spread(0, 0), spread(0, 1), spread(1, 0), spread(1, 1)};
-    const __m512i mask = _mm512_set1_epi8(15);
     const bool is_signed = format == BOUGH_FORMAT_Q8 || format == BOUGH_FORMAT_Q8_HALF;
-    const __m512i flip = _mm512_set1_epi8(is_signed ? (char)128 : 0);
     const float shift = is_signed ? 128.0f : format == BOUGH_FORMAT_Q4 ? 8.0f : 0.0f;
-    for (int64_t group = 0; group < k / GROUP; group++, tile += group_bytes(format), out += UNPACKED_GROUP) {
-        const uint8_t *offset = has_offsets(format) ? offsets + group * HALVES : NULL;
-        row_scales rows = load_scales(scales + group * scales_of_group(format) * HALVES, offset, shift);
-        for (int i = 0; i < 8; i++) {
-            if (format == BOUGH_FORMAT_Q8_HALF && i == 4)
-                rows = load_scales(scales + (2 * group + 1) * HALVES, NULL, shift);
-            __m512i line = _mm512_loadu_si512(tile + (has_nibbles(format) ? i % 4 : i) * LINE);
-            if (has_nibbles(format))
-                line = _mm512_and_si512(i < 4 ? line : _mm512_srli_epi16(line, 4), mask);
-            unpack_line(_mm512_xor_si512(line, flip), spreads, &rows, out + i * 2 * LINE);
-        }
-    }
-}
-
-static void unpack(int format, const uint8_t *tile, int64_t k, uint8_t *out) {
-    switch (format) {
-    case BOUGH_FORMAT_Q4: unpack_as(BOUGH_FORMAT_Q4, tile, k, out); return;
-    case BOUGH_FORMAT_Q4_MIN: unpack_as(BOUGH_FORMAT_Q4_MIN, tile, k, out); return;
-    case BOUGH_FORMAT_Q8: unpack_as(BOUGH_FORMAT_Q8, tile, k, out); return;
-    case BOUGH_FORMAT_Q8_MIN: unpack_as(BOUGH_FORMAT_Q8_MIN, tile, k, out); return;
-    default: unpack_as(BOUGH_FORMAT_Q8_HALF, tile, k, out); return;
+    const uint8_t *scales = tile + scales_start(format, k) + group * scales_of_group(format) * HALVES;
+    const uint8_t *offsets = has_offsets(format) ? tile + offsets_start(format, k) + group * HALVES : NULL;
+    const uint8_t *codes = tile + group * group_bytes(format);
+    row_scales rows = load_scales(scales, offsets, shift);
+    for (int i = 0; i < 8; i++) {
+        if (format == BOUGH_FORMAT_Q8_HALF && i == 4)
+            rows = load_scales(scales + HALVES, NULL, shift);
+        __m512i line = _mm512_loadu_si512(codes + (has_nibbles(format) ? i % 4 : i) * LINE);
+        if (has_nibbles(format))
+            line = _mm512_and_si512(i < 4 ? line : _mm512_srli_epi16(line, 4), _mm512_set1_epi8(15));
+        else if (is_signed)
+            line = _mm512_xor_si512(line, _mm512_set1_epi8((char)128));
+        unpack_line(line, rows, out + i * 2 * LINE);
     }
 }
 
@@ -137,56 +123,109 @@ static void store_sums(const float sums[16][16], int64_t first, int64_t count, c
 }
 
 /* Registers 0-3: sums of tokens 0-15 and 16-31 by tiles 0 and 1; 4, 5: tokens; 6, 7: weights. */
-ALWAYS_INLINE void multiply_block(bool both_tokens, bool both_tiles, int64_t k, const uint8_t *tokens,
-                                  const uint8_t *weights, float sums[4][16][16]) {
-    const uint8_t *more_tokens = tokens + panel_bytes(k, TILE_ROWS), *more_weights = weights + unpacked_bytes(k) / 2;
+ALWAYS_INLINE void multiply_group(bool both_tokens, bool both_tiles, int64_t k, const uint8_t *tokens,
+                                  const uint8_t *weights) {
+    _tile_loadd(4, tokens, LINE);
+    _tile_loadd(6, weights, LINE);
+    _tile_dpbf16ps(0, 4, 6);
+    if (both_tiles) {
+        _tile_loadd(7, weights + unpacked_bytes(k) / 2, LINE);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    if (both_tokens) {
+        _tile_loadd(5, tokens + panel_bytes(k, TILE_ROWS), LINE);
+        _tile_dpbf16ps(2, 5, 6);
+        if (both_tiles)
+            _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+static void clear_sums(void) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t at = 0; at < k / GROUP * REGISTER_BYTES; at += REGISTER_BYTES) {
-        _tile_loadd(4, tokens + at, LINE);
-        _tile_loadd(6, weights + at, LINE);
-        _tile_dpbf16ps(0, 4, 6);
-        if (both_tiles) {
-            _tile_loadd(7, more_weights + at, LINE);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (both_tokens) {
-            _tile_loadd(5, more_tokens + at, LINE);
-            _tile_dpbf16ps(2, 5, 6);
-            if (both_tiles)
-                _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, sums[0], LINE);
-    _tile_stored(1, sums[1], LINE);
-    _tile_stored(2, sums[2], LINE);
-    _tile_stored(3, sums[3], LINE);
 }
+
+/* Multiplies while it unpacks: the products of a group are under way while the next is unpacked, and cost nothing. */
+ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k,
+                                       const uint8_t *tokens, uint8_t *weights) {
+    int64_t groups = k / GROUP;
+    clear_sums();
+    for (int64_t group = 0; group < groups; group++) {
+        unpack_group(format, tile, k, group, weights + group * REGISTER_BYTES);
+        if (both_tiles)
+            unpack_group(format, tile + tile_bytes(format, k), k, group,
+                         weights + unpacked_bytes(k) / 2 + group * REGISTER_BYTES);
+        __asm__ __volatile__("" ::: "memory"); /* compilers do not know that tiles are loaded from what was unpacked */
+        if (group > 0)
+            multiply_group(both_tokens, both_tiles, k, tokens + (group - 1) * REGISTER_BYTES,
+                           weights + (group - 1) * REGISTER_BYTES);
+    }
+    multiply_group(both_tokens, both_tiles, k, tokens + (groups - 1) * REGISTER_BYTES,
+                   weights + (groups - 1) * REGISTER_BYTES);
+}
+
+typedef void (*first_product)(bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k, const uint8_t *tokens,
+                              uint8_t *weights);
+
+#define DEFINE_FIRST_PRODUCT(name, format)                                                                             \
+    static void name(bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k, const uint8_t *tokens,         \
+                     uint8_t *weights) {                                                                               \
+        if (both_tokens && both_tiles)                                                                                 \
+            unpack_and_multiply(format, true, true, tile, k, tokens, weights);                                         \
+        else if (both_tiles)                                                                                           \
+            unpack_and_multiply(format, false, true, tile, k, tokens, weights);                                        \
+        else                                                                                                           \
+            unpack_and_multiply(format, true, false, tile, k, tokens, weights);                                        \
+    }
+DEFINE_FIRST_PRODUCT(first_q4, BOUGH_FORMAT_Q4)
+DEFINE_FIRST_PRODUCT(first_q4_min, BOUGH_FORMAT_Q4_MIN)
+DEFINE_FIRST_PRODUCT(first_q8, BOUGH_FORMAT_Q8)
+DEFINE_FIRST_PRODUCT(first_q8_min, BOUGH_FORMAT_Q8_MIN)
+DEFINE_FIRST_PRODUCT(first_q8_half, BOUGH_FORMAT_Q8_HALF)
+static const first_product FIRST[BOUGH_FORMATS] = {NULL, first_q4, first_q4_min, first_q8, first_q8_min, first_q8_half};
+
+/* 32 tokens, or the last 16, with two tiles that are unpacked. Where there is no second tile, its sums are nobody's. */
+static void multiply_unpacked(bool both_tokens, int64_t k, const uint8_t *tokens, const uint8_t *weights) {
+    clear_sums();
+    for (int64_t at = 0; at < k / GROUP * REGISTER_BYTES; at += REGISTER_BYTES) {
+        if (both_tokens)
+            multiply_group(true, true, k, tokens + at, weights + at);
+        else
+            multiply_group(false, true, k, tokens + at, weights + at);
+    }
+}
+
+/* Asks for the lines that results will go to, so that storing need not wait for them. */
+static void prefetch_outputs(const tile_output *out, int64_t first, int64_t count) {
+    for (int64_t token = first; token < first + count; token++)
+        __builtin_prefetch(out->y + token * out->stride, 1);
+}
+
+static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
 
 static void product(const bough_weight *weight, int64_t first_tile, int64_t tiles, const void *panel, int64_t count,
                     const tile_output *outs, void *unpacked) {
-    int64_t k = weight->k, size = tile_bytes((int)weight->format, k);
-    for (int64_t tile = 0; tile < tiles; tile++)
-        unpack((int)weight->format, weight->blob + (first_tile + tile) * size, k,
-               (uint8_t *)unpacked + tile * unpacked_bytes(k) / 2);
-    __asm__ __volatile__("" ::: "memory"); /* compilers do not know that tiles are loaded from what was unpacked */
+    int64_t k = weight->k;
+    const uint8_t *tile = weight->blob + first_tile * tile_bytes((int)weight->format, k);
     _Alignas(LINE) float sums[4][16][16];
     for (int64_t first = 0; first < count; first += 2 * TILE_ROWS) {
         const uint8_t *tokens = (const uint8_t *)panel + panel_bytes(k, first);
         int64_t left = count - first;
-        if (left > TILE_ROWS && tiles == 2)
-            multiply_block(true, true, k, tokens, unpacked, sums);
-        else if (left > TILE_ROWS)
-            multiply_block(true, false, k, tokens, unpacked, sums);
+        for (int64_t i = 0; i < tiles; i++)
+            prefetch_outputs(&outs[i], first, at_most(left, 2 * TILE_ROWS));
+        if (first == 0)
+            FIRST[weight->format](left > TILE_ROWS, tiles == 2, tile, k, tokens, unpacked);
         else
-            multiply_block(false, tiles == 2, k, tokens, unpacked, sums);
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            store_sums(sums[tile], first, left < TILE_ROWS ? left : TILE_ROWS, &outs[tile]);
-            if (left > TILE_ROWS)
-                store_sums(sums[2 + tile], first + TILE_ROWS, left < 2 * TILE_ROWS ? left - TILE_ROWS : TILE_ROWS,
-                           &outs[tile]);
+            multiply_unpacked(left > TILE_ROWS, k, tokens, unpacked);
+        _tile_stored(0, sums[0], LINE);
+        _tile_stored(1, sums[1], LINE);
+        _tile_stored(2, sums[2], LINE);
+        _tile_stored(3, sums[3], LINE);
+        for (int64_t i = 0; i < tiles; i++) {
+            store_sums(sums[i], first, at_most(left, TILE_ROWS), &outs[i]);
+            store_sums(sums[2 + i], first + TILE_ROWS, at_most(left - TILE_ROWS, TILE_ROWS), &outs[i]);
         }
     }
 }

@@ -5,10 +5,11 @@
 #include "linear_tile.h"
 
 enum {
-    ALONE = 4096,            /* activations that every thread rather quantises for itself than meets the others */
+    ALONE = 4096,             /* activations that every thread rather quantises for itself than meets the others */
+    ALONE_BYTES = 4 * ALONE,  /* what they take quantised, at most */
     CACHED_BYTES = 512 << 10, /* of activations that stay in a core's own cache while weights pass by */
-    DEALT_BYTES = 48 << 10,  /* of weights that a thread takes at a time, where there are many */
-    DEALS = 6,               /* how often each thread takes some, where there are few */
+    DEALT_BYTES = 48 << 10,   /* of weights that a thread takes at a time, where there are many */
+    DEALS = 6,                /* how often each thread takes some, where there are few */
     WIDE_TILES = 2,
 };
 
@@ -51,13 +52,16 @@ static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? 
 
 static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
 
+/* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still write
+ * there while the others are further. What follows is written with a tile in hand. */
+static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
+
 size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads) {
-    int64_t k = parts[0].k;
-    int64_t narrow = at_least(m * token_bytes(k), (int64_t)threads * 4 * ALONE);
+    int64_t k = parts[0].k, shared = m * token_bytes(k);
     const linear_wide_kernels *wide = wide_kernels();
-    if (!is_wide(wide, parts, count, m))
-        return (size_t)narrow;
-    return (size_t)at_least(narrow, align(wide->panel_bytes(k, m)) + threads * align(wide->unpacked_bytes(k)));
+    if (is_wide(wide, parts, count, m))
+        shared = at_least(shared, align(wide->panel_bytes(k, m)) + threads * align(wide->unpacked_bytes(k)));
+    return (size_t)(slices_bytes(threads) + shared);
 }
 
 /* Some neighbouring tiles of one part. */
@@ -121,11 +125,11 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     bool needed = false;
     for (int part = 0; part < call->count; part++)
         needed |= call->parts[part].format != BOUGH_FORMAT_F32;
-    uint8_t *tokens = call->scratch;
+    uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
     if (!needed)
         return tokens;
     if (call->m * k <= ALONE) {
-        tokens += (int64_t)team->thread * 4 * ALONE;
+        tokens = (uint8_t *)call->scratch + slices_bytes(team->thread);
         for (int64_t token = 0; token < call->m; token++)
             kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
         return tokens;
@@ -168,7 +172,7 @@ static void multiply_narrow(const linear_call *call, bough_team *team) {
 
 static void multiply_wide(const linear_call *call, const linear_wide_kernels *wide, bough_team *team) {
     int64_t k = call->parts[0].k;
-    uint8_t *tokens = call->scratch;
+    uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
     uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + team->thread * align(wide->unpacked_bytes(k));
     for (int64_t first; (first = bough_tile(team) * TILE_ROWS) < call->m;)
         wide->convert(call->x, call->x_stride, k, first, at_most(TILE_ROWS, call->m - first), tokens);

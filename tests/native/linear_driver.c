@@ -1,7 +1,7 @@
 /* Compares the variant of the product that a CPU gets with the plain one, over formats, sizes and numbers of tokens.
  *
- * A program of its own, so that it can be compiled for another machine and run by an emulator. Prints the variants' names and
- * returns 0 if all results agree.
+ * A program of its own, so that it can be compiled for another machine and run by an emulator. Prints the variants'
+ * names and returns 0 if all results agree.
  */
 #include "cpu.h"
 #include "linear_tile.h"
@@ -31,8 +31,8 @@ static bough_weight random_weight(int format) {
     return (bough_weight){.format = format, .n = N, .k = K, .blob = blob};
 }
 
-static void compute(bough_crew *crew, int threads, const bough_weight *weight, const float *x, float *y, const float *bias,
-                    int m, bool plain) {
+static void compute(bough_crew *crew, int threads, const bough_weight *weight, const float *x, float *y,
+                    const float *bias, int m, bool plain) {
     bough_cpu_allow(plain ? 0 : ~0u);
     size_t size = (bough_linear_scratch(weight, 1, m, threads) + 63) / 64 * 64;
     void *scratch = aligned_alloc(64, size);
@@ -68,7 +68,8 @@ int main(void) {
                 const char *variant = bough_linear_variant(format, m);
                 float limit = strcmp(variant, "amx") ? 1e-5f : 1e-2f, difference = compare(found, expected, m * N);
                 if (!(difference <= limit)) {
-                    printf("format %d, %d tokens, %d threads: %s differs by %g\n", format, m, threads, variant, difference);
+                    printf("format %d, %d tokens, %d threads: %s differs by %g\n", format, m, threads, variant,
+                           difference);
                     failures++;
                 }
             }

@@ -52,8 +52,8 @@ static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? 
 
 static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
 
-/* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still write
- * there while the others are further. What follows is written with a tile in hand. */
+/* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still
+ * write there while the others are further. What follows is written with a tile in hand. */
 static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
 
 size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads) {

@@ -1,12 +1,12 @@
 /* Products with weights that stay quantised: y = x · wᵀ + bias, for one token or many.
  *
- * A weight is packed once, into one blob that holds no pointers, so that it can lie in a file and be mapped. A blob is the
- * same for every CPU: tiles of 16 rows, in which four neighbouring inputs of a row lie side by side (`linear_tile.h`).
- * Scales and offsets of groups are kept as 16-bit floats, which is exact for all types of GGUF but the K-quants, whose
- * products of two scales are rounded (by 2^-12 at most).
+ * A weight is packed once, into one blob that holds no pointers, so that it can lie in a file and be mapped. A blob is
+ * the same for every CPU: tiles of 16 rows, in which four neighbouring inputs of a row lie side by side
+ * (`linear_tile.h`). Scales and offsets of groups are kept as 16-bit floats, which is exact for all types of GGUF but
+ * the K-quants, whose products of two scales are rounded (by 2^-12 at most).
  *
- * Activations are quantised on the way in: 8 bits, one scale for 32 inputs. A CPU with matrix tiles multiplies many tokens
- * as bfloat16 instead. Weights kept as float32 are multiplied in float32.
+ * Activations are quantised on the way in: 8 bits, one scale for 32 inputs. A CPU with matrix tiles multiplies many
+ * tokens as bfloat16 instead. Weights kept as float32 are multiplied in float32.
  */
 #ifndef BOUGH_LINEAR_H
 #define BOUGH_LINEAR_H
@@ -55,9 +55,9 @@ BOUGH_EXPORT int bough_weight_format(int source);
 /* Bytes of the packed blob; 0 where k does not fit the format (groups of 32 inputs). */
 BOUGH_EXPORT size_t bough_weight_bytes(int format, int64_t n, int64_t k);
 
-/* Packs `rows` rows of an n × k weight, beginning with `first_row`, a multiple of 16. Different threads may pack different
- * rows. Floats go into F32, Q8 and Q4_MIN; every quantised type into its own format, and into F32. 0, or -1 where that is
- * not so. */
+/* Packs `rows` rows of an n × k weight, beginning with `first_row`, a multiple of 16. Different threads may pack
+ * different rows. Floats go into F32, Q8 and Q4_MIN; every quantised type into its own format, and into F32. 0, or -1
+ * where that is not so. */
 BOUGH_EXPORT int bough_weight_pack(int format, int source, int64_t n, int64_t k, const void *data, void *blob,
                                    int64_t first_row, int64_t rows);
 
@@ -67,9 +67,9 @@ BOUGH_EXPORT void bough_weight_row(const bough_weight *weight, int64_t row, floa
 /* Bytes that a call of bough_linear needs besides, 64-byte aligned; shared by the threads. Grows with m. */
 BOUGH_EXPORT size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads);
 
-/* Called by all threads of a team; ends with a barrier. The parts have the same k; their outputs stand side by side in y.
- * `bias` (or NULL) has one number for each of them. With `accumulate` the product is added to what y holds. Strides count
- * floats. */
+/* Called by all threads of a team; ends with a barrier. The parts have the same k; their outputs stand side by side in
+ * y. `bias` (or NULL) has one number for each of them. With `accumulate` the product is added to what y holds. Strides
+ * count floats. */
 void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
                   const float *bias, int64_t m, bool accumulate, void *scratch, bough_team *team);
 
@@ -78,7 +78,7 @@ BOUGH_EXPORT void bough_linear_alone(bough_crew *crew, const bough_weight *parts
                                      int64_t x_stride, float *y, int64_t y_stride, const float *bias, int64_t m,
                                      bool accumulate, void *scratch);
 
-/* The name of the variant that this CPU gets for so many tokens: "plain", "avx2", "avxvnni", "avx512", "amx", "neon". */
+/* The variant that this CPU gets for so many tokens: "plain", "avx2", "avxvnni", "avx512", "amx", "neon". */
 BOUGH_EXPORT const char *bough_linear_variant(int format, int64_t m);
 
 #endif

@@ -1,8 +1,9 @@
 /* Products of many tokens with AMX: tiles of bfloat16, summed in float32 over all inputs.
  *
- * Tiles of bytes would be exact, but their sums would have to leave the tiles after every group of 32 inputs to be scaled,
- * which takes longer than the products. So two tiles of weights at a time are unpacked into bfloat16, scales included, and
- * multiplied with all tokens of a panel. Activations are rounded to bfloat16 too, a smaller error than that of 8 bits.
+ * Tiles of bytes would be exact, but their sums would have to leave the tiles after every group of 32 inputs to be
+ * scaled, which takes longer than the products. So two tiles of weights at a time are unpacked into bfloat16, scales
+ * included, and multiplied with all tokens of a panel. Activations are rounded to bfloat16 too, a smaller error than
+ * that of 8 bits.
  *
  * A tile register has 16 rows of 64 bytes. Of activations: 16 tokens by 32 inputs. Of weights: 16 pairs of inputs by 16
  * outputs. Four registers hold the sums of 32 tokens by 32 outputs.
@@ -38,8 +39,8 @@ static void convert(const float *x, int64_t x_stride, int64_t k, int64_t first, 
 }
 
 static void begin(void) {
-    /* All eight registers in use: 16 rows of 64 bytes. Constant, so that it is in memory whatever the compiler thinks that
-     * the instruction reads. */
+    /* All eight registers in use: 16 rows of 64 bytes. Constant, so that it is in memory whatever the compiler thinks
+     * that the instruction reads. */
     static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
@@ -66,7 +67,8 @@ ALWAYS_INLINE __m512 byte_to_float(__m512i line, int input) {
     const __m512i power = _mm512_set1_epi32(0x47000000);
     if (input == 1) /* it is there already */
         return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(line, _mm512_set1_epi32(0xFF00), power, 0xEA));
-    __m512i from = _mm512_add_epi32(_mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0), _mm512_set1_epi32(input << 8));
+    const __m512i fours = _mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0);
+    __m512i from = _mm512_add_epi32(fours, _mm512_set1_epi32(input << 8));
     return _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(power, 0x2222222222222222, line, from));
 }
 

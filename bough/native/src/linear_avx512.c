@@ -1,8 +1,8 @@
 /* The product with AVX-512's dot products of bytes: one register is four inputs of a tile's 16 rows.
  *
- * The instruction multiplies unsigned bytes with signed ones. Weights with offsets, and 4-bit ones, are unsigned as they
- * are; signed ones are shifted by 128. A shift is taken back exactly, by where the sums begin: minus the shift times the
- * sum of the activations.
+ * The instruction multiplies unsigned bytes with signed ones. Weights with offsets, and 4-bit ones, are unsigned as
+ * they are; signed ones are shifted by 128. A shift is taken back exactly, by where the sums begin: minus the shift
+ * times the sum of the activations.
  */
 #include "linear_tile.h"
 
@@ -78,8 +78,9 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
             const token_group *x = (const token_group *)(token + t * size);
             __m512 x_scale = _mm512_set1_ps(x->scale);
             if (format == BOUGH_FORMAT_Q8_HALF) {
-                __m512i low = dot(beginning(format, x->negated_half_sums[0]), codes, x->codes, QUADS / 2);
-                __m512i high = dot(beginning(format, x->negated_half_sums[1]), codes + QUADS / 2, x->codes + 16, QUADS / 2);
+                const int32_t *negated = x->negated_half_sums;
+                __m512i low = dot(beginning(format, negated[0]), codes, x->codes, QUADS / 2);
+                __m512i high = dot(beginning(format, negated[1]), codes + QUADS / 2, x->codes + 16, QUADS / 2);
                 __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(low), scale);
                 scaled = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), second, scaled);
                 sums[t] = _mm512_fmadd_ps(scaled, x_scale, sums[t]);
@@ -106,9 +107,11 @@ ALWAYS_INLINE void multiply_floats(int at_once, const float *tile, int64_t k, co
             odd[t] = _mm512_fmadd_ps(second, _mm512_set1_ps(x[t * stride + i + 1]), odd[t]);
         }
     }
-    for (; i < k; i++)
+    for (; i < k; i++) {
+        __m512 last = _mm512_loadu_ps(tile + i * TILE_ROWS);
         for (int t = 0; t < at_once; t++)
-            sums[t] = _mm512_fmadd_ps(_mm512_loadu_ps(tile + i * TILE_ROWS), _mm512_set1_ps(x[t * stride + i]), sums[t]);
+            sums[t] = _mm512_fmadd_ps(last, _mm512_set1_ps(x[t * stride + i]), sums[t]);
+    }
     for (int t = 0; t < at_once; t++)
         sums[t] = _mm512_add_ps(sums[t], odd[t]);
 }

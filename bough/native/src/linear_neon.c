@@ -1,8 +1,8 @@
 /* The product with NEON's dot products of bytes (ARMv8.2): one register is four inputs of four rows.
  *
- * A lane of the activations' register, four inputs, multiplies four rows at once. The tile's 16 rows are worked through four
- * at a time for several tokens, so that a group's unpacked codes (eight registers) and all sums stay in registers; for a
- * single token all 16 rows go together, so that the weights are read in order.
+ * A lane of the activations' register, four inputs, multiplies four rows at once. The tile's 16 rows are worked through
+ * four at a time for several tokens, so that a group's unpacked codes (eight registers) and all sums stay in registers;
+ * for a single token all 16 rows go together, so that the weights are read in order.
  */
 #include "linear_tile.h"
 
@@ -38,7 +38,8 @@ static void quantize(const float *x, int64_t k, token_group *token) {
     }
 }
 
-/* Four rows' codes of a group. Symmetric 4-bit ones are left multiplied by 16, which the conversion of their sums to floats takes back. */
+/* Four rows' codes of a group. Symmetric 4-bit ones are left multiplied by 16, which the conversion of their sums to
+ * floats takes back. */
 ALWAYS_INLINE void load_codes(int format, const uint8_t *group, int8x16_t codes[QUADS]) {
     for (int i = 0; i < QUADS; i++) {
         if (!has_nibbles(format)) {

@@ -72,7 +72,7 @@ static bool fits(int source, int64_t k) {
     return is_float(source) || k % (super ? SUPER : GROUP) == 0;
 }
 
-/* A block of a head of float16 numbers (scale, then offset if `offset`), the fifth bits if there are, and 4-bit codes. */
+/* A block of a head of float16 numbers (scale, then offset if `offset`), fifth bits if there are, and 4-bit codes. */
 static void read_small(const uint8_t *row, int64_t group, bool offset, bool fifth, code_group *out) {
     const uint8_t *block = row + group * (18 + 2 * offset + 4 * fifth);
     const uint8_t *bits = block + 2 + 2 * offset, *nibbles = bits + 4 * fifth;
@@ -154,8 +154,8 @@ static float read_float(int source, const uint8_t *row, int64_t i) {
     return value;
 }
 
-/* Quantises floats: around zero to 8 bits, or from the least to the largest to 4. Codes are found for the scale and offset
- * as they will be kept. */
+/* Quantises floats: around zero to 8 bits, or from the least to the largest to 4. Codes are found for the scale and
+ * offset as they will be kept. */
 static void quantize_group(int format, const float in[GROUP], code_group *out) {
     float least = 0.0f, largest = 0.0f;
     for (int i = 0; i < GROUP; i++) {

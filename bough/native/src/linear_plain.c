@@ -31,7 +31,8 @@ static inline int32_t code_at(int format, const uint8_t *group, int row, int inp
     return input < 16 ? group[in_line] & 15 : group[in_line - 4 * LINE] >> 4;
 }
 
-static void multiply_token(int format, const uint8_t *tile, int64_t k, const token_group *token, float sums[TILE_ROWS]) {
+static void multiply_token(int format, const uint8_t *tile, int64_t k, const token_group *token,
+                           float sums[TILE_ROWS]) {
     const uint16_t *scales = (const uint16_t *)(tile + scales_start(format, k));
     const uint16_t *offsets = (const uint16_t *)(tile + offsets_start(format, k));
     int parts = scales_of_group(format), part_size = GROUP / parts;

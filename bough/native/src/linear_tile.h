@@ -1,13 +1,13 @@
 /* What the variants of the product share: the layout of a tile, of quantised tokens, and the way results are stored.
  *
- * A tile is 16 rows of a weight, padded with zeros at the weight's end. Quantised, it holds first the codes of group after
- * group of 32 inputs, then all scales, then all offsets, 16 numbers (one for each row) at a time:
+ * A tile is 16 rows of a weight, padded with zeros at the weight's end. Quantised, it holds first the codes of group
+ * after group of 32 inputs, then all scales, then all offsets, 16 numbers (one for each row) at a time:
  *
  *   8 bits: 512 bytes a group: for inputs 0-3, 4-7, … 28-31: row 0's four codes, row 1's, … row 15's.
  *   4 bits: 256 bytes a group: the low halves of its bytes are inputs 0-15, laid out like that, the high halves 16-31.
  *
- * So one 64-byte line (one AVX-512 register, two of AVX2, four of NEON) times four broadcast activations adds to the sums
- * of 16 rows without any shuffling. As float32 a tile holds for every input the 16 rows' weights.
+ * So one 64-byte line (one AVX-512 register, two of AVX2, four of NEON) times four broadcast activations adds to the
+ * sums of 16 rows without any shuffling. As float32 a tile holds for every input the 16 rows' weights.
  */
 #ifndef BOUGH_LINEAR_TILE_H
 #define BOUGH_LINEAR_TILE_H
@@ -129,8 +129,8 @@ typedef struct linear_kernels {
                                             multiply_q8_half}};                                                        \
     const linear_kernels *linear_##variant(void) { return &kernels; }
 
-/* The same for many tokens at a time, by matrix instructions: two tiles of weights are unpacked once into `unpacked` and
- * multiplied with all tokens of a panel. */
+/* The same for many tokens at a time, by matrix instructions: two tiles of weights are unpacked once into `unpacked`
+ * and multiplied with all tokens of a panel. */
 typedef struct linear_wide_kernels {
     const char *name;
     int64_t from_tokens; /* from so many on this is faster than a tile_product */

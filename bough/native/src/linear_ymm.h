@@ -1,8 +1,9 @@
 /* The product in AVX2's registers, each four inputs of eight rows; included by the variants with and without the dot
  * products of bytes (AVX-VNNI), which differ in one step.
  *
- * Without them, products of bytes are summed in pairs of 16 bits, which must not overflow: 4-bit codes can be summed over a
- * whole group so; signed 8-bit ones are multiplied as |code| · (activation with the code's sign), at most 128 · 127 · 2.
+ * Without them, products of bytes are summed in pairs of 16 bits, which must not overflow: 4-bit codes can be summed
+ * over a whole group so; signed 8-bit ones are multiplied as |code| · (activation with the code's sign), at most 128 ·
+ * 127 · 2.
  */
 #include "linear_tile.h"
 
@@ -40,7 +41,8 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         __m256i bytes = _mm256_packs_epi16(low, high); /* packing keeps to halves: fours come out of order */
         bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         _mm256_storeu_si256((__m256i *)token->codes, bytes);
-        int32_t first = sum_of(_mm256_add_epi32(codes[0], codes[1])), second = sum_of(_mm256_add_epi32(codes[2], codes[3]));
+        int32_t first = sum_of(_mm256_add_epi32(codes[0], codes[1]));
+        int32_t second = sum_of(_mm256_add_epi32(codes[2], codes[3]));
         token->scale = largest / 127.0f;
         token->offset = token->scale * (float)(first + second);
         token->negated_sum = -(first + second);
@@ -111,8 +113,10 @@ ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half,
             for (int quad = part * quads; quad < (part + 1) * quads; quad++) {
                 for (int h = 0; h < halves; h++) {
                     __m256i codes = load_quad(format, tile, quad, half + h);
-                    for (int t = 0; t < tokens; t++)
-                        sums[t * halves + h] = add_quad(format, sums[t * halves + h], codes, (const int8_t *)token + t * size + 4 * quad);
+                    for (int t = 0; t < tokens; t++) {
+                        const int8_t *four = (const int8_t *)token + t * size + 4 * quad;
+                        sums[t * halves + h] = add_quad(format, sums[t * halves + h], codes, four);
+                    }
                 }
             }
             for (int i = 0; i < count; i++) {
@@ -135,8 +139,10 @@ ALWAYS_INLINE void multiply_floats(int tokens, int halves, int half, const float
     for (int64_t i = 0; i < k; i++)
         for (int h = 0; h < halves; h++) {
             __m256 weights = _mm256_loadu_ps(tile + i * TILE_ROWS + 8 * (half + h));
-            for (int t = 0; t < tokens; t++)
-                results[t * halves + h] = _mm256_fmadd_ps(weights, _mm256_set1_ps(x[t * stride + i]), results[t * halves + h]);
+            for (int t = 0; t < tokens; t++) {
+                __m256 *result = &results[t * halves + h];
+                *result = _mm256_fmadd_ps(weights, _mm256_set1_ps(x[t * stride + i]), *result);
+            }
         }
 }
 
@@ -149,8 +155,9 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, int
         __m256 results[AT_ONCE];
         for (int i = 0; i < tokens * halves; i++)
             results[i] = _mm256_setzero_ps();
+        const float *x = (const float *)all + first * stride;
         if (format == BOUGH_FORMAT_F32)
-            multiply_floats(tokens, halves, half, (const float *)tile, k, (const float *)all + first * stride, stride, results);
+            multiply_floats(tokens, halves, half, (const float *)tile, k, x, stride, results);
         else
             multiply_groups(format, tokens, halves, half, tile, k, (const uint8_t *)token_at(all, first, k), results);
         for (int i = 0; i < tokens * halves; i++)

@@ -14,7 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class KernelsHook(BuildHookInterface):
+class KernelsHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there only while it builds
     """Called by hatchling before it gathers the files of a wheel, or for an editable installation."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -25,10 +25,9 @@ from bough.executor.threaded import ThreadedExecutor
 from bough.executor.torch_executor import TorchExecutor
 from bough.kernels.packed_ops import PackedOps
 from bough.kernels.quant_linear.packed import Format
-from bough.layers.weights import WeightSlot
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import load_weights, open_source
+from bough.loader.load import load_weights, open_source, packed_cache, packed_formats
 from bough.loader.locate import ModelFiles
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -157,26 +156,25 @@ def _load(
             f"The weights need {weight_bytes / 2**30:.2f} GiB as {dtype}, but only {free / 2**30:.2f} GiB are "
             "free; use a smaller model or --dtype bfloat16."
         )
-    load_weights(slots, source, progress=True, device=device)
+    cached = packed_ops is not None and load_format != "dummy"
+    kept_on_disk = packed_cache(files, settings.model.quantization) if cached else None
+    load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
     weight_bytes = sum(s.nbytes for s in slots)
-    kept = _kept_as(slots, settings, dtype)
+    packed = packed_formats(slots)
+    kept = _kept_as(packed, settings, dtype)
     log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
-    cache = cache_dtype(settings.memory.kv_cache_dtype, torch.float16 if _any_quantised(slots) else dtype)
+    # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
+    cache_like = torch.float16 if set(packed) - {Format.F32} else dtype
+    cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
 
 
-def _kept_as(slots: list[WeightSlot], settings: Settings, dtype: torch.dtype) -> str:
+def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) -> str:
     """In which numbers the weights are, for the log."""
     if settings.model.quantization == "fp8":
         return f"{dtype}, linear layers as fp8"
-    packed = Counter(s.packing.weight.format.name for s in slots if s.packing is not None)
-    return ", ".join(f"{count} x {form}" for form, count in packed.most_common()) or str(dtype)
-
-
-def _any_quantised(slots: list[WeightSlot]) -> bool:
-    """Where weights are rounded to 4 or 8 bits, the cache need not have more than 16."""
-    return any(s.packing.weight.format != Format.F32 for s in slots if s.packing is not None)
+    return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
 
 
 def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:

@@ -15,6 +15,8 @@ from bough.core.settings import Settings
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes
+from bough.kernels.quant_linear.native import variant
+from bough.kernels.quant_linear.packed import Format
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 from bough.models.base import CausalLM
 from bough.native.library import load_library
@@ -28,7 +30,7 @@ MAX_HEAD_DIM = 256  # BOUGH_MAX_HEAD_DIM of src/ops.h
 def native_library(
     settings: Settings, names: BackendNames, config: ModelConfig, dtype: torch.dtype
 ) -> ctypes.CDLL | None:
-    """The compiled kernels, if this engine is to use them; otherwise one line says why not, unless that was asked for."""
+    """The compiled kernels, if this engine is to use them; else one line says why not, unless that was asked for."""
     if (names.prefill, names.decode) != ("native", "native"):
         return None
     why = _obstacle(settings, config, dtype)
@@ -52,6 +54,9 @@ def build_native(
 ) -> NativeExecutor:
     """Records the model, whose weights are loaded, and gives the executor that runs it."""
     torch.set_num_threads(1)  # it samples only: a second team of threads would stand in the way of the first
+    rows, many = variant(Format.Q8, 1), variant(Format.Q8, limits.chunk_tokens)
+    kernels = rows if rows == many else f"{rows}, {many} for prompts"
+    log.info("native kernels (%s) on %d threads, KV cache of %s", kernels, threads, pool.dtype)
     tapes = NativeTapes(library, model, recorder, pool, threads, limits.chunk_tokens + limits.rows)
     return NativeExecutor(tapes, limits)
 

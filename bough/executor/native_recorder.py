@@ -7,7 +7,7 @@ their addresses. Nothing here depends on an architecture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class Recorder:
 
     def place(self, tensor: torch.Tensor) -> Place:
         """What a tensor of this recording stands for."""
-        return Place(self._buffers[_storage(tensor)], tensor.storage_offset() * 4)
+        return Place(self._buffers[_storage(tensor)], int(tensor.storage_offset()) * 4)
 
     def arrange(self, results: Iterable[torch.Tensor]) -> Arrangement:
         """Gives all buffers their places; those of `results` are kept to the tape's end."""
@@ -122,9 +122,7 @@ class Recorder:
         self._add("rms_norm", on_wanted, self.place(x), sides[0], *settings, self.place(out), sides[1])
         return out, stream
 
-    def _linear(
-        self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:
         outputs, on_wanted = sum(part.n for part in parts), self._on_wanted(x)
         y = self.rows(outputs, on_wanted)
         weights = (self._structs(parts), len(parts))
@@ -229,7 +227,7 @@ class RecordingAttention:
 
 def _storage(tensor: torch.Tensor) -> int:
     """What views of one tensor have in common."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _not_recorded(*arguments: Any) -> torch.Tensor:

@@ -35,7 +35,7 @@ def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """`cap * tanh(logits / cap)`, in float32: a cap squeezes the best logits together, and 16-bit numbers would no longer
+    """`cap * tanh(logits / cap)`, in float32: a cap squeezes the best logits together, and 16-bit numbers would not
     tell them apart."""
     return torch.tanh(logits.float() / cap).mul_(cap)
 

@@ -31,18 +31,23 @@ COMMON = (
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512")
-X86_FLAGS = {
+X86_FLAGS: dict[str, tuple[str, ...]] = {
     "avx2": AVX2,
     "avxvnni": (*AVX2, "-mavxvnni"),
     "avx512": AVX512,
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-mavx512vbmi"),
 }
-ARM_FLAGS = {
+ARM_FLAGS: dict[str, tuple[str, ...]] = {
     "neon": ("-march=armv8.2-a+dotprod+fp16",),
     "i8mm": ("-march=armv8.2-a+dotprod+fp16+i8mm",),
 }
-VARIANT_FLAGS = {"x86_64": X86_FLAGS, "amd64": X86_FLAGS, "aarch64": ARM_FLAGS, "arm64": ARM_FLAGS}
+VARIANT_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": X86_FLAGS,
+    "amd64": X86_FLAGS,
+    "aarch64": ARM_FLAGS,
+    "arm64": ARM_FLAGS,
+}
 
 
 class BuildError(Exception):

@@ -84,9 +84,7 @@ class Tape:
 
     def seconds(self) -> list[tuple[str, float]]:
         """Time spent in each operation, where `BOUGH_NATIVE_PROFILE` is set."""
-        return [
-            (name, self._library.bough_tape_seconds(self.handle, index)) for index, name in enumerate(self.names)
-        ]
+        return [(name, self._library.bough_tape_seconds(self.handle, index)) for index, name in enumerate(self.names)]
 
 
 class Crew:

@@ -38,9 +38,7 @@ class NativeForward(Forward):
         **options: Any,
     ) -> None:
         recorder = Recorder(tokens=ROOM, wanted=ROOM)
-        model = build_model(
-            config, Topology(), torch.float32, CPU, quantization=quantization, packed_ops=recorder.ops
-        )
+        model = build_model(config, Topology(), torch.float32, CPU, quantization=quantization, packed_ops=recorder.ops)
         load_weights(model.slots(), source, progress=False, device=CPU)
         super().__init__(model, **options)
         self.tapes = NativeTapes(library, model, recorder, self.pool, threads, ROOM)

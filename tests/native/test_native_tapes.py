@@ -97,6 +97,13 @@ def test_long_rows_are_cut_between_threads(library: ctypes.CDLL, threads: int, p
     pair.step({1: 1, 3: 1}, ends_only=True)
 
 
+def test_many_rows_at_once(library: ctypes.CDLL) -> None:
+    pair = Pair(library, CONFIGS["mistral"], threads=2)
+    pair.step(dict.fromkeys(range(8), 9))
+    pair.step(dict.fromkeys(range(8), 1))
+    pair.step({**dict.fromkeys(range(7), 1), 7: 30}, ends_only=True)
+
+
 def test_a_step_of_which_nothing_is_wanted(library: ctypes.CDLL) -> None:
     pair = Pair(library, LLAMA, threads=2)
     first = {0: [1, 2, 3, 4, 5]}

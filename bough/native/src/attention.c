@@ -18,6 +18,7 @@ typedef struct {
     int head_parts;       /* tiles that share a group's heads among them */
     int queries_at_once;  /* in one tile */
     bool cut;             /* keys are cut into runs */
+    int kv_heads_at_once; /* in one tile: all where there are many rows, because their keys are neighbours in memory */
 } tiling;
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -46,7 +47,8 @@ static int64_t runs_of(const bough_attention_spec *spec, const bough_step *step,
 }
 
 static int64_t tiles_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row) {
-    return spec->kv_heads * how->head_parts * blocks_of(spec, step, how, row) * runs_of(spec, step, how, row);
+    int64_t heads = spec->kv_heads / how->kv_heads_at_once * how->head_parts;
+    return heads * blocks_of(spec, step, how, row) * runs_of(spec, step, how, row);
 }
 
 static tiling lay_out(const bough_attention_spec *spec, const bough_step *step, int threads) {
@@ -55,6 +57,7 @@ static tiling lay_out(const bough_attention_spec *spec, const bough_step *step, 
     how.head_parts = (int)ceil_div(how.group, how.heads_at_once);
     how.queries_at_once = BOUGH_MAX_QUERIES / how.heads_at_once;
     how.cut = threads > 1 && step->batch * spec->kv_heads * how.head_parts < (int64_t)FEW * threads;
+    how.kv_heads_at_once = step->batch >= (int64_t)FEW * threads ? spec->kv_heads : 1;
     return how;
 }
 
@@ -155,14 +158,16 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
             before += tiles_of(spec, step, &how, row++);
         if (row == step->batch)
             break;
-        bough_attend task = describe(spec, step, &how, row, tile - before, q, q_stride, out, out_stride);
         int64_t runs = runs_of(spec, step, &how, row);
-        if (runs > 1) {
-            int64_t piece = (tile - before) / runs, run = (tile - before) % runs;
-            task.out = results_of(scratch, row, pieces, piece, floats) + run * floats;
-            task.weight = task.out + (int64_t)task.group * spec->dim;
+        for (int64_t index = tile - before; index < tiles_of(spec, step, &how, row) * how.kv_heads_at_once;
+             index += tiles_of(spec, step, &how, row)) {
+            bough_attend task = describe(spec, step, &how, row, index, q, q_stride, out, out_stride);
+            if (runs > 1) {
+                task.out = results_of(scratch, row, pieces, index / runs, floats) + index % runs * floats;
+                task.weight = task.out + (int64_t)task.group * spec->dim;
+            }
+            ops->attend(&task);
         }
-        ops->attend(&task);
     }
     bough_barrier(team);
     bool joined = false;

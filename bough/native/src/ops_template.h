@@ -96,10 +96,11 @@ typedef struct {
     int vectors; /* queries * group */
     int64_t dim; /* rounded up to whole vectors */
     const float *keys[KEYS], *values[KEYS]; /* of the block; behind the last key the last key again */
-    float q[BOUGH_MAX_QUERIES * MAX_DIM], out[BOUGH_MAX_QUERIES * MAX_DIM];
-    float scores[BOUGH_MAX_QUERIES * KEYS];
+    _Alignas(64) float q[BOUGH_MAX_QUERIES * MAX_DIM];
+    _Alignas(64) float out[BOUGH_MAX_QUERIES * MAX_DIM];
+    _Alignas(64) float scores[BOUGH_MAX_QUERIES * KEYS];
     float peak[BOUGH_MAX_QUERIES], total[BOUGH_MAX_QUERIES];
-    float copies[2][KEYS * MAX_DIM]; /* of keys and values that are not whole vectors of float32 */
+    _Alignas(64) float copies[2][KEYS * MAX_DIM]; /* of keys and values that are not whole vectors of float32 */
 } attending;
 
 static void widen(const void *from, int number, int dim, int64_t padded, float *to) {
@@ -143,21 +144,33 @@ static void narrow(const float *x, int number, int64_t size, void *out) {
 
 static void find_block(attending *a, int64_t first, int count) {
     const bough_attend *t = a->task;
-    bool direct = t->number == BOUGH_FLOAT32 && a->dim == t->dim;
-    size_t size = t->number == BOUGH_FLOAT32 ? 4 : 2;
+    bool whole = a->dim == t->dim, direct = whole && t->number == BOUGH_FLOAT32;
+    bool halves = whole && t->number == BOUGH_FLOAT16;
+    size_t size = t->number == BOUGH_FLOAT32 ? 4 : 2, head_bytes = (size_t)t->dim * size;
     for (int j = 0; j < count; j++) {
         int64_t key = first + j;
         int64_t slot = t->page_size == 1 ? t->pages[key]
                                          : (int64_t)t->pages[key / t->page_size] * t->page_size + key % t->page_size;
         size_t offset = (size_t)(slot * t->slot_stride) * size;
         const char *k = (const char *)t->keys + offset, *v = (const char *)t->values + offset;
+        for (size_t line = 0; line < head_bytes; line += 64) { /* the next head is likely the next to be asked for */
+            __builtin_prefetch(k + head_bytes + line, 0, 2);
+            __builtin_prefetch(v + head_bytes + line, 0, 2);
+        }
         if (direct) {
             a->keys[j] = (const float *)k;
             a->values[j] = (const float *)v;
         } else {
             float *wide_k = a->copies[0] + j * a->dim, *wide_v = a->copies[1] + j * a->dim;
-            widen(k, t->number, t->dim, a->dim, wide_k);
-            widen(v, t->number, t->dim, a->dim, wide_v);
+            if (halves) {
+                for (int64_t d = 0; d < a->dim; d += LANES) {
+                    store(wide_k + d, load_half((const uint16_t *)k + d));
+                    store(wide_v + d, load_half((const uint16_t *)v + d));
+                }
+            } else {
+                widen(k, t->number, t->dim, a->dim, wide_k);
+                widen(v, t->number, t->dim, a->dim, wide_v);
+            }
             a->keys[j] = wide_k;
             a->values[j] = wide_v;
         }

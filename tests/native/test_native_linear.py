@@ -133,6 +133,7 @@ def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) ->
     not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")) or platform.machine() == "aarch64",
     reason="needs a compiler for ARM and an emulator",
 )
+@pytest.mark.slow
 def test_the_arm_variant_under_an_emulator(tmp_path: Path) -> None:
     objects = []
     for source in [*sorted(SOURCES.glob("linear*.c")), SOURCES / "team.c", SOURCES / "cpu.c"]:

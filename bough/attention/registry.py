@@ -16,7 +16,7 @@ from bough.core.settings import ModelSettings
 if TYPE_CHECKING:
     from bough.attention.base import AttentionBackend
 
-BACKENDS = {"cpu": ("torch",), "cuda": ("triton", "torch")}  # by kind of device; the first is the default
+BACKENDS = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}  # by kind of device; the first is the default
 NOT_SHIPPED = ("flashinfer", "flash_attention")  # names that users of other engines know
 CAPTURABLE = ("triton",)  # needs no lengths on the host, so that its launches can stand in a CUDA graph
 

@@ -20,6 +20,10 @@ MENU = Menu(
             "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
         ),
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
+        "cpu": Command("this CPU, alone or beside llama.cpp", "bough.bench.cpu", starts_engine=True),
+        "perplexity": Command(
+            "what quantised weights cost in quality", "bough.bench.cpu_perplexity", starts_engine=True
+        ),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
         "edge": Command("what HTTP costs, with an executor that answers at once", "bough.bench.edge"),

@@ -20,11 +20,12 @@ import msgspec
 import psutil
 
 from bough.core.errors import ResourceError
-from bough.core.settings import Settings
+from bough.core.settings import ModelSettings, Settings
 from bough.executor.machine import free_memory_bytes, usable_cores
 from bough.executor.sizing import size_cpu_cache
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, locate
+from bough.native.library import find_library
 
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -97,7 +98,7 @@ def look_at_use(settings: Settings) -> Use:
         dtype=_dtype_name(settings),
         threads=model.cpu_threads or usable_cores(),
         torch=None if torch is None else str(torch.__version__),
-        attention_backend="torch" if model.attention_backend == "auto" else model.attention_backend,
+        attention_backend=_attention_backend(model),
         gpus=() if torch is None else _gpus(torch),
     )
 
@@ -132,6 +133,10 @@ def look_for_missing() -> list[Finding]:
     ]
     if importlib.util.find_spec("pip") is None:
         optional.append(Finding(False, "There is no pip, so models cannot be pulled.", "python -m ensurepip"))
+    if find_library() is None:
+        optional.append(
+            Finding(False, "The native CPU kernels are not compiled, so torch does their work.", "bough build-kernels")
+        )
     if not any(map(shutil.which, COMPILERS)):
         optional.append(
             Finding(
@@ -162,6 +167,12 @@ def _cpu_name() -> str:
 
 def _dtype_name(settings: Settings) -> str:
     return "float32" if settings.model.dtype == "auto" else settings.model.dtype
+
+
+def _attention_backend(model: ModelSettings) -> str:
+    if model.attention_backend != "auto":
+        return model.attention_backend
+    return "torch" if find_library() is None else "native"
 
 
 def _gpus(torch: Any) -> tuple[str, ...]:

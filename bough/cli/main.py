@@ -32,6 +32,7 @@ MENU = Menu(
         "chat": Command("talk to a model in the terminal", "bough.cli.chat", starts_engine=True),
         "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),
         "doctor": Command("what this machine offers, what would fit, what is missing", "bough.cli.doctor"),
+        "build-kernels": Command("compile the CPU kernels with this machine's C compiler", "bough.cli.build_kernels"),
         "bench": Command("measure how fast the engine and its parts are", "bough.cli.bench"),
     },
     flags={"--version": "show the version"},

@@ -69,8 +69,9 @@ class ModelSettings:
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
     quantization: str = setting(
         "auto",
-        "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU",
-        choices=("auto", "none", "fp8"),
+        "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU, int8 and "
+        "int4 on a CPU",
+        choices=("auto", "none", "fp8", "int8", "int4"),
     )
     context_length: int | None = setting(
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
@@ -83,7 +84,7 @@ class ModelSettings:
     )
     random_seed: int | None = setting(None, "seed for requests that give none; drawn at start when left out", low=0)
     device: str = setting("auto", "what the model runs on", choices=("auto", "cpu", "cuda"))
-    attention_backend: str = setting("auto", "implementation of attention: torch, or triton on GPUs")
+    attention_backend: str = setting("auto", "implementation of attention: torch, native on CPUs, triton on GPUs")
     prefill_attention_backend: str | None = setting(None, "implementation of attention for prompts, if another")
     decode_attention_backend: str | None = setting(None, "implementation of attention for decodes, if another")
     disable_cuda_graph: bool = setting(False, "launch every kernel of a decode step by itself")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
 
-from bough.attention.registry import BackendNames, build_backend, choose_backends
+from bough.attention.registry import BackendNames, choose_backends
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
@@ -18,12 +19,15 @@ from bough.core.settings import ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.executor.formats import capability_of, check_number_formats
 from bough.executor.machine import free_memory_bytes, usable_cores
+from bough.executor.native_build import build_native, make_recorder, native_library
 from bough.executor.sizing import size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.torch_executor import TorchExecutor
+from bough.kernels.packed_ops import PackedOps
+from bough.kernels.quant_linear.packed import Format
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import load_weights, open_source
+from bough.loader.load import load_weights, open_source, packed_cache, packed_formats
 from bough.loader.locate import ModelFiles
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -83,8 +87,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     check_deterministic(settings.model, names, device.type)
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
-        torch.set_num_threads(settings.model.cpu_threads or usable_cores())
-        return _build_cpu(_load(files, settings, device), settings)
+        return _build_cpu(files, settings, names)
     from bough.executor.cuda_build import build_cuda  # needs triton
 
     return build_cuda(_load(files, settings, device), settings)
@@ -125,7 +128,9 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
         )
 
 
-def _load(files: ModelFiles, settings: Settings, device: torch.device) -> LoadedWeights:
+def _load(
+    files: ModelFiles, settings: Settings, device: torch.device, packed_ops: PackedOps | None = None
+) -> LoadedWeights:
     config = resolve_config(files, settings)
     dtype = _resolve_dtype(settings.model, config, device)
     topology = Topology()
@@ -140,20 +145,36 @@ def _load(files: ModelFiles, settings: Settings, device: torch.device) -> Loaded
         device,
         quantization=settings.model.quantization,
         deterministic=settings.model.enable_deterministic_inference,
+        packed_ops=packed_ops,
     )
     slots = list(model.slots())
     weight_bytes = sum(s.target.nbytes for s in slots)
+    if packed_ops is not None and settings.model.quantization == "auto":
+        weight_bytes = min(weight_bytes, source.nbytes())  # they stay as they are stored
     if device.type == "cpu" and weight_bytes > free:
         raise ResourceError(
             f"The weights need {weight_bytes / 2**30:.2f} GiB as {dtype}, but only {free / 2**30:.2f} GiB are "
             "free; use a smaller model or --dtype bfloat16."
         )
-    load_weights(slots, source, progress=True, device=device)
-    kept = f"{dtype}, linear layers as fp8" if settings.model.quantization == "fp8" else dtype
+    cached = packed_ops is not None and load_format != "dummy"
+    kept_on_disk = packed_cache(files, settings.model.quantization) if cached else None
+    load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
+    weight_bytes = sum(s.nbytes for s in slots)
+    packed = packed_formats(slots)
+    kept = _kept_as(packed, settings, dtype)
     log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
-    cache = cache_dtype(settings.memory.kv_cache_dtype, dtype)
+    # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
+    cache_like = torch.float16 if set(packed) - {Format.F32} else dtype
+    cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
+
+
+def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) -> str:
+    """In which numbers the weights are, for the log."""
+    if settings.model.quantization == "fp8":
+        return f"{dtype}, linear layers as fp8"
+    return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
 
 
 def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:
@@ -163,8 +184,16 @@ def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig)
     return checkpoint_scales(source, config.num_layers)
 
 
-def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
-    config, topology = loaded.config, loaded.topology
+def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> LoadedModel:
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or usable_cores()
+    torch.set_num_threads(threads)
+    config = resolve_config(files, settings)
+    rows = settings.scheduler.max_running_requests or CPU_ROWS
+    chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
+    library = native_library(settings, names, config, _resolve_dtype(settings.model, config, device))
+    recorder = None if library is None else make_recorder(rows, chunk)
+    loaded = _load(files, settings, device, None if recorder is None else recorder.ops)
+    topology = loaded.topology
     size = size_cpu_cache(
         settings.memory,
         free_bytes=free_memory_bytes(),
@@ -173,18 +202,19 @@ def _build_cpu(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         context_length=config.context_length,
     )
     limits = Limits(
-        rows=settings.scheduler.max_running_requests or CPU_ROWS,
+        rows=rows,
         page_size=settings.memory.page_size,
         pages=(size.pages,),
         context_length=config.context_length,
         vocab_size=config.vocab_size,
-        chunk_tokens=resolve_chunk(settings, config, CPU_CHUNK_TOKENS),
+        chunk_tokens=chunk,
         note=size.note,
     )
     pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
-    attention = build_backend(choose_backends(settings.model, "cpu"), {"torch": TorchAttention})
-    executor = TorchExecutor(loaded.model, pool, attention, limits)
-    return LoadedModel(ThreadedExecutor(executor), config)
+    if library is not None and recorder is not None:
+        native = build_native(library, loaded.model, recorder, pool, threads, limits)
+        return LoadedModel(ThreadedExecutor(native), config)
+    return LoadedModel(ThreadedExecutor(TorchExecutor(loaded.model, pool, TorchAttention(), limits)), config)
 
 
 def _resolve_dtype(settings: ModelSettings, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -31,6 +31,10 @@ def check_number_formats(settings: Settings, capability: Capability | None) -> N
 
 
 def _check_weights(settings: Settings, capability: Capability | None) -> None:
+    if settings.model.quantization in ("int8", "int4") and capability is not None:
+        raise SettingsError(
+            f"--quantization {settings.model.quantization} is for CPUs; on a GPU use auto, none or fp8."
+        )
     if settings.model.quantization != "fp8":
         return
     if capability is None:

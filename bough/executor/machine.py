@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def free_memory_bytes(cgroup: Path = CGROUP) -> int:
@@ -25,9 +27,32 @@ def free_memory_bytes(cgroup: Path = CGROUP) -> int:
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
     """Cores that this process may use: its affinity mask, or the container's quota, if that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(_allowed_cpus())
     quota = _cpu_quota(cgroup)
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def compute_cores(cgroup: Path = CGROUP, topology: Path = TOPOLOGY) -> int:
+    """Cores that can multiply at the same time: of two hardware threads on one core, only one counts."""
+    return min(usable_cores(cgroup), physical_cores(_allowed_cpus(), topology))
+
+
+def physical_cores(cpus: Iterable[int], topology: Path = TOPOLOGY) -> int:
+    """Different cores among these CPUs, as the system numbers them; where it does not tell, each is one."""
+    cores = set()
+    for cpu in cpus:
+        try:
+            cores.add((topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def _allowed_cpus() -> set[int]:
+    """By number; where the system does not say which, as many as there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

@@ -29,6 +29,17 @@ class Norm(NamedTuple):
     plus_one: bool
 
 
+def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The rows of x at `places` [n] int64."""
+    return x.index_select(0, places)
+
+
+def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """`cap * tanh(logits / cap)`, in float32: a cap squeezes the best logits together, and 16-bit numbers would not
+    tell them apart."""
+    return torch.tanh(logits.float() / cap).mul_(cap)
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """What a model's layers compute with."""
@@ -39,6 +50,8 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     norm_rope_store_: Callable[..., None]
+    take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
+    softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
 
     def norm_linear(
         self,

@@ -38,6 +38,7 @@ class SelfAttention:
             self._norms = (RmsNorm(*shape), RmsNorm(*shape))
         self._norm_eps, self._norm_plus_one = config.norm_eps, config.norm_plus_one
         self._norm_rope_store_ = placement.ops.norm_rope_store_
+        self._take_rows = placement.ops.take_rows
         self._spec = AttentionSpec(
             layer=layer,
             scale=config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
@@ -85,7 +86,7 @@ class SelfAttention:
         q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
         attended = ctx.attention.run(q, k, v, spec, pool).flatten(1)
         if ctx.wanted is not None:
-            attended, stream = attended.index_select(0, ctx.wanted), stream.index_select(0, ctx.wanted)
+            attended, stream = self._take_rows(attended, ctx.wanted), self._take_rows(stream, ctx.wanted)
         return self._output(attended), stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from bough.layers.placement import Placement
+from bough.layers.schemes.base import TableWeight
 from bough.layers.weights import WeightSlot
 
 
@@ -14,33 +15,29 @@ class Embedding:
     """A vector for each token, times `scale`."""
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float, placement: Placement) -> None:
-        self.weight = placement.empty(vocab_size, hidden_size)
-        self._embedding = placement.ops.embedding
+        self.table = placement.make_table(vocab_size, hidden_size, placement)
         # Models with a scale were trained with it rounded to the type of the weights.
         self._scale = float(torch.tensor(scale, dtype=placement.dtype))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._embedding(token_ids, self.weight, self._scale)
+        return self.table.embed(token_ids, self._scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}.weight", self.weight)
+        yield from self.table.slots(prefix)
 
 
 class Head:
     """Logits over the vocabulary, in the type of the weights or, where they are capped, in float32. A tied head uses
-    the embedding's tensor and needs no slot of its own."""
+    the embedding's table and needs no slot of its own."""
 
-    def __init__(self, weight: torch.Tensor, softcap: float | None, placement: Placement) -> None:
-        self.weight = weight
-        self._logits = placement.ops.logits
+    def __init__(self, table: TableWeight, softcap: float | None, placement: Placement) -> None:
+        self._table = table
+        self._cap = placement.ops.softcap
         self._softcap = softcap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._logits(hidden, self.weight)
-        if self._softcap is not None:
-            # The cap squeezes the best logits together: 16-bit numbers would no longer tell them apart.
-            logits = torch.tanh(logits.float() / self._softcap).mul_(self._softcap)
-        return logits
+        logits = self._table.logits(hidden)
+        return logits if self._softcap is None else self._cap(logits, self._softcap)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}.weight", self.weight)
+        yield from self._table.slots(prefix)

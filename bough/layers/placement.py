@@ -9,8 +9,8 @@ import torch
 
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
-from bough.layers.schemes.base import WeightMaker
-from bough.layers.schemes.plain import PlainWeight
+from bough.layers.schemes.base import TableMaker, WeightMaker
+from bough.layers.schemes.plain import PlainTable, PlainWeight
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
 
@@ -23,7 +23,7 @@ def no_reduce(x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Type, device and share of the weights, what computes with them, how partial results of ranks become one, and how
-    linear layers keep their weights."""
+    linear layers and the vocabulary keep their weights."""
 
     topology: Topology
     dtype: torch.dtype
@@ -31,6 +31,7 @@ class Placement:
     all_reduce: AllReduce = no_reduce
     ops: Ops = REFERENCE
     make_weight: WeightMaker = PlainWeight
+    make_table: TableMaker = PlainTable
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, not yet written."""

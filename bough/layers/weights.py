@@ -1,7 +1,7 @@
 """How layers tell a loader what they need, without either knowing the other.
 
 A layer yields one `WeightSlot` for each checkpoint tensor; the loader reads `tensor[index]` and hands it to `fill`, in
-bands of rows from the first to the last.
+bands of rows from the first to the last. A slot with a `packing` is given the rows as the checkpoint stores them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from bough.kernels.quant_linear.filling import FillingWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,12 @@ class WeightSlot:
     index: tuple[slice, ...] = ()  # which part of the checkpoint tensor belongs to this rank; empty: all of it
     # Where the layer keeps something else than a copy: takes the number of a band's first row, and the band.
     store: Callable[[int, torch.Tensor], None] | None = None
+    packing: FillingWeight | None = None  # takes the place of the target, which then only has its shape
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the slot takes once it is filled."""
+        return self.target.nbytes if self.packing is None else self.packing.weight.blob.nbytes
 
     def fill(self, first: int, band: torch.Tensor) -> None:
         """Takes the rows from `first` on, in any type, on the device of the target."""

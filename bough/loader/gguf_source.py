@@ -7,15 +7,20 @@ to them: `ModelConfig.norm_plus_one` is false for a GGUF.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from bough.core.model_config import ModelConfig
+from bough.kernels.quant_linear.packed import NATURAL
 from bough.loader.dequantize import dequantize
 from bough.loader.gguf_config import ARCHITECTURES, hugging_face_name
 from bough.loader.gguf_file import GgufFile
-from bough.loader.source import Index
+from bough.loader.source import Index, StoredRows, float_rows
+
+log = logging.getLogger(__name__)
 
 
 class GgufSource:
@@ -27,6 +32,7 @@ class GgufSource:
         named = ((hugging_face_name(info.name, architecture), info) for info in file.tensors.values())
         self._file = file
         self._tensors = {name: info for name, info in named if name is not None}
+        self._told: set[GGMLQuantizationType] = set()
         # Heads whose rows are interleaved, by the module that holds them.
         self._interleaved = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if kind == "llama" else {}
 
@@ -49,6 +55,21 @@ class GgufSource:
         rows = index[0] if index else slice(None)
         part = raw[rows] if order is None else raw[order[rows].numpy()]
         return dequantize(part, info.kind).view(-1, *info.shape[1:])[(slice(None), *index[1:])]
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        info = self._tensors[name]
+        columns = range(info.shape[1])[index[1]] if len(index) > 1 else range(info.shape[1])
+        if info.kind not in NATURAL or len(columns) < info.shape[1]:
+            self._tell_dequantised(info.kind)
+            return float_rows(self.read(name, index))
+        rows, order = index[0] if index else slice(None), self._row_order(name)
+        raw = self._file.raw(info)
+        return raw[rows] if order is None else raw[order[rows].numpy()], info.kind
+
+    def _tell_dequantised(self, kind: GGMLQuantizationType) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            log.info("weights of GGUF type %s have no native kernel; they are dequantised to float32", kind.name)
 
     def _row_order(self, name: str) -> torch.Tensor | None:
         """Which stored row is each row of the checkpoint; None: they are the same."""

@@ -7,6 +7,7 @@ one piece of one tensor is in memory at any moment.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,13 +15,18 @@ from tqdm import tqdm
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.kernels.quant_linear.filling import FillingWeight
+from bough.kernels.quant_linear.packed import Format
 from bough.layers.weights import WeightSlot
+from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
 from bough.loader.gguf_source import GgufSource
 from bough.loader.locate import ModelFiles
+from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.source import DummySource, Index, SafetensorsSource, WeightSource
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
+PIECE_ROWS = 16  # packed weights take whole tiles of rows
 
 
 def open_source(
@@ -37,8 +43,29 @@ def open_source(
     raise ModelError(f"{files.folder} holds no {wanted}; choose another model, or --load-format dummy for random ones.")
 
 
-def load_weights(slots: Iterable[WeightSlot], source: WeightSource, *, progress: bool, device: torch.device) -> None:
-    """Copies each slot's part of the checkpoint to its target on `device`. `progress` allows a bar on a terminal."""
+def packed_cache(files: ModelFiles, quantization: str) -> PackedCache | None:
+    """Where the packed weights of these files are kept; None for what has no files, or is not quantised."""
+    weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
+    if quantization == "none" or not weights:
+        return None
+    return PackedCache(cache_path(home(), weights, quantization))
+
+
+def packed_formats(slots: Iterable[WeightSlot]) -> Counter[Format]:
+    """How many of the loaded weights are packed in which format."""
+    return Counter(slot.packing.weight.format for slot in slots if slot.packing is not None)
+
+
+def load_weights(
+    slots: Iterable[WeightSlot],
+    source: WeightSource,
+    *,
+    progress: bool,
+    device: torch.device,
+    cache: PackedCache | None = None,
+) -> None:
+    """Copies each slot's part of the checkpoint to its target on `device`. `progress` allows a bar on a terminal. What
+    is packed comes from `cache` if it is there, and goes there if not."""
     wanted = list(slots)
     _check(wanted, source)
     total = sum(slot.target.nbytes for slot in wanted)
@@ -47,11 +74,30 @@ def load_weights(slots: Iterable[WeightSlot], source: WeightSource, *, progress:
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None if progress else True
     ) as bar:
         for slot in wanted:
+            if slot.packing is not None:
+                _fill_packed(slot, slot.packing, source, cache)
+                bar.update(slot.target.nbytes)
+                continue
             for first, index in _pieces(slot, source.shape(slot.name)):
                 # Crosses to the device in the checkpoint's own type, and is converted there.
                 band = source.read(slot.name, index).to(device)
                 slot.fill(first, band)
                 bar.update(band.numel() * slot.target.element_size())
+
+    if cache is not None:
+        cache.save()
+
+
+def _fill_packed(slot: WeightSlot, weight: FillingWeight, source: WeightSource, cache: PackedCache | None) -> None:
+    kept = None if cache is None else cache.get(slot.name, weight.outputs, weight.inputs)
+    if kept is not None:
+        weight.adopt(kept)
+        return
+    for first, index in _pieces(slot, source.shape(slot.name)):
+        rows, stored = source.read_stored(slot.name, index)
+        weight.store(first, rows, stored)
+    if cache is not None:
+        cache.add(slot.name, weight.weight)
 
 
 def _check(slots: list[WeightSlot], source: WeightSource) -> None:
@@ -88,7 +134,7 @@ def _spelled(index: Index) -> str:
 def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Index]]:
     """The slot as bands of rows, each small enough to hold beside the model: its first row, and what to read."""
     rows = range(shape[0])[slot.index[0]] if slot.index else range(shape[0])
-    band = max(1, PIECE_VALUES // math.prod(shape[1:]))
+    band = max(1, PIECE_VALUES // math.prod(shape[1:]) // PIECE_ROWS) * PIECE_ROWS
     for first in range(0, len(rows), band):
         taken = rows[first : first + band]
         yield first, (slice(taken.start, taken.stop), *slot.index[1:])

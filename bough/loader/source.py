@@ -12,13 +12,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 
 Index = tuple[slice, ...]
+StoredRows = tuple[npt.NDArray[np.uint8], GGMLQuantizationType]  # [rows, bytes of a row], and what the bytes are
+FLOAT_TYPES = {
+    torch.float32: GGMLQuantizationType.F32,
+    torch.float16: GGMLQuantizationType.F16,
+    torch.bfloat16: GGMLQuantizationType.BF16,
+}
 # A multimodal checkpoint nests its language model; older and newer Transformers at different depths.
 NESTED_PREFIXES = {
     "language_model.model.": "model.",
@@ -44,6 +53,15 @@ class WeightSource(Protocol):
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         """`tensor[index]`, dequantised, in memory of its own; slices must have step 1."""
         ...
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        """The same part of a matrix as it is stored, where it can be packed so; else as floats."""
+        ...
+
+
+def float_rows(rows: torch.Tensor) -> StoredRows:
+    """Rows of floats as the bytes that they are."""
+    return rows.contiguous().view(torch.uint8).numpy(), FLOAT_TYPES[rows.dtype]
 
 
 class SafetensorsSource:
@@ -72,6 +90,9 @@ class SafetensorsSource:
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         part: torch.Tensor = self._slice(name)[index]
         return part
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        return float_rows(self.read(name, index))
 
     def _slice(self, name: str) -> Any:
         path, handle, stored = self._where[name]
@@ -114,6 +135,9 @@ class DummySource:
         if "norm" in name:
             values = values + self._norm_base
         return values[(slice(None), *index[1:])]
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        return float_rows(self.read(name, index))
 
     def _stretch(self, name: str, start: int, count: int) -> torch.Tensor:
         """Elements start .. start + count of an endless repetition of the block, begun elsewhere for each name."""

@@ -51,11 +51,12 @@ class Decoder:
         self._blocks = [block(config, layer, placement) for layer in range(config.num_layers)]
         self._norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_plus_one, placement)
         tied = config.tied_embeddings
-        weight = self._embedding.weight if tied else placement.empty(config.vocab_size, config.hidden_size)
-        self._head = Head(weight, config.logit_softcap, placement)
-        shape = (config.head_dim, config.context_length, placement.device)
-        self._rope = rope_table(config.rope, *shape)
-        self._local_rope = self._rope if config.local_rope is None else rope_table(config.local_rope, *shape)
+        shape = (config.vocab_size, config.hidden_size)
+        table = self._embedding.table if tied else placement.make_table(*shape, placement)
+        self._head = Head(table, config.logit_softcap, placement)
+        angles = (config.head_dim, config.context_length, placement.device)
+        self._rope = rope_table(config.rope, *angles)
+        self._local_rope = self._rope if config.local_rope is None else rope_table(config.local_rope, *angles)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x, residual = self._embedding(token_ids), None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from bough.distributed.topology import Topology
+    from bough.kernels.packed_ops import PackedOps
     from bough.layers.placement import AllReduce
     from bough.models.base import CausalLM
 
@@ -38,8 +39,10 @@ def build_model(
     all_reduce: AllReduce | None = None,
     quantization: str = "none",
     deterministic: bool = False,
+    packed_ops: PackedOps | None = None,
 ) -> CausalLM:
-    """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`."""
+    """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`. With
+    `packed_ops` the weights are packed for those."""
     if config.architecture not in ARCHITECTURES:
         known = ", ".join(supported_architectures())
         raise ModelError(
@@ -47,10 +50,16 @@ def build_model(
         )
     from bough.kernels.ops import ops_for
     from bough.layers.placement import Placement, no_reduce
+    from bough.layers.schemes.packed import PackedScheme
     from bough.layers.schemes.registry import scheme_for
 
     module, _, attribute = ARCHITECTURES[config.architecture].partition(":")
-    scheme, ops = scheme_for(quantization), ops_for(device, deterministic)
-    placement = Placement(topology, dtype, device, all_reduce or no_reduce, ops, scheme)
+    reduce = all_reduce or no_reduce
+    if packed_ops is not None:
+        packed = PackedScheme(quantization)
+        placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table)
+    else:
+        ops = ops_for(device, deterministic)
+        placement = Placement(topology, dtype, device, reduce, ops, scheme_for(quantization))
     model: CausalLM = getattr(importlib.import_module(module), attribute)(config, placement)
     return model

@@ -83,7 +83,8 @@ def test_a_step_cut_in_two_is_the_same_step(
 @pytest.mark.parametrize(
     ("device", "chosen", "names"),
     [
-        ("cpu", {}, ("torch", "torch")),
+        ("cpu", {}, ("native", "native")),
+        ("cpu", {"attention_backend": "torch"}, ("torch", "torch")),
         ("cuda", {}, ("triton", "triton")),
         ("cuda", {"attention_backend": "torch"}, ("torch", "torch")),
         ("cuda", {"prefill_attention_backend": "torch"}, ("torch", "triton")),
@@ -101,7 +102,11 @@ def test_names_by_device(device: str, chosen: dict[str, str], names: tuple[str, 
         ("cuda", {"attention_backend": "flash9"}, "--attention-backend flash9: .*no such.* there is triton, torch"),
         ("cuda", {"attention_backend": "flashinfer"}, "does not ship that back end; on this device there is triton"),
         ("cpu", {"decode_attention_backend": "flash_attention"}, "--decode-attention-backend .*does not ship.*torch"),
-        ("cpu", {"prefill_attention_backend": "triton"}, r"does not run on this device \(cpu\); .*there is torch\."),
+        (
+            "cpu",
+            {"prefill_attention_backend": "triton"},
+            r"does not run on this device \(cpu\); .*there is native, torch\.",
+        ),
     ],
 )
 def test_a_name_that_is_not_there_is_told_what_is(device: str, chosen: dict[str, str], words: str) -> None:

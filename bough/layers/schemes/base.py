@@ -65,6 +65,26 @@ class LinearWeight(Protocol):
         ...
 
 
+class TableWeight(Protocol):
+    """One vector for each token: looked up at a model's beginning, multiplied with at its end."""
+
+    def embed(self, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        """The tokens' vectors times `scale`."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The product with all vectors."""
+        ...
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
+
+
+class TableMaker(Protocol):
+    """Makes the table of a vocabulary."""
+
+    def __call__(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight: ...
+
+
 class WeightMaker(Protocol):
     """A scheme: makes the weight of a layer, whose parts stand one below the other."""
 

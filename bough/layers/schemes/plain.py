@@ -46,3 +46,20 @@ class PlainWeight:
         for part, rows in bands(self._parts):
             yield WeightSlot(f"{prefix}{part.name}.weight", self._weight[rows], part.index)
         yield from bias_slots(prefix, self._parts, self._bias)
+
+
+class PlainTable:
+    """A vocabulary's vectors as the checkpoint has them."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        self.weight = placement.empty(vocab_size, hidden_size)
+        self._ops = placement.ops
+
+    def embed(self, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        return self._ops.embedding(token_ids, self.weight, scale)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ops.logits(hidden, self.weight)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}.weight", self.weight)

@@ -1,0 +1,107 @@
+"""What a run of `bough bench cpu` found: rates by load and side, and ratios of rates that were measured side by side.
+
+A ratio is taken inside each round, where both sides met the same machine, and the median over the rounds is reported:
+whatever else ran meanwhile changes both rates, but hardly their ratio.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bough.bench.cpu_cases import Case, Start
+
+
+class SideResult(msgspec.Struct, frozen=True):
+    """One side's rates under one load, round by round, in tokens per second."""
+
+    side: str
+    rates: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rates)
+
+
+class CaseResult(msgspec.Struct, frozen=True):
+    """All sides under one load."""
+
+    name: str
+    title: str
+    sides: list[SideResult]
+
+    def rates_of(self, side: str) -> list[float]:
+        return next(result.rates for result in self.sides if result.side == side)
+
+    def ratios(self, side: str, to: str) -> list[float]:
+        return [ours / theirs for ours, theirs in zip(self.rates_of(side), self.rates_of(to), strict=True)]
+
+
+class StartResult(msgspec.Struct, frozen=True):
+    """One side's starts, and its memory."""
+
+    side: str
+    starts: list[Start]
+    peak_bytes: int  # over all loads, every process of the side
+
+    @property
+    def median(self) -> Start:
+        """The start in the middle, whole: parts of different starts do not add up."""
+        return sorted(self.starts, key=lambda start: start.total_s)[(len(self.starts) - 1) // 2]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    about: dict[str, Any]  # machine, versions, model, command: what is needed to repeat it
+    cases: list[CaseResult]
+    starts: list[StartResult]
+
+    @property
+    def sides(self) -> list[str]:
+        return [start.side for start in self.starts]
+
+
+def case_result(case: Case, rates: dict[str, list[float]]) -> CaseResult:
+    return CaseResult(case.name, case.title, [SideResult(side, of_side) for side, of_side in rates.items()])
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """The median, and between what the values lie where there are several."""
+    middle = f"{statistics.median(values):{form}}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}}–{max(values):{form}})"
+
+
+def text_report(found: Comparison, base: str | None) -> str:
+    """Tables for a terminal; `base` is the side that ratios are to."""
+    lines = [f"{name}: {value}" for name, value in found.about.items()]
+    lines += ["", *_table(_case_rows(found, base)), "", *_table(_start_rows(found))]
+    return "\n".join(lines)
+
+
+def _case_rows(found: Comparison, base: str | None) -> list[list[str]]:
+    others = [side for side in found.sides if base is not None and side != base]
+    head = ["tok/s, median", *found.sides, *(f"{side} / {base}" for side in others)]
+    rows = [head]
+    for case in found.cases:
+        rates = [f"{result.median:,.1f}" for result in case.sides]
+        ratios = [spread(case.ratios(side, base)) for side in others if base is not None]
+        rows.append([case.title, *rates, *ratios])
+    return rows
+
+
+def _start_rows(found: Comparison) -> list[list[str]]:
+    rows = [["start to first token, s", "all", "of which", "peak memory of all loads, MB"]]
+    for result in found.starts:
+        start = result.median
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in start.parts)
+        rows.append([result.side, f"{start.total_s:.2f}", parts, f"{result.peak_bytes / 1e6:,.0f}"])
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

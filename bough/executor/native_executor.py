@@ -1,0 +1,113 @@
+"""The executor for CPUs with native kernels: a step is one call into the compiled library, then sampling.
+
+Owns the rows and the sampling state, as `torch_executor` does; the forward pass is a tape. `threaded` wraps it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.executor.layout import LongArray, RowMirror, StepLayout, prompt_targets
+from bough.executor.native_sampling import NativeSampler
+from bough.executor.native_tapes import NativeTapes
+from bough.native.tape import Step
+from bough.sampling.logprobs import input_logprobs, output_logprobs
+from bough.sampling.state import SamplingState
+
+
+class NativeExecutor:
+    """Runs plans on the calling thread and those of the crew."""
+
+    def __init__(self, tapes: NativeTapes, limits: Limits) -> None:
+        self._tapes = tapes
+        self._limits = limits
+        self._mirror = RowMirror(limits)
+        self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
+        self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
+        self._sample = NativeSampler(self._sampling, tapes.crew)
+        self._step = Step(
+            page_table=self._mirror.pages.ctypes.data,
+            page_table_width=self._mirror.pages.shape[1],
+            page_size=limits.page_size,
+        )
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    @torch.inference_mode()
+    def run(self, plan: BatchPlan) -> StepResult:
+        self._sampling.setup(plan.setups)
+        layout = self._mirror.apply(plan)
+        layout.token_ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
+        wanted = layout.query_starts[1:][plan.sample].astype(np.int64) - 1
+        inputs: dict[int, PositionLogprobs] = {}
+        if plan.input_logprobs:
+            hidden = self._forward_whole(layout)
+            inputs = {w.index: self._input_logprobs(plan, w, hidden, layout.query_starts) for w in plan.input_logprobs}
+            logits = self._logits(hidden[torch.from_numpy(wanted)])
+        else:
+            logits = self._forward(layout, wanted)
+        if not len(wanted):
+            none = np.zeros(0, dtype=np.int32)
+            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
+        sampling_rows = plan.rows[plan.sample]
+        sampled = self._sample(logits, sampling_rows)
+        tokens = sampled.tokens.numpy()
+        self._last_tokens[sampling_rows] = tokens
+        return StepResult(
+            step=plan.step,
+            tokens=tokens.astype(np.int32).reshape(-1, 1),
+            counts=np.ones(len(tokens), dtype=np.int32),
+            bad=sampled.bad.numpy(),
+            output_logprobs=self._output_logprobs(plan, logits, sampled.tokens),
+            input_logprobs=inputs,
+        )
+
+    def _forward(self, layout: StepLayout, wanted: LongArray) -> torch.Tensor:
+        """The logits of the wanted tokens, until the next step."""
+        self._describe(layout, wanted)
+        self._tapes.run(self._tapes.last_tokens, self._step)
+        return self._tapes.last_tokens.result[: len(wanted)]
+
+    def _forward_whole(self, layout: StepLayout) -> torch.Tensor:
+        """The hidden states of all tokens, until the next step."""
+        self._describe(layout, np.zeros(0, dtype=np.int64))
+        self._tapes.run(self._tapes.all_tokens, self._step)
+        return self._tapes.all_tokens.result[: len(layout.token_ids)]
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of some hidden states, at most as many as there are rows; until the next call."""
+        recorded = self._tapes.logits
+        assert recorded.input is not None
+        recorded.input[: len(hidden)] = hidden
+        self._tapes.run(recorded, Step(wanted=len(hidden)))
+        return recorded.result[: len(hidden)]
+
+    def _describe(self, layout: StepLayout, wanted: LongArray) -> None:
+        """Points the step at the arrays of this layout, which outlive the run."""
+        step = self._step
+        step.tokens, step.batch, step.wanted = len(layout.token_ids), len(layout.rows), len(wanted)
+        step.token_ids, step.positions = layout.token_ids.ctypes.data, layout.positions.ctypes.data
+        step.slots, step.wanted_tokens = layout.slots.ctypes.data, wanted.ctypes.data
+        step.rows, step.query_starts = layout.rows.ctypes.data, layout.query_starts.ctypes.data
+        step.context_lens = layout.context_lens.ctypes.data
+
+    def _output_logprobs(
+        self, plan: BatchPlan, logits: torch.Tensor, tokens: torch.Tensor
+    ) -> dict[int, PositionLogprobs]:
+        specs = self._sampling.specs(plan.rows[plan.sample])
+        if specs is None:
+            return {}
+        found = output_logprobs(logits, tokens, specs).read()
+        places = np.flatnonzero(plan.sample).tolist()
+        return {place: run for place, run in zip(places, found, strict=True) if run is not None}
+
+    def _input_logprobs(
+        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: IntArray
+    ) -> PositionLogprobs:
+        first = int(starts[want.index]) + want.first
+        spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
+        positions = hidden[first : first + want.count]
+        return input_logprobs(self._logits, positions, torch.from_numpy(prompt_targets(plan, want)), spec)

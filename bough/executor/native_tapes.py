@@ -1,0 +1,98 @@
+"""The tapes of one model, with the memory they work in: what a native executor runs.
+
+There are three: a step whose last tokens are asked for, with their logits; a step of which all hidden states are asked
+for; and the logits of hidden states alone. They are recorded when the weights are loaded and never change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
+from bough.executor.native_buffers import Arrangement
+from bough.executor.native_recorder import Recorder, RecordingAttention
+from bough.kernels.quant_linear.packed import aligned_bytes
+from bough.memory.pools.kv_pool import KVPool
+from bough.models.base import CausalLM
+from bough.native.tape import Crew, Step, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTape:
+    """A tape, where its input begins if it has one, and its results. [rows, width] each"""
+
+    tape: Tape
+    input: torch.Tensor | None
+    result: torch.Tensor
+    kept: list[Any]
+
+
+class NativeTapes:
+    """Owns the tapes of a model, the buffers that they share, and the threads that run them."""
+
+    def __init__(
+        self, library: ctypes.CDLL, model: CausalLM, recorder: Recorder, pool: KVPool, threads: int, tokens: int
+    ) -> None:
+        self._library = library
+        self.crew = Crew(library, threads)
+        self._recorder, self._model, self._pool = recorder, model, pool
+        self.last_tokens = self._record(self._forward_to_logits)
+        self.all_tokens = self._record(self._forward_whole)
+        self.logits = self._record(self._logits_alone)
+        tapes = (self.last_tokens, self.all_tokens, self.logits)
+        self._scratch = aligned_bytes(max(recorded.tape.scratch_bytes(tokens, threads) for recorded in tapes))
+
+    def run(self, recorded: RecordedTape, step: Step) -> None:
+        self.crew.run(recorded.tape, step, self._scratch.ctypes.data)
+
+    def _record(self, passage: Any) -> RecordedTape:
+        entry, result = passage()
+        recorder = self._recorder
+        arrangement = recorder.arrange([result])
+        memory = aligned_bytes(arrangement.nbytes)
+        tape = Tape(self._library)
+        made_of = [None if t is None else _view(memory, arrangement, recorder, t) for t in (entry, result)]
+        kept = recorder.write(tape, arrangement, memory.ctypes.data)
+        assert made_of[1] is not None
+        return RecordedTape(tape, made_of[0], made_of[1], [memory, *kept])
+
+    def _forward_to_logits(self) -> tuple[None, torch.Tensor]:
+        hidden = self._forward(torch.empty(1, dtype=torch.int64, device="meta"))
+        return None, self._model.logits(hidden)
+
+    def _forward_whole(self) -> tuple[None, torch.Tensor]:
+        return None, self._forward(None)
+
+    def _logits_alone(self) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self._recorder.rows(self._model.config.hidden_size, on_wanted=True)
+        return hidden, self._model.logits(hidden)
+
+    @torch.inference_mode()
+    def _forward(self, wanted: torch.Tensor | None) -> torch.Tensor:
+        attention = RecordingAttention(self._recorder)
+        nothing = torch.empty(1, dtype=torch.int64, device="meta")
+        # A tape reads what it needs of the batch from each step.
+        batch = cast(AttentionBatch, _Unread(nothing))
+        context = ForwardContext(attention, self._pool, batch, wanted)
+        return self._model.forward(nothing, nothing, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What layers touch of a batch without looking at it."""
+
+    slots: torch.Tensor
+
+
+def _view(memory: np.ndarray[Any, Any], arrangement: Arrangement, recorder: Recorder, of: torch.Tensor) -> torch.Tensor:
+    """A buffer as a tensor."""
+    buffer = recorder.place(of).buffer
+    begin = arrangement.offsets[buffer]
+    values = memory[begin : begin + buffer.rows * buffer.width * 4].view(np.float32)
+    return torch.from_numpy(values.reshape(buffer.rows, buffer.width))

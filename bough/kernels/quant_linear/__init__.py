@@ -1,0 +1,1 @@
+"""Products of float activations with weights that stay quantised on a CPU."""

@@ -1,0 +1,96 @@
+"""Weights packed for the native CPU kernels: quantised as their file has them, quantised at load, or as floats.
+
+Each part of a layer keeps its own form, since a file may have given them different types; one product takes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from bough.kernels.ops import Activation, Norm
+from bough.kernels.packed_ops import PackedOps
+from bough.kernels.quant_linear.filling import FillingWeight
+from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, TableWeight, bias_slots
+from bough.layers.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
+
+
+class PackedScheme:
+    """Makes packed weights; `quantization` is what `--quantization` says of them."""
+
+    def __init__(self, quantization: str) -> None:
+        self._quantization = quantization
+
+    def weight(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
+        return PackedLinear(in_features, parts, bias, placement, self._quantization)
+
+    def table(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
+        return PackedTable(vocab_size, hidden_size, placement, self._quantization)
+
+
+class PackedLinear:
+    """The matrix of one layer, a packed weight for each of its parts."""
+
+    def __init__(
+        self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, quantization: str
+    ) -> None:
+        self._parts = tuple(parts)
+        self._weights = [FillingWeight(part.outputs, in_features, quantization) for part in parts]
+        self._bias = placement.empty(sum(part.outputs for part in parts)) if bias else None
+        self._ops = _packed_ops(placement)
+
+    def linear(self, x: Rows) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor), "the product itself quantises its rows"
+        return self._ops.packed_linear(x, [weight.weight for weight in self._weights], self._bias)
+
+    def after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self.linear(normed), stream
+
+    def gated_after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+    ) -> tuple[Rows, torch.Tensor]:
+        gate_up, stream = self.after_norm(x, residual, norm)
+        return gate(gate_up, activation), stream
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part, weight in zip(self._parts, self._weights, strict=True):
+            yield _slot(f"{prefix}{part.name}.weight", weight, part.index)
+        yield from bias_slots(prefix, self._parts, self._bias)
+
+
+class PackedTable:
+    """A vocabulary's vectors, packed."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement, quantization: str) -> None:
+        self._weight = FillingWeight(vocab_size, hidden_size, quantization)
+        self._ops = _packed_ops(placement)
+
+    def embed(self, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        return self._ops.packed_embedding(token_ids, self._weight.weight, scale)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ops.packed_linear(hidden, [self._weight.weight], None)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield _slot(f"{prefix}.weight", self._weight)
+
+
+def _packed_ops(placement: Placement) -> PackedOps:
+    assert isinstance(placement.ops, PackedOps), "packed weights need operations for them"
+    return placement.ops
+
+
+def _slot(name: str, weight: FillingWeight, index: tuple[slice, ...] = ()) -> WeightSlot:
+    shape = torch.empty(weight.outputs, weight.inputs, device="meta")  # no memory: the rows are kept in another form
+    return WeightSlot(name, shape, index, packing=weight)

@@ -1,0 +1,51 @@
+"""Finds the compiled library and opens it with ctypes, once for each process.
+
+It lies in the package's folder or, where that is not writable, in the folder of what Bough has made (`BOUGH_HOME`).
+A library whose name does not hold the hash of the sources is not looked at. Signatures of functions are declared by the
+modules that call them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from bough.native.build import build, library_name
+
+PACKAGE = Path(__file__).parent
+
+
+def cache_folder() -> Path:
+    """Where libraries go that have no place in the package."""
+    chosen, cache = os.environ.get("BOUGH_HOME"), os.environ.get("XDG_CACHE_HOME")
+    home = Path(chosen).expanduser() if chosen else (Path(cache) if cache else Path.home() / ".cache") / "bough"
+    return home / "native"
+
+
+def find_library() -> Path | None:
+    """The library that was compiled of these sources."""
+    name = library_name()
+    return next((folder / name for folder in (PACKAGE, cache_folder()) if (folder / name).is_file()), None)
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """The open library; None where it was not compiled or cannot be opened here."""
+    path = find_library()
+    if path is None:
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def build_library() -> Path:
+    """Compiles the library where it will be found."""
+    folder = PACKAGE
+    if not os.access(folder, os.W_OK):
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+    return build(folder)

@@ -1,0 +1,178 @@
+/* Work is dealt out in tiles: some queries of one sequence with the heads that share one key head. Where there are few
+ * tiles, as with one sequence that decodes, the keys of a tile are cut into runs too; their results are then joined.
+ */
+#include "attention.h"
+
+#include <math.h>
+
+enum {
+    FEW = 4,       /* tiles for each thread, below which keys are cut */
+    RUN_KEYS = 96, /* at least, in a run */
+    MAX_RUNS = 16, /* of one tile */
+};
+
+/* How the tiles of a step are laid out. */
+typedef struct {
+    int group;            /* query heads that share a key head */
+    int heads_at_once;    /* of those, in one tile */
+    int head_parts;       /* tiles that share a group's heads among them */
+    int queries_at_once;  /* in one tile */
+    bool cut;             /* keys are cut into runs */
+    int kv_heads_at_once; /* in one tile: all where there are many rows, because their keys are neighbours in memory */
+} tiling;
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t queries_of(const bough_attention_spec *spec, const bough_step *step, int64_t row) {
+    return spec->ends_only ? 1 : step->query_starts[row + 1] - step->query_starts[row];
+}
+
+static int64_t blocks_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row) {
+    return ceil_div(queries_of(spec, step, row), how->queries_at_once);
+}
+
+static int64_t length_of(const bough_step *step, int64_t row) {
+    return step->context_lens[row] + step->query_starts[row + 1] - step->query_starts[row];
+}
+
+static int64_t seen_by(const bough_attention_spec *spec, int64_t length) {
+    return spec->window != 0 && spec->window < length ? spec->window : length;
+}
+
+static int64_t runs_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row) {
+    if (!how->cut || queries_of(spec, step, row) > 1)
+        return 1;
+    int64_t runs = seen_by(spec, length_of(step, row)) / RUN_KEYS;
+    return runs < 1 ? 1 : runs > MAX_RUNS ? MAX_RUNS : runs;
+}
+
+static int64_t tiles_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row) {
+    int64_t heads = spec->kv_heads / how->kv_heads_at_once * how->head_parts;
+    return heads * blocks_of(spec, step, how, row) * runs_of(spec, step, how, row);
+}
+
+static tiling lay_out(const bough_attention_spec *spec, const bough_step *step, int threads) {
+    tiling how = {.group = spec->heads / spec->kv_heads};
+    how.heads_at_once = how.group < BOUGH_MAX_QUERIES ? how.group : BOUGH_MAX_QUERIES;
+    how.head_parts = (int)ceil_div(how.group, how.heads_at_once);
+    how.queries_at_once = BOUGH_MAX_QUERIES / how.heads_at_once;
+    how.cut = threads > 1 && step->batch * spec->kv_heads * how.head_parts < (int64_t)FEW * threads;
+    how.kv_heads_at_once = step->batch >= (int64_t)FEW * threads ? spec->kv_heads : 1;
+    return how;
+}
+
+/* Numbers that one run of a cut tile leaves behind: its outputs, then maxima and sums. */
+static int64_t run_floats(const bough_attention_spec *spec, const tiling *how) {
+    return (int64_t)how->heads_at_once * (spec->dim + 2);
+}
+
+size_t bough_attention_scratch(const bough_attention_spec *spec, int threads) {
+    tiling how = lay_out(spec, &(bough_step){.batch = 0}, threads);
+    return (size_t)((int64_t)FEW * threads * MAX_RUNS * run_floats(spec, &how)) * sizeof(float);
+}
+
+/* The tile `index` of a row. */
+static bough_attend describe(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row,
+                             int64_t index, const float *q, int64_t q_stride, float *out, int64_t out_stride) {
+    int64_t runs = runs_of(spec, step, how, row), blocks = blocks_of(spec, step, how, row);
+    int64_t run = index % runs, block = index / runs % blocks;
+    int64_t part = index / runs / blocks % how->head_parts, kv_head = index / runs / blocks / how->head_parts;
+    int64_t head = kv_head * how->group + part * how->heads_at_once;
+    int64_t left = how->group - part * how->heads_at_once;
+    int64_t end = step->query_starts[row + 1], length = length_of(step, row);
+    int64_t queries = queries_of(spec, step, row), first = block * how->queries_at_once;
+    int64_t taken = queries - first < how->queries_at_once ? queries - first : how->queries_at_once;
+    int64_t token = end - queries + first, position = length - queries + first;
+    int64_t last_key = position + taken, first_key = last_key - taken + 1 - seen_by(spec, position + 1);
+    int64_t keys = last_key - first_key;
+    size_t size = spec->number == BOUGH_FLOAT32 ? 4 : 2;
+    return (bough_attend){
+        .q = q == NULL ? NULL : q + token * q_stride + head * spec->dim,
+        .q_stride = q_stride,
+        .queries = (int)taken,
+        .group = (int)(left < how->heads_at_once ? left : how->heads_at_once),
+        .dim = spec->dim,
+        .keys = (const char *)spec->keys + (size_t)(kv_head * spec->dim) * size,
+        .values = (const char *)spec->values + (size_t)(kv_head * spec->dim) * size,
+        .number = spec->number,
+        .slot_stride = (int64_t)spec->kv_heads * spec->dim,
+        .pages = step->page_table + step->rows[row] * step->page_table_width,
+        .page_size = (int)step->page_size,
+        .first_key = first_key + keys * run / runs,
+        .last_key = first_key + keys * (run + 1) / runs,
+        .position = position,
+        .window = spec->window,
+        .scale = spec->scale,
+        .softcap = spec->softcap,
+        .out = out + token * out_stride + head * spec->dim,
+        .out_stride = out_stride,
+    };
+}
+
+/* Brings the runs of one tile to their common maximum and divides. */
+static void join(const bough_attend *tile, int64_t runs, const float *results, int64_t floats) {
+    int64_t outputs = (int64_t)tile->group * tile->dim;
+    for (int head = 0; head < tile->group; head++) {
+        float peak = -INFINITY, total = 0.0f, *out = tile->out + head * tile->dim;
+        for (int64_t run = 0; run < runs; run++)
+            peak = fmaxf(peak, results[run * floats + outputs + head]);
+        for (int d = 0; d < tile->dim; d++)
+            out[d] = 0.0f;
+        for (int64_t run = 0; run < runs; run++) {
+            const float *result = results + run * floats;
+            float factor = expf(result[outputs + head] - peak);
+            total += factor * result[outputs + tile->group + head];
+            for (int d = 0; d < tile->dim; d++)
+                out[d] += factor * result[head * tile->dim + d];
+        }
+        for (int d = 0; d < tile->dim; d++)
+            out[d] /= total;
+    }
+}
+
+/* Where the runs of a tile leave their results; `piece` counts the key heads, and the parts of their groups. */
+static float *results_of(void *scratch, int64_t row, int64_t pieces, int64_t piece, int64_t floats) {
+    return (float *)scratch + (row * pieces + piece) * MAX_RUNS * floats;
+}
+
+static void join_runs(const bough_attention_spec *spec, const bough_step *step, const tiling *how, float *out,
+                      int64_t out_stride, void *scratch, bough_team *team) {
+    int64_t pieces = (int64_t)spec->kv_heads * how->head_parts, floats = run_floats(spec, how);
+    for (int64_t tile; (tile = bough_tile(team)) < step->batch * pieces;) {
+        int64_t row = tile / pieces, piece = tile % pieces, runs = runs_of(spec, step, how, row);
+        if (runs == 1)
+            continue;
+        bough_attend task = describe(spec, step, how, row, piece * runs, NULL, 0, out, out_stride);
+        join(&task, runs, results_of(scratch, row, pieces, piece, floats), floats);
+    }
+    bough_barrier(team);
+}
+
+void bough_attention(const bough_attention_spec *spec, const bough_step *step, const float *q, int64_t q_stride,
+                     float *out, int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team) {
+    tiling how = lay_out(spec, step, team->threads);
+    int64_t pieces = (int64_t)spec->kv_heads * how.head_parts, floats = run_floats(spec, &how);
+    int64_t row = 0, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */
+    for (int64_t tile; (tile = bough_tile(team)) < BOUGH_NO_TILE;) {
+        while (row < step->batch && tile - before >= tiles_of(spec, step, &how, row))
+            before += tiles_of(spec, step, &how, row++);
+        if (row == step->batch)
+            break;
+        int64_t runs = runs_of(spec, step, &how, row);
+        for (int64_t index = tile - before; index < tiles_of(spec, step, &how, row) * how.kv_heads_at_once;
+             index += tiles_of(spec, step, &how, row)) {
+            bough_attend task = describe(spec, step, &how, row, index, q, q_stride, out, out_stride);
+            if (runs > 1) {
+                task.out = results_of(scratch, row, pieces, index / runs, floats) + index % runs * floats;
+                task.weight = task.out + (int64_t)task.group * spec->dim;
+            }
+            ops->attend(&task);
+        }
+    }
+    bough_barrier(team);
+    bool joined = false;
+    for (row = 0; how.cut && row < step->batch; row++)
+        joined |= runs_of(spec, step, &how, row) > 1;
+    if (joined)
+        join_runs(spec, step, &how, out, out_stride, scratch, team);
+}

@@ -1,0 +1,216 @@
+/* Chooses the variant for the CPU and deals the work of a product out to the threads. */
+#include "linear.h"
+
+#include "cpu.h"
+#include "linear_tile.h"
+
+enum {
+    ALONE = 4096,             /* activations that every thread rather quantises for itself than meets the others */
+    ALONE_BYTES = 4 * ALONE,  /* what they take quantised, at most */
+    CACHED_BYTES = 512 << 10, /* of activations that stay in a core's own cache while weights pass by */
+    DEALT_BYTES = 48 << 10,   /* of weights that a thread takes at a time, where there are many */
+    DEALS = 6,                /* how often each thread takes some, where there are few */
+    WIDE_TILES = 2,
+};
+
+static const linear_kernels *narrow_kernels(void) {
+    unsigned features = bough_cpu_features();
+    const linear_kernels *found = NULL;
+    if (features & BOUGH_AVX512)
+        found = linear_avx512();
+    if (found == NULL && (features & BOUGH_AVXVNNI))
+        found = linear_avxvnni();
+    if (found == NULL && (features & BOUGH_AVX2))
+        found = linear_avx2();
+    if (found == NULL && (features & BOUGH_NEON))
+        found = linear_neon();
+    return found ? found : linear_plain();
+}
+
+static const linear_wide_kernels *wide_kernels(void) {
+    return bough_cpu_features() & BOUGH_AMX ? linear_amx() : NULL;
+}
+
+static bool is_wide(const linear_wide_kernels *wide, const bough_weight *parts, int count, int64_t m) {
+    if (wide == NULL || m < wide->from_tokens)
+        return false;
+    for (int part = 0; part < count; part++)
+        if (parts[part].format == BOUGH_FORMAT_F32)
+            return false;
+    return true;
+}
+
+const char *bough_linear_variant(int format, int64_t m) {
+    bough_weight part = {.format = format};
+    const linear_wide_kernels *wide = wide_kernels();
+    return is_wide(wide, &part, 1, m) ? wide->name : narrow_kernels()->name;
+}
+
+static int64_t align(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
+
+static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
+
+/* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still
+ * write there while the others are further. What follows is written with a tile in hand. */
+static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
+
+size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads) {
+    int64_t k = parts[0].k, shared = m * token_bytes(k);
+    const linear_wide_kernels *wide = wide_kernels();
+    if (is_wide(wide, parts, count, m))
+        shared = at_least(shared, align(wide->panel_bytes(k, m)) + threads * align(wide->unpacked_bytes(k)));
+    return (size_t)(slices_bytes(threads) + shared);
+}
+
+/* Some neighbouring tiles of one part. */
+typedef struct {
+    const bough_weight *weight;
+    int64_t first_tile, tiles;
+    int64_t first_output; /* where the part's outputs begin */
+} tile_run;
+
+static int64_t tiles_of(const bough_weight *weight) { return (weight->n + TILE_ROWS - 1) / TILE_ROWS; }
+
+static int64_t count_runs(const bough_weight *parts, int count, int64_t size) {
+    int64_t runs = 0;
+    for (int part = 0; part < count; part++)
+        runs += (tiles_of(&parts[part]) + size - 1) / size;
+    return runs;
+}
+
+static tile_run find_run(const bough_weight *parts, int64_t size, int64_t index) {
+    int64_t output = 0;
+    for (;; parts++) {
+        int64_t runs = (tiles_of(parts) + size - 1) / size;
+        if (index < runs)
+            return (tile_run){parts, index * size, at_most(size, tiles_of(parts) - index * size), output};
+        index -= runs;
+        output += parts->n;
+    }
+}
+
+/* How many tiles a thread takes at a time: few enough that all threads end together. */
+static int64_t run_size(const bough_weight *parts, int count, int64_t panels, int threads) {
+    int64_t tiles = count_runs(parts, count, 1);
+    int64_t bytes = tile_bytes((int)parts[0].format, parts[0].k);
+    int64_t fair = at_least(tiles * panels / (threads * DEALS), 1);
+    return at_most(fair, at_least(DEALT_BYTES / bytes, 1));
+}
+
+typedef struct {
+    const bough_weight *parts;
+    int count;
+    const float *x;
+    int64_t x_stride;
+    float *y;
+    int64_t y_stride;
+    const float *bias;
+    int64_t m;
+    bool accumulate;
+    void *scratch;
+} linear_call;
+
+static tile_output output_of(const linear_call *call, const tile_run *run, int64_t tile, int64_t first_token) {
+    int64_t row = tile * TILE_ROWS, output = run->first_output + row;
+    return (tile_output){call->y + first_token * call->y_stride + output, call->y_stride,
+                         call->bias ? call->bias + output : NULL, (int)at_most(TILE_ROWS, run->weight->n - row),
+                         call->accumulate};
+}
+
+/* Quantises the tokens, each thread all of them where that is little. Where they lie then. */
+static const uint8_t *quantize_tokens(const linear_call *call, const linear_kernels *kernels, bough_team *team) {
+    int64_t k = call->parts[0].k, size = token_bytes(k);
+    bool needed = false;
+    for (int part = 0; part < call->count; part++)
+        needed |= call->parts[part].format != BOUGH_FORMAT_F32;
+    uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
+    if (!needed)
+        return tokens;
+    if (call->m * k <= ALONE) {
+        tokens = (uint8_t *)call->scratch + slices_bytes(team->thread);
+        for (int64_t token = 0; token < call->m; token++)
+            kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
+        return tokens;
+    }
+    int64_t piece = at_least(ALONE / k, 1);
+    for (int64_t first; (first = bough_tiles(team, piece)) < call->m;)
+        for (int64_t token = first; token < at_most(first + piece, call->m); token++)
+            kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
+    bough_barrier(team);
+    return tokens;
+}
+
+static void multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
+                         const uint8_t *tokens, int64_t first_token, int64_t count) {
+    const bough_weight *weight = run->weight;
+    int format = (int)weight->format;
+    const void *from = tokens + first_token * token_bytes(weight->k);
+    if (format == BOUGH_FORMAT_F32)
+        from = call->x + first_token * call->x_stride;
+    for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
+        tile_output out = output_of(call, run, tile, first_token);
+        const uint8_t *weights = weight->blob + tile * tile_bytes(format, weight->k);
+        kernels->product[format](weights, weight->k, from, call->x_stride, count, &out);
+    }
+}
+
+static void multiply_narrow(const linear_call *call, bough_team *team) {
+    const linear_kernels *kernels = narrow_kernels();
+    const uint8_t *tokens = quantize_tokens(call, kernels, team);
+    int64_t panel = at_least(CACHED_BYTES / token_bytes(call->parts[0].k) / 8 * 8, 8);
+    int64_t panels = (call->m + panel - 1) / panel;
+    int64_t size = run_size(call->parts, call->count, panels, team->threads);
+    int64_t runs = count_runs(call->parts, call->count, size);
+    for (int64_t item; (item = bough_tile(team)) < runs * panels;) {
+        tile_run run = find_run(call->parts, size, item % runs);
+        int64_t first = item / runs * panel;
+        multiply_run(call, kernels, &run, tokens, first, at_most(panel, call->m - first));
+    }
+}
+
+static void multiply_wide(const linear_call *call, const linear_wide_kernels *wide, bough_team *team) {
+    int64_t k = call->parts[0].k;
+    uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
+    uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + team->thread * align(wide->unpacked_bytes(k));
+    for (int64_t first; (first = bough_tile(team) * TILE_ROWS) < call->m;)
+        wide->convert(call->x, call->x_stride, k, first, at_most(TILE_ROWS, call->m - first), tokens);
+    bough_barrier(team);
+    int64_t panel = at_least(CACHED_BYTES / wide->panel_bytes(k, 2 * TILE_ROWS), 1) * 2 * TILE_ROWS;
+    int64_t panels = (call->m + panel - 1) / panel, runs = count_runs(call->parts, call->count, WIDE_TILES);
+    wide->begin();
+    for (int64_t item; (item = bough_tile(team)) < runs * panels;) {
+        tile_run run = find_run(call->parts, WIDE_TILES, item % runs);
+        int64_t first = item / runs * panel;
+        tile_output outs[WIDE_TILES];
+        for (int64_t tile = 0; tile < run.tiles; tile++)
+            outs[tile] = output_of(call, &run, run.first_tile + tile, first);
+        wide->product(run.weight, run.first_tile, run.tiles, tokens + wide->panel_bytes(k, first),
+                      at_most(panel, call->m - first), outs, unpacked);
+    }
+    wide->end();
+}
+
+void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
+                  const float *bias, int64_t m, bool accumulate, void *scratch, bough_team *team) {
+    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
+    const linear_wide_kernels *wide = wide_kernels();
+    if (is_wide(wide, parts, count, m))
+        multiply_wide(&call, wide, team);
+    else
+        multiply_narrow(&call, team);
+    bough_barrier(team);
+}
+
+static void run_call(bough_team *team, void *argument) {
+    const linear_call *call = argument;
+    bough_linear(call->parts, call->count, call->x, call->x_stride, call->y, call->y_stride, call->bias, call->m,
+                 call->accumulate, call->scratch, team);
+}
+
+void bough_linear_alone(bough_crew *crew, const bough_weight *parts, int count, const float *x, int64_t x_stride,
+                        float *y, int64_t y_stride, const float *bias, int64_t m, bool accumulate, void *scratch) {
+    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
+    bough_crew_run(crew, run_call, &call);
+}

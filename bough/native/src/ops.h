@@ -1,0 +1,61 @@
+/* What is computed with one row or one tile, without a thought for threads: a table for each kind of CPU.
+ *
+ * `ops_template.h` has the arithmetic; `ops_plain.c`, `ops_avx2.c` and `ops_avx512.c` compile it with their flags.
+ * All numbers are float32 unless said otherwise.
+ */
+#ifndef BOUGH_OPS_H
+#define BOUGH_OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32 };
+enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
+
+/* Attention of some queries of one sequence, with the heads that share a key head, to a run of its keys. */
+typedef struct {
+    const float *q;   /* the first query's first head */
+    int64_t q_stride; /* from query to query */
+    int queries, group, dim; /* queries * group is at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM */
+    const void *keys, *values; /* of the head, in slot 0 */
+    int number;                /* enum bough_number: their type */
+    int64_t slot_stride;       /* numbers from slot to slot */
+    const int32_t *pages;      /* of the sequence */
+    int page_size;
+    int64_t first_key, last_key; /* the run */
+    int64_t position;            /* of the first query, whose last key that is; the next one sees one more */
+    int64_t window;              /* keys that a query sees; 0: all */
+    float scale, softcap;        /* softcap 0: none */
+    float *out;                  /* like q: [queries][group][dim] */
+    int64_t out_stride;
+    float *weight; /* NULL, or [2 * group]: the scores' maxima and sums of one query, whose `out` is then undivided */
+} bough_attend;
+
+typedef struct bough_ops {
+    /* out = norm(x + residual) * weight, sum = x + residual; residual and sum may both be NULL; a head norm in place. */
+    void (*rms_norm)(const float *x, const float *residual, const float *weight, float eps, bool plus_one, int64_t size,
+                     float *out, float *sum);
+    /* Rotates the pairs (i, i + half) of a head. */
+    void (*rotate)(float *head, const float *cos, const float *sin, int64_t half);
+    void (*silu_mul)(const float *gate, const float *up, float *out, int64_t size);
+    void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
+    void (*softcap)(float *x, int64_t size, float cap);
+    void (*attend)(const bough_attend *task);
+    /* Rounds to the type of a cache. */
+    void (*narrow)(const float *x, int number, int64_t size, void *out);
+    /* The first place of the largest number, and that number; NaN counts as largest. */
+    int64_t (*best)(const float *x, int64_t size, float *peak);
+    /* The sum of exp((x - peak) / temperature). */
+    float (*sum_weights)(const float *x, int64_t size, float peak, float temperature);
+    /* The first place at which the sum of the weights passes `target`; the last one with a weight if none does. */
+    int64_t (*find_weight)(const float *x, int64_t size, float peak, float temperature, double target);
+} bough_ops;
+
+const bough_ops *bough_ops_plain(void);
+const bough_ops *bough_ops_avx2(void);   /* NULL where it was not compiled */
+const bough_ops *bough_ops_avx512(void);
+
+/* The best table that this CPU can use. */
+const bough_ops *bough_ops_here(void);
+
+#endif

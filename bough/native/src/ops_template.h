@@ -1,0 +1,407 @@
+/* The arithmetic of `ops.h`, for the vectors of `vec.h`. Included by one file for each kind of CPU, which then has the
+ * table OPS. */
+#include "ops.h"
+#include "vec.h"
+
+#include <math.h>
+
+static void rms_norm(const float *x, const float *residual, const float *weight, float eps, bool plus_one, int64_t size,
+                     float *out, float *sum) {
+    vec squares = {0};
+    float rest = 0.0f;
+    int64_t whole = size - size % LANES;
+    if (residual != NULL) {
+        for (int64_t i = 0; i < whole; i += LANES) {
+            vec v = load(x + i) + load(residual + i);
+            store(sum + i, v);
+            squares += v * v;
+        }
+        for (int64_t i = whole; i < size; i++) {
+            sum[i] = x[i] + residual[i];
+            rest += sum[i] * sum[i];
+        }
+        x = sum;
+    } else {
+        for (int64_t i = 0; i < whole; i += LANES)
+            squares += load(x + i) * load(x + i);
+        for (int64_t i = whole; i < size; i++)
+            rest += x[i] * x[i];
+    }
+    float inverse = 1.0f / sqrtf((sum_of(squares) + rest) / (float)size + eps);
+    float one = plus_one ? 1.0f : 0.0f;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(out + i, load(x + i) * inverse * (load(weight + i) + one));
+    for (int64_t i = whole; i < size; i++)
+        out[i] = x[i] * inverse * (weight[i] + one);
+}
+
+static void rotate(float *head, const float *cos, const float *sin, int64_t half) {
+    int64_t whole = half - half % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vec a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
+        store(head + i, a * c - b * s);
+        store(head + half + i, b * c + a * s);
+    }
+    for (int64_t i = whole; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cos[i] - b * sin[i];
+        head[half + i] = b * cos[i] + a * sin[i];
+    }
+}
+
+INLINE vec silu(vec x) { return x / (1.0f + exp_(-x)); }
+
+INLINE vec gelu_tanh(vec x) {
+    vec inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.0f + tanh_(inner));
+}
+
+INLINE void gated(vec (*activation)(vec), const float *gate, const float *up, float *out, int64_t size) {
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(out + i, activation(load(gate + i)) * load(up + i));
+    if (whole < size) {
+        float g[LANES] = {0}, u[LANES] = {0}, o[LANES];
+        size_t bytes = (size_t)(size - whole) * sizeof(float);
+        memcpy(g, gate + whole, bytes);
+        memcpy(u, up + whole, bytes);
+        store(o, activation(load(g)) * load(u));
+        memcpy(out + whole, o, bytes);
+    }
+}
+
+static void silu_mul(const float *gate, const float *up, float *out, int64_t size) {
+    gated(silu, gate, up, out, size);
+}
+
+static void gelu_tanh_mul(const float *gate, const float *up, float *out, int64_t size) {
+    gated(gelu_tanh, gate, up, out, size);
+}
+
+static void softcap(float *x, int64_t size, float cap) {
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(x + i, cap * tanh_(load(x + i) / cap));
+    for (int64_t i = whole; i < size; i++)
+        x[i] = cap * tanhf(x[i] / cap);
+}
+
+/* ---- attention: a block of keys after the other, with running maxima and sums of the scores' exponentials */
+
+enum { KEYS = 64, MAX_DIM = BOUGH_MAX_HEAD_DIM };
+#define LEAST (-1e30f) /* of a key that a query does not see; finite, so that differences are numbers */
+
+typedef struct {
+    const bough_attend *task;
+    int vectors; /* queries * group */
+    int64_t dim; /* rounded up to whole vectors */
+    const float *keys[KEYS], *values[KEYS]; /* of the block; behind the last key the last key again */
+    _Alignas(64) float q[BOUGH_MAX_QUERIES * MAX_DIM];
+    _Alignas(64) float out[BOUGH_MAX_QUERIES * MAX_DIM];
+    _Alignas(64) float scores[BOUGH_MAX_QUERIES * KEYS];
+    float peak[BOUGH_MAX_QUERIES], total[BOUGH_MAX_QUERIES];
+    _Alignas(64) float copies[2][KEYS * MAX_DIM]; /* of keys and values that are not whole vectors of float32 */
+} attending;
+
+static void widen(const void *from, int number, int dim, int64_t padded, float *to) {
+    const uint16_t *bits = from;
+    int whole = dim - dim % LANES;
+    if (number == BOUGH_FLOAT32) {
+        memcpy(to, from, (size_t)dim * sizeof(float));
+    } else if (number == BOUGH_FLOAT16) {
+        for (int i = 0; i < whole; i += LANES)
+            store(to + i, load_half(bits + i));
+        for (int i = whole; i < dim; i++)
+            to[i] = widen_half(bits[i]);
+    } else {
+        for (int i = 0; i < dim; i++) {
+            uint32_t wide = (uint32_t)bits[i] << 16;
+            memcpy(to + i, &wide, sizeof wide);
+        }
+    }
+    for (int64_t i = dim; i < padded; i++)
+        to[i] = 0.0f;
+}
+
+static void narrow(const float *x, int number, int64_t size, void *out) {
+    uint16_t *to = out;
+    int64_t whole = size - size % LANES;
+    if (number == BOUGH_FLOAT32) {
+        memcpy(out, x, (size_t)size * sizeof(float));
+    } else if (number == BOUGH_FLOAT16) {
+        for (int64_t i = 0; i < whole; i += LANES)
+            store_half(to + i, load(x + i));
+        for (int64_t i = whole; i < size; i++)
+            to[i] = narrow_half(x[i]);
+    } else {
+        for (int64_t i = 0; i < size; i++) {
+            uint32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            to[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to the nearest, of two the even one */
+        }
+    }
+}
+
+static void find_block(attending *a, int64_t first, int count) {
+    const bough_attend *t = a->task;
+    bool whole = a->dim == t->dim, direct = whole && t->number == BOUGH_FLOAT32;
+    bool halves = whole && t->number == BOUGH_FLOAT16;
+    size_t size = t->number == BOUGH_FLOAT32 ? 4 : 2, head_bytes = (size_t)t->dim * size;
+    for (int j = 0; j < count; j++) {
+        int64_t key = first + j;
+        int64_t slot = t->page_size == 1 ? t->pages[key]
+                                         : (int64_t)t->pages[key / t->page_size] * t->page_size + key % t->page_size;
+        size_t offset = (size_t)(slot * t->slot_stride) * size;
+        const char *k = (const char *)t->keys + offset, *v = (const char *)t->values + offset;
+        for (size_t line = 0; line < head_bytes; line += 64) { /* the next head is likely the next to be asked for */
+            __builtin_prefetch(k + head_bytes + line, 0, 2);
+            __builtin_prefetch(v + head_bytes + line, 0, 2);
+        }
+        if (direct) {
+            a->keys[j] = (const float *)k;
+            a->values[j] = (const float *)v;
+        } else {
+            float *wide_k = a->copies[0] + j * a->dim, *wide_v = a->copies[1] + j * a->dim;
+            if (halves) {
+                for (int64_t d = 0; d < a->dim; d += LANES) {
+                    store(wide_k + d, load_half((const uint16_t *)k + d));
+                    store(wide_v + d, load_half((const uint16_t *)v + d));
+                }
+            } else {
+                widen(k, t->number, t->dim, a->dim, wide_k);
+                widen(v, t->number, t->dim, a->dim, wide_v);
+            }
+            a->keys[j] = wide_k;
+            a->values[j] = wide_v;
+        }
+    }
+    for (int j = count; j % LANES; j++)
+        a->keys[j] = a->keys[count - 1];
+}
+
+/* Scores of some queries for as many keys as a vector has lanes. */
+INLINE void score(int queries, const float *q, int64_t dim, const float *const *keys, float scale, float *scores) {
+    vec sums[4][LANES];
+#pragma GCC unroll 4
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++)
+            sums[i][j] = (vec){0};
+    for (int64_t d = 0; d < dim; d += LANES) {
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) {
+            vec k = load(keys[j] + d);
+#pragma GCC unroll 4
+            for (int i = 0; i < queries; i++)
+                sums[i][j] += load(q + i * dim + d) * k;
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < queries; i++)
+        store(scores + i * KEYS, sum_each(sums[i]) * scale);
+}
+
+static void score_block(attending *a, int count) {
+    const float scale = a->task->scale;
+    int i = 0;
+#if LANES == 4
+    for (; i + 4 <= a->vectors; i += 4)
+        for (int j = 0; j < count; j += LANES)
+            score(4, a->q + i * a->dim, a->dim, a->keys + j, scale, a->scores + i * KEYS + j);
+#endif
+    for (; i < a->vectors; i++)
+        for (int j = 0; j < count; j += LANES)
+            score(1, a->q + i * a->dim, a->dim, a->keys + j, scale, a->scores + i * KEYS + j);
+    if (a->task->softcap != 0.0f)
+        for (i = 0; i < a->vectors; i++)
+            softcap(a->scores + i * KEYS, (count + LANES - 1) / LANES * LANES, a->task->softcap);
+}
+
+/* Hides what lies behind a query, before its window, or behind the block's last key. */
+static void hide(attending *a, int64_t first, int count) {
+    const bough_attend *t = a->task;
+    int rounded = (count + LANES - 1) / LANES * LANES;
+    for (int i = 0; i < a->vectors; i++) {
+        int64_t position = t->position + i / t->group;
+        int64_t from = t->window == 0 ? 0 : position - t->window + 1 - first, to = position + 1 - first;
+        float *scores = a->scores + i * KEYS;
+        for (int64_t j = 0; j < from && j < rounded; j++)
+            scores[j] = LEAST;
+        for (int64_t j = to < count ? (to < 0 ? 0 : to) : count; j < rounded; j++)
+            scores[j] = LEAST;
+    }
+}
+
+/* Scores to weights; what was gathered under a lower maximum is brought to the new one. */
+static void weigh(attending *a, int count) {
+    int rounded = (count + LANES - 1) / LANES * LANES;
+    for (int i = 0; i < a->vectors; i++) {
+        float *scores = a->scores + i * KEYS;
+        vec most = load(scores);
+        for (int j = LANES; j < rounded; j += LANES)
+            most = larger(most, load(scores + j));
+        float peak = largest_of(most);
+        if (peak > a->peak[i]) {
+            vec shrink = exp_(splat(a->peak[i] - peak));
+            for (int64_t d = 0; d < a->dim; d += LANES)
+                store(a->out + i * a->dim + d, load(a->out + i * a->dim + d) * shrink);
+            a->total[i] *= shrink[0];
+            a->peak[i] = peak;
+        }
+        vec sum = {0}, top = splat(a->peak[i]);
+        for (int j = 0; j < rounded; j += LANES) {
+            vec weight = exp_(load(scores + j) - top);
+            store(scores + j, weight);
+            sum += weight;
+        }
+        a->total[i] += sum_of(sum);
+    }
+}
+
+#if LANES == 8
+enum { WIDE = 2 };
+#else
+enum { WIDE = 4 };
+#endif
+
+INLINE void gather(int queries, int wide, float *out, int64_t dim, const float *weights, const float *const *values,
+                   int64_t at, int count) {
+    vec sums[4][WIDE];
+#pragma GCC unroll 4
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 4
+        for (int d = 0; d < wide; d++)
+            sums[i][d] = load(out + i * dim + d * LANES);
+    for (int j = 0; j < count; j++) {
+        vec v[WIDE];
+#pragma GCC unroll 4
+        for (int d = 0; d < wide; d++)
+            v[d] = load(values[j] + at + d * LANES);
+#pragma GCC unroll 4
+        for (int i = 0; i < queries; i++)
+#pragma GCC unroll 4
+            for (int d = 0; d < wide; d++)
+                sums[i][d] += v[d] * weights[i * KEYS + j];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 4
+        for (int d = 0; d < wide; d++)
+            store(out + i * dim + d * LANES, sums[i][d]);
+}
+
+/* Adds the weighted values of the block. */
+static void gather_block(attending *a, int count) {
+    for (int i = 0; i < a->vectors; i += 4) {
+        int queries = a->vectors - i < 4 ? a->vectors - i : 4;
+        const float *weights = a->scores + i * KEYS;
+        int64_t d = 0;
+        for (; d + WIDE * LANES <= a->dim; d += WIDE * LANES) {
+            float *out = a->out + i * a->dim + d;
+            switch (queries) {
+            case 4: gather(4, WIDE, out, a->dim, weights, a->values, d, count); break;
+            case 3: gather(3, WIDE, out, a->dim, weights, a->values, d, count); break;
+            case 2: gather(2, WIDE, out, a->dim, weights, a->values, d, count); break;
+            default: gather(1, WIDE, out, a->dim, weights, a->values, d, count); break;
+            }
+        }
+        for (; d < a->dim; d += LANES)
+            for (int query = 0; query < queries; query++)
+                gather(1, 1, a->out + (i + query) * a->dim + d, a->dim, weights + query * KEYS, a->values, d, count);
+    }
+}
+
+static void attend(const bough_attend *task) {
+    attending a;
+    a.task = task;
+    a.vectors = task->queries * task->group;
+    a.dim = (task->dim + LANES - 1) / LANES * LANES;
+    memset(a.out, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
+    for (int i = 0; i < a.vectors; i++) {
+        const float *q = task->q + i / task->group * task->q_stride + i % task->group * task->dim;
+        widen(q, BOUGH_FLOAT32, task->dim, a.dim, a.q + i * a.dim);
+        a.peak[i] = LEAST;
+        a.total[i] = 0.0f;
+    }
+    int64_t seen_by_all = task->position + 1, last_query = task->position + task->queries - 1;
+    for (int64_t first = task->first_key; first < task->last_key; first += KEYS) {
+        int count = task->last_key - first < KEYS ? (int)(task->last_key - first) : KEYS;
+        find_block(&a, first, count);
+        score_block(&a, count);
+        bool windowed = task->window != 0 && first < last_query - task->window + 1;
+        if (first + count > seen_by_all || windowed || count % LANES)
+            hide(&a, first, count);
+        weigh(&a, count);
+        gather_block(&a, count);
+    }
+    for (int i = 0; i < a.vectors; i++) {
+        float *out = task->out + i / task->group * task->out_stride + i % task->group * task->dim;
+        float factor = 1.0f;
+        if (task->weight == NULL) {
+            factor = 1.0f / a.total[i];
+        } else {
+            task->weight[i] = a.peak[i];
+            task->weight[a.vectors + i] = a.total[i];
+        }
+        for (int d = 0; d < task->dim; d++)
+            out[d] = a.out[i * a.dim + d] * factor;
+    }
+}
+
+/* ---- sampling */
+
+static int64_t best(const float *x, int64_t size, float *peak) {
+    vec most = splat(-INFINITY);
+    ivec strange = {0};
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vec v = load(x + i);
+        strange |= v != v;
+        most = larger(v, most);
+    }
+    float top = largest_of(most);
+    bool has_nan = false;
+    for (int i = 0; i < LANES; i++)
+        has_nan |= strange[i] != 0;
+    for (int64_t i = whole; i < size; i++) {
+        has_nan |= x[i] != x[i];
+        top = x[i] > top ? x[i] : top;
+    }
+    if (has_nan) {
+        *peak = NAN;
+        return 0;
+    }
+    *peak = top;
+    int64_t place = 0;
+    while (place < size - 1 && x[place] != top)
+        place++;
+    return place;
+}
+
+static float sum_weights(const float *x, int64_t size, float peak, float temperature) {
+    vec sum = {0}, top = splat(peak), divisor = splat(temperature);
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        sum += exp_((load(x + i) - top) / divisor);
+    float rest = 0.0f;
+    for (int64_t i = whole; i < size; i++)
+        rest += expf((x[i] - peak) / temperature);
+    return sum_of(sum) + rest;
+}
+
+static int64_t find_weight(const float *x, int64_t size, float peak, float temperature, double target) {
+    double passed = 0.0;
+    int64_t last = 0;
+    for (int64_t i = 0; i < size; i++) {
+        float weight = expf((x[i] - peak) / temperature);
+        passed += weight;
+        if (weight > 0.0f)
+            last = i;
+        if (passed > target)
+            break;
+    }
+    return last;
+}
+
+static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
+                              attend,   narrow, best,     sum_weights,   find_weight};

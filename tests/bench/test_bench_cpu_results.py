@@ -1,0 +1,61 @@
+"""What `bough bench cpu` makes of its measurements: ratios round by round, tables, pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bough.bench.cpu_cases import Start
+from bough.bench.cpu_drawing import charts_of, html_page, svg, write_png
+from bough.bench.cpu_results import CaseResult, Comparison, SideResult, StartResult, spread, text_report
+
+
+@pytest.fixture
+def found() -> Comparison:
+    rates = [SideResult("engine", [10.0, 30.0, 8.0]), SideResult("llama.cpp", [5.0, 10.0, 8.0])]
+    starts = [
+        StartResult(side, [Start([("imports", 1.0), ("load", load)]) for load in (5.0, 1.0, 2.0)], 250_000_000)
+        for side in ("engine", "llama.cpp")
+    ]
+    return Comparison({"machine": "two <cores>"}, [CaseResult("decode", "one stream", rates)], starts)
+
+
+def test_a_ratio_compares_what_ran_in_the_same_round(found: Comparison) -> None:
+    assert found.cases[0].ratios("engine", "llama.cpp") == [2.0, 3.0, 1.0]
+
+
+def test_the_middle_start_is_shown_whole(found: Comparison) -> None:
+    assert found.starts[0].median.parts == [("imports", 1.0), ("load", 2.0)]
+
+
+def test_spread_names_the_extremes_only_where_there_are_some() -> None:
+    assert spread([2.0]) == "2.00"
+    assert spread([1.0, 4.0, 2.0]) == "2.00 (1.00–4.00)"
+
+
+def test_the_text_has_rates_ratios_starts_and_memory(found: Comparison) -> None:
+    text = text_report(found, "llama.cpp")
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "tok/s, median engine llama.cpp engine / llama.cpp" in lines
+    assert "one stream 10.0 8.0 2.00 (1.00–3.00)" in lines
+    assert "engine 3.00 imports 1.00, load 2.00 250" in lines
+    assert "machine: two <cores>" in lines
+    assert "engine / llama.cpp" not in text_report(found, None)
+
+
+def test_pictures_are_whole_and_need_nothing_else(found: Comparison, tmp_path: Path) -> None:
+    page = html_page(found, "llama.cpp")
+    assert "two &lt;cores&gt;" in page and "2.00 ×" in page
+    assert "src=" not in page and "href=" not in page
+    for chart in charts_of(found, "llama.cpp"):
+        ElementTree.fromstring(svg(chart))
+    pytest.importorskip("matplotlib")
+    assert write_png(found, "llama.cpp", str(tmp_path / "bars.png"))
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_peer_there_are_no_ratios(found: Comparison) -> None:
+    assert [chart.title for chart in charts_of(found, None)] == ["Tokens per second", "Start to first token"]
+    assert charts_of(found, "llama.cpp")[0].mark == 1.0

@@ -1,0 +1,124 @@
+"""Packed weights hold what the file held, for every type of GGUF that can be packed; the reference is the product."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from bough.kernels.quant_linear import native, reference
+from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format
+from bough.native.build import compiler
+from bough.native.library import build_library, find_library
+
+QUANTISED = [kind for kind in NATURAL if kind not in FLOATS]
+K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
+SCALES_AT = {  # where the float16 numbers of a block are
+    GGMLQuantizationType.Q4_1: (0, 2),
+    GGMLQuantizationType.Q5_1: (0, 2),
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q5_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208,),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> None:
+    """Compiled if it is not there: packing is the library's."""
+    if find_library() is None:
+        if compiler() is None:
+            pytest.skip("there is no C compiler")
+        build_library()
+
+
+def random_rows(kind: GGMLQuantizationType, n: int, k: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Rows of random bits, but for the scales, which are of ordinary size."""
+    generator = np.random.default_rng(seed)
+    block, size = GGML_QUANT_SIZES[kind]
+    blocks = generator.integers(0, 256, (n * k // block, size), np.uint8)
+    for at in SCALES_AT.get(kind, (0,)):
+        scales = generator.uniform(0.001, 0.02, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(n, -1)
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n", [1, 16, 37])
+def test_a_packed_weight_holds_what_the_file_held(kind: GGMLQuantizationType, n: int) -> None:
+    rows = random_rows(kind, n, 512)
+    expected = torch.from_numpy(quants.dequantize(rows, kind))
+    weight = native.pack(rows, kind, 512, NATURAL[kind])
+    found = reference.dequantize(weight)
+    if kind not in K_QUANTS:  # whose scales are products that are rounded to 16 bits
+        assert torch.equal(found, expected)
+    scales = expected.view(n, -1, 16).abs().amax(dim=2, keepdim=True).expand(-1, -1, 16).reshape(n, -1)
+    assert ((found - expected).abs() <= scales * 2**-9).all()
+    assert torch.equal(native.dequantize_row(weight, n - 1), found[n - 1])
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_any_type_can_be_packed_as_floats(kind: GGMLQuantizationType) -> None:
+    rows = random_rows(kind, 19, 256)
+    weight = native.pack(rows, kind, 256, Format.F32)
+    assert torch.equal(reference.dequantize(weight), torch.from_numpy(quants.dequantize(rows, kind)))
+    assert torch.equal(native.dequantize_row(weight, 17), reference.dequantize(weight)[17])
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("k", [32, 50])
+def test_floats_stay_as_they_are(kind: GGMLQuantizationType, k: int) -> None:
+    rows = quants.quantize(np.random.default_rng(1).standard_normal((21, k)).astype(np.float32), kind)
+    weight = native.pack(rows.view(np.uint8), kind, k, Format.F32)
+    assert torch.equal(reference.dequantize(weight), torch.from_numpy(quants.dequantize(rows, kind)))
+
+
+@pytest.mark.parametrize(("form", "steps"), [(Format.Q8, 254), (Format.Q4_MIN, 15)])
+def test_floats_can_be_quantised(form: Format, steps: int) -> None:
+    values = torch.randn(20, 64, generator=torch.Generator().manual_seed(2))
+    weight = native.pack(values.numpy().view(np.uint8), GGMLQuantizationType.F32, 64, form)
+    error = (reference.dequantize(weight) - values).view(20, 2, 32).abs()
+    groups = values.view(20, 2, 32)
+    spread = groups.abs().amax(dim=2) * 2 if form is Format.Q8 else groups.amax(dim=2) - groups.amin(dim=2)
+    assert (error <= (spread / steps * 0.52)[:, :, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "form"),
+    [
+        (GGMLQuantizationType.F32, 40, Format.Q8),
+        (GGMLQuantizationType.Q4_0, 64, Format.Q8),
+        (GGMLQuantizationType.Q2_K, 256, Format.F32),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(kind: GGMLQuantizationType, k: int, form: Format) -> None:
+    with pytest.raises(ValueError, match=kind.name):
+        native.pack(np.zeros((16, 4096), np.uint8), kind, k, form)
+
+
+@pytest.mark.parametrize("kind", list(NATURAL), ids=lambda kind: kind.name)
+def test_the_reference_is_the_product_with_rounded_activations(kind: GGMLQuantizationType) -> None:
+    if kind in FLOATS:
+        rows = quants.quantize(np.random.default_rng(3).standard_normal((33, 512)).astype(np.float32), kind)
+        rows = rows.view(np.uint8)
+    else:
+        rows = random_rows(kind, 33, 512)
+    weight = native.pack(rows, kind, 512, NATURAL[kind])
+    values = reference.dequantize(weight).double()
+    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(4))
+    bias = torch.arange(33.0)
+    found = reference.quant_linear(x, [weight], bias).double()
+    exact = x.double() @ values.T + bias
+    step = x.abs().view(5, -1, 32).amax(dim=2).div(127).repeat_interleave(32, dim=1).double()  # of activations
+    rounding = torch.zeros(1) if kind in FLOATS else step / 2 @ values.abs().T
+    assert ((found - exact).abs() <= rounding + 1e-5 * exact.abs().max()).all()
+
+
+def test_results_can_be_added_to_what_is_there() -> None:
+    weight = native.pack(random_rows(GGMLQuantizationType.Q4_1, 20, 64), GGMLQuantizationType.Q4_1, 64, Format.Q4_MIN)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
+    out = torch.ones(3, 20)
+    reference.quant_linear(x, [weight], out=out, accumulate=True)
+    torch.testing.assert_close(out, reference.quant_linear(x, [weight]) + 1)

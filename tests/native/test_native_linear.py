@@ -1,0 +1,148 @@
+"""Every variant of the compiled product that this CPU can run, against the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+
+from bough.kernels.quant_linear import native, reference
+from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
+from bough.native.build import ARM_FLAGS, COMMON, SOURCES
+from tests.kernels.test_kernels_quant_linear import random_rows
+
+FEATURES = {"plain": 0, "avx2": 1, "avxvnni": 9, "avx512": 3, "neon": 4, "amx": 0xFFFF}  # masks of cpu.h
+VARIANTS = (
+    ["plain", "neon"] if platform.machine() in ("aarch64", "arm64") else [name for name in FEATURES if name != "neon"]
+)
+KINDS = {  # one for each format
+    Format.F32: GGMLQuantizationType.F32,
+    Format.Q4: GGMLQuantizationType.Q4_0,
+    Format.Q4_MIN: GGMLQuantizationType.Q4_1,
+    Format.Q8: GGMLQuantizationType.Q8_0,
+    Format.Q8_MIN: GGMLQuantizationType.Q5_1,
+    Format.Q8_HALF: GGMLQuantizationType.Q6_K,
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
+    """One variant after the other, as far as this CPU has them."""
+    library.bough_cpu_allow(ctypes.c_uint(FEATURES[request.param]))
+    if native.variant(Format.Q4, 1000 if request.param == "amx" else 1) != request.param:
+        pytest.skip(f"this CPU cannot run {request.param}")
+    yield request.param
+    library.bough_cpu_allow(ctypes.c_uint(0xFFFFFFFF))
+
+
+def make_weight(form: Format, n: int, k: int, seed: int = 0) -> PackedWeight:
+    kind = KINDS[form]
+    if kind in FLOATS:
+        rows = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32).view(np.uint8)
+    else:
+        rows = random_rows(kind, n, k, seed)
+    return native.pack(rows, kind, k, form)
+
+
+def assert_same(x: torch.Tensor, parts: list[PackedWeight], found: torch.Tensor) -> None:
+    """Sums over groups are exact, so only the order of the rest may show; matrix tiles round to bfloat16 instead."""
+    values = torch.cat([reference.dequantize(part) for part in parts]).double()
+    size = x.double().abs() @ values.abs().T
+    if any(native.variant(part.format, len(x)) == "amx" for part in parts):
+        assert ((found - x.double() @ values.T).abs() <= size * 2**-7.9).all()
+        typical = (found - x.double() @ values.T).square().mean().sqrt() / (
+            x.double() @ values.T
+        ).square().mean().sqrt()
+        assert typical < 2**-8
+    else:
+        assert ((found - reference.quant_linear(x, parts)).abs() <= size * 2e-6).all()
+
+
+@pytest.mark.parametrize("form", list(KINDS), ids=lambda form: form.name)
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 8, 9, 17, 64, 100])
+def test_every_variant_gives_the_product(variant: str, form: Format, m: int) -> None:
+    k = 256 if form is Format.Q8_HALF else 96
+    weight = make_weight(form, 35, k)
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
+    assert_same(x, [weight], native.quant_linear(x, [weight]))
+
+
+@pytest.mark.parametrize("m", [1, 6, 40])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_the_work_of_several_weights(variant: str, m: int, threads: int) -> None:
+    k = 1536
+    parts = [make_weight(form, n, k) for form, n in ((Format.Q4_MIN, 200), (Format.Q4, 16), (Format.Q8_HALF, 49))]
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
+    crew = native.Crew(threads)
+    for _ in range(3):
+        assert_same(x, parts, native.quant_linear(x, parts, crew=crew))
+
+
+@pytest.mark.parametrize("m", [1, 5, 33])
+@pytest.mark.parametrize("form", [Format.F32, Format.Q4_MIN, Format.Q8], ids=lambda form: form.name)
+def test_bias_strides_and_sums(variant: str, form: Format, m: int) -> None:
+    weight = make_weight(form, 50, 64)
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(m, 100, generator=generator)[:, 10:74]
+    out = torch.randn(m, 70, generator=generator)
+    bias = torch.randn(50, generator=generator)
+    before = out.clone()
+    product = native.quant_linear(x, [weight])
+    native.quant_linear(x, [weight], bias, out=out[:, 3:53], accumulate=True)
+    torch.testing.assert_close(out[:, 3:53], before[:, 3:53] + product + bias)
+    native.quant_linear(x, [weight], bias, out=out[:, 3:53])
+    torch.testing.assert_close(out[:, 3:53], product + bias)
+    assert torch.equal(out[:, :3], before[:, :3])  # nothing beside it is touched
+    assert torch.equal(out[:, 53:], before[:, 53:])
+
+
+@pytest.mark.parametrize("form", list(KINDS), ids=lambda form: form.name)
+@pytest.mark.parametrize("m", [1, 40])
+def test_extreme_codes_do_not_overflow(variant: str, form: Format, m: int) -> None:
+    k = 256
+    weight = make_weight(form, 16, k)
+    if form is not Format.F32:
+        lines = k // 32 * (4 if form.has_nibbles else 8) * 64
+        weight.blob[:lines] = {Format.Q8: 0x80, Format.Q8_HALF: 0xE0, Format.Q8_MIN: 31}.get(form, 0xFF)
+    for sign in (1, -1):
+        x = torch.full((m, k), float(sign))
+        assert_same(x, [weight], native.quant_linear(x, [weight]))
+
+
+def test_zeros_stay_zeros(variant: str) -> None:
+    weight = make_weight(Format.Q4_MIN, 48, 64)
+    for m in (1, 64):
+        assert torch.equal(native.quant_linear(torch.zeros(m, 64), [weight]), torch.zeros(m, 48))
+
+
+def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) -> None:
+    for kind, form in NATURAL.items():
+        assert library.bough_weight_format(int(kind)) == form
+    assert library.bough_weight_format(int(GGMLQuantizationType.Q2_K)) == -1
+
+
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")) or platform.machine() == "aarch64",
+    reason="needs a compiler for ARM and an emulator",
+)
+@pytest.mark.slow
+def test_the_arm_variant_under_an_emulator(tmp_path: Path) -> None:
+    objects = []
+    for source in [*sorted(SOURCES.glob("linear*.c")), SOURCES / "team.c", SOURCES / "cpu.c"]:
+        flags = ARM_FLAGS.get(source.stem.rpartition("_")[2], ())
+        objects.append(str(tmp_path / f"{source.stem}.o"))
+        subprocess.run(["aarch64-linux-gnu-gcc", *COMMON, *flags, "-c", str(source), "-o", objects[-1]], check=True)
+    driver = Path(__file__).with_name("linear_driver.c")
+    program = str(tmp_path / "driver")
+    link = ["aarch64-linux-gnu-gcc", *COMMON, "-static", f"-I{SOURCES}", str(driver), *objects, "-lm", "-o", program]
+    subprocess.run(link, check=True)
+    done = subprocess.run(["qemu-aarch64", "-cpu", "max", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "neon neon\n")

@@ -1,0 +1,131 @@
+"""Recorded models give what torch computes, for every architecture, in every ragged step, on one thread or several."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.distributed.topology import Topology
+from bough.loader.load import load_weights
+from bough.loader.source import DummySource
+from bough.models.registry import build_model
+from tests.fakes.forward import CPU, Forward
+from tests.fakes.native_forward import NativeForward
+
+LLAMA = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=67,
+    context_length=512,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+)
+CONFIGS = {
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, tied_embeddings=True),
+    "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=48),
+    "mistral": replace(LLAMA, architecture="MistralForCausalLM", sliding_window=7, sliding_layers=(True, True)),
+    "gemma3": replace(
+        LLAMA,
+        architecture="Gemma3ForCausalLM",
+        qk_norm=True,
+        norm_plus_one=True,
+        activation="gelu_tanh",
+        sliding_window=9,
+        sliding_layers=(True, False),
+        local_rope=RopeConfig(1000.0),
+        attention_softcap=3.0,
+        logit_softcap=2.0,
+        embedding_scale=8.0,
+        tied_embeddings=True,
+        head_dim=128,
+    ),
+    "odd sizes": replace(LLAMA, hidden_size=50, head_dim=10, intermediate_size=75, num_heads=3, num_kv_heads=1),
+    "many heads": replace(LLAMA, num_heads=40, num_kv_heads=1, mlp_bias=True, output_bias=True),
+}
+
+
+class Pair:
+    """The same model twice: computed by torch, and by the tapes."""
+
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, threads: int = 1, page_size: int = 1) -> None:
+        source = DummySource(config)
+        model = build_model(config, Topology(), torch.float32, CPU)
+        load_weights(model.slots(), source, progress=False, device=CPU)
+        self.torch = Forward(model, page_size=page_size)
+        self.native = NativeForward(library, config, source, threads=threads, page_size=page_size)
+        self._ids = np.random.default_rng(1)
+
+    def step(self, counts: dict[int, int], ends_only: bool = False) -> None:
+        """New tokens for each row; compares all logits, or those of the rows' ends."""
+        tokens = {row: self._ids.integers(0, 67, count).tolist() for row, count in counts.items()}
+        expected = self.torch.step(tokens)
+        found = self.native.step_of_ends(tokens) if ends_only else self.native.step(tokens)
+        for row in counts:
+            torch.testing.assert_close(
+                found[row], expected[row][-1] if ends_only else expected[row], rtol=1e-4, atol=2e-5
+            )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_prompts_and_decodes(any_tier: ctypes.CDLL, name: str) -> None:
+    pair = Pair(any_tier, CONFIGS[name])
+    pair.step({0: 13})
+    pair.step({0: 1})
+    pair.step({0: 1, 2: 1, 1: 40})
+    pair.step({1: 1, 0: 1, 2: 5}, ends_only=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_long_rows_are_cut_between_threads(library: ctypes.CDLL, threads: int, page_size: int) -> None:
+    pair = Pair(library, CONFIGS["gemma3"], threads, page_size)
+    for count in (80, 80, 80, 60):
+        pair.step({3: count}, ends_only=True)
+    pair.step({3: 1})
+    pair.step({3: 1, 1: 3})
+    pair.step({1: 1, 3: 1}, ends_only=True)
+
+
+def test_many_rows_at_once(library: ctypes.CDLL) -> None:
+    pair = Pair(library, CONFIGS["mistral"], threads=2)
+    pair.step(dict.fromkeys(range(8), 9))
+    pair.step(dict.fromkeys(range(8), 1))
+    pair.step({**dict.fromkeys(range(7), 1), 7: 30}, ends_only=True)
+
+
+def test_a_step_of_which_nothing_is_wanted(library: ctypes.CDLL) -> None:
+    pair = Pair(library, LLAMA, threads=2)
+    first = {0: [1, 2, 3, 4, 5]}
+    pair.torch.step(first)
+    batch = pair.native._batch(first)
+    pair.native._run(pair.native.tapes.last_tokens, first, batch, [])
+    pair.step({0: 2})
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, dtype: torch.dtype, error: float) -> None:
+    source, tokens = DummySource(LLAMA), {0: list(range(40))}
+    wide, narrow = (NativeForward(any_tier, LLAMA, source, dtype=kind) for kind in (torch.float32, dtype))
+    expected, found = wide.step(tokens)[0], narrow.step(tokens)[0]
+    assert 0 < (found - expected).norm() / expected.norm() < error
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_at_load(library: ctypes.CDLL, quantization: str) -> None:
+    source = DummySource(LLAMA)
+    plain = NativeForward(library, LLAMA, source)
+    packed = NativeForward(library, LLAMA, source, quantization=quantization)
+    tokens = {0: list(range(20))}
+    expected, found = plain.step(tokens)[0], packed.step(tokens)[0]
+    assert 1e-4 < (found - expected).norm() / expected.norm() < {"int8": 0.02, "int4": 0.2}[quantization]

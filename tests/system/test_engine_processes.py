@@ -99,9 +99,11 @@ def test_killing_one_ends_all_and_tells_every_caller(tiny_model: Path, role: str
 
 
 def run_script(body: str, model: Path, *, wait: bool = True) -> subprocess.Popen[str]:
-    """A script as a user would write it: no `__main__` guard."""
+    """A script as a user would write it: no `__main__` guard. Control-C reaches it even where the tests themselves run
+    in the background, which passes on that the signal is ignored."""
     code = f"""
-import bough, os, sys, time
+import bough, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def start(**more):
     return bough.Engine({str(model)!r}, load_format="dummy", skip_tokenizer_init=True, max_total_tokens=4096, **more)
 """ + textwrap.dedent(body)

@@ -142,8 +142,13 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     return tokens;
 }
 
+static const uint8_t *tile_at(const bough_weight *weight, int64_t tile) {
+    return weight->blob + tile * tile_bytes((int)weight->format, weight->k);
+}
+
+/* `next` is the first tile of what this thread does after, or NULL. */
 static void multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
-                         const uint8_t *tokens, int64_t first_token, int64_t count) {
+                         const uint8_t *next, const uint8_t *tokens, int64_t first_token, int64_t count) {
     const bough_weight *weight = run->weight;
     int format = (int)weight->format;
     const void *from = tokens + first_token * token_bytes(weight->k);
@@ -151,8 +156,9 @@ static void multiply_run(const linear_call *call, const linear_kernels *kernels,
         from = call->x + first_token * call->x_stride;
     for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
         tile_output out = output_of(call, run, tile, first_token);
-        const uint8_t *weights = weight->blob + tile * tile_bytes(format, weight->k);
-        kernels->product[format](weights, weight->k, from, call->x_stride, count, &out);
+        bool last = tile + 1 == run->first_tile + run->tiles;
+        kernels->product[format](tile_at(weight, tile), last ? next : tile_at(weight, tile + 1), weight->k, from,
+                                 call->x_stride, count, &out);
     }
 }
 
@@ -163,10 +169,17 @@ static void multiply_narrow(const linear_call *call, bough_team *team) {
     int64_t panels = (call->m + panel - 1) / panel;
     int64_t size = run_size(call->parts, call->count, panels, team->threads);
     int64_t runs = count_runs(call->parts, call->count, size);
-    for (int64_t item; (item = bough_tile(team)) < runs * panels;) {
+    /* A run is drawn while the one before it is still to be multiplied, so that its weights can be on their way. */
+    for (int64_t item = bough_tile(team), following; item < runs * panels; item = following) {
+        following = bough_tile(team);
         tile_run run = find_run(call->parts, size, item % runs);
+        const uint8_t *next = NULL;
+        if (following < runs * panels) {
+            tile_run after = find_run(call->parts, size, following % runs);
+            next = tile_at(after.weight, after.first_tile);
+        }
         int64_t first = item / runs * panel;
-        multiply_run(call, kernels, &run, tokens, first, at_most(panel, call->m - first));
+        multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first));
     }
 }
 

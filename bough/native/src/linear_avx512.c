@@ -63,14 +63,15 @@ ALWAYS_INLINE __m512i beginning(int format, int32_t negated_sum) {
 
 ALWAYS_INLINE __m512 load_halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
-ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile, int64_t k, const uint8_t *token,
-                                   __m512 sums[8]) {
+ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                                   const uint8_t *token, __m512 sums[8]) {
     enum { HALVES = TILE_ROWS * 2 };
     const uint8_t *scales = tile + scales_start(format, k), *offsets = tile + offsets_start(format, k);
     int64_t size = token_bytes(k);
     for (int64_t group = 0; group < k / GROUP; group++, tile += group_bytes(format), token += sizeof(token_group)) {
         __m512i codes[QUADS];
         load_codes(format, tile, codes);
+        fetch_group(format, next, group);
         __m512 scale = load_halves(scales + group * scales_of_group(format) * HALVES);
         __m512 second = format == BOUGH_FORMAT_Q8_HALF ? load_halves(scales + (2 * group + 1) * HALVES) : scale;
         __m512 offset = has_offsets(format) ? load_halves(offsets + group * HALVES) : scale;
@@ -116,15 +117,15 @@ ALWAYS_INLINE void multiply_floats(int at_once, const float *tile, int64_t k, co
         sums[t] = _mm512_add_ps(sums[t], odd[t]);
 }
 
-ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, int64_t k, const void *tokens, int64_t stride,
-                            int64_t first, const tile_output *out) {
+ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                            const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
     __m512 sums[8];
     for (int t = 0; t < at_once; t++)
         sums[t] = _mm512_setzero_ps();
     if (format == BOUGH_FORMAT_F32)
         multiply_floats(at_once, (const float *)tile, k, (const float *)tokens + first * stride, stride, sums);
     else
-        multiply_groups(format, at_once, tile, k, (const uint8_t *)token_at(tokens, first, k), sums);
+        multiply_groups(format, at_once, tile, next, k, (const uint8_t *)token_at(tokens, first, k), sums);
     __mmask16 rows = (__mmask16)((1u << out->rows) - 1);
     __m512 bias = out->bias ? _mm512_maskz_loadu_ps(rows, out->bias) : _mm512_setzero_ps();
     for (int t = 0; t < at_once; t++) {

@@ -108,16 +108,18 @@ ALWAYS_INLINE void multiply_group(int format, int at_once, const uint8_t *tile, 
     }
 }
 
-ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile, int64_t k, const void *tokens,
-                                   int64_t first, float results[][TILE_ROWS]) {
+ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                                   const void *tokens, int64_t first, float results[][TILE_ROWS]) {
     const uint8_t *scales = tile + scales_start(format, k), *offsets = tile + offsets_start(format, k);
     const uint8_t *token = (const uint8_t *)token_at(tokens, first, k);
     int64_t size = token_bytes(k), groups = k / GROUP;
     if (at_once == 1) {
         float32x4_t sums[4] = {vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
-        for (int64_t group = 0; group < groups; group++)
+        for (int64_t group = 0; group < groups; group++) {
+            fetch_group(format, next, group);
             for (int rows = 0; rows < 4; rows++)
                 multiply_group(format, 1, tile, scales, offsets, group, rows, token, size, &sums[rows]);
+        }
         for (int rows = 0; rows < 4; rows++)
             vst1q_f32(results[0] + 4 * rows, sums[rows]);
         return;
@@ -126,8 +128,10 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
         float32x4_t sums[8];
         for (int t = 0; t < at_once; t++)
             sums[t] = vdupq_n_f32(0.0f);
-        for (int64_t group = 0; group < groups; group++)
+        for (int64_t group = 0; group < groups; group++) {
+            fetch_group(format, rows == 0 ? next : NULL, group);
             multiply_group(format, at_once, tile, scales, offsets, group, rows, token, size, sums);
+        }
         for (int t = 0; t < at_once; t++)
             vst1q_f32(results[t] + 4 * rows, sums[t]);
     }
@@ -152,12 +156,12 @@ ALWAYS_INLINE void multiply_floats(int at_once, const float *tile, int64_t k, co
             vst1q_f32(results[t] + 4 * rows, sums[t][rows]);
 }
 
-ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, int64_t k, const void *tokens, int64_t stride,
-                            int64_t first, const tile_output *out) {
+ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                            const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
     float results[8][TILE_ROWS];
     const float *x = (const float *)tokens + first * stride;
     if (format != BOUGH_FORMAT_F32)
-        multiply_groups(format, at_once, tile, k, tokens, first, results);
+        multiply_groups(format, at_once, tile, next, k, tokens, first, results);
     else if (at_once == 8) {
         multiply_floats(4, (const float *)tile, k, x, stride, results);
         multiply_floats(4, (const float *)tile, k, x + 4 * stride, stride, results + 4);

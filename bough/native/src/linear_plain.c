@@ -57,8 +57,9 @@ static void multiply_floats(const float *weights, int64_t k, const float *x, flo
             sums[row] += weights[i * TILE_ROWS + row] * x[i];
 }
 
-ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, int64_t k, const void *tokens, int64_t stride,
-                            int64_t first, const tile_output *out) {
+ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                            const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
+    (void)next;
     for (int64_t token = first; token < first + at_once; token++) {
         float sums[TILE_ROWS] = {0};
         if (format == BOUGH_FORMAT_F32)

@@ -45,6 +45,15 @@ static inline int64_t tile_bytes(int format, int64_t k) {
     return (offsets_start(format, k) + offsets + LINE - 1) / LINE * LINE;
 }
 
+/* Asks for a tile's lines before they are needed: those that are its share for one of its groups. A product with few
+ * tokens takes no longer than its weights take to arrive, and they do not arrive at full speed unasked. */
+ALWAYS_INLINE void fetch_group(int format, const uint8_t *tile, int64_t group) {
+    int halves = scales_of_group(format) + (has_offsets(format) ? 1 : 0);
+    int64_t share = group_bytes(format) + halves * TILE_ROWS * (int64_t)sizeof(uint16_t);
+    for (int64_t at = 0; tile != NULL && at < share; at += LINE)
+        __builtin_prefetch(tile + group * share + at);
+}
+
 /* 32 activations of a token: one line of the cache, at which a single pointer suffices. */
 typedef struct {
     int8_t codes[GROUP]; /* -127 to 127 */
@@ -83,9 +92,10 @@ static inline void store_rows(const tile_output *out, int64_t token, const float
     }
 }
 
-/* Multiplies tokens with one tile. `tokens` are quantised tokens, or floats with a stride for a weight of floats. */
-typedef void (*tile_product)(const uint8_t *tile, int64_t k, const void *tokens, int64_t stride, int64_t count,
-                             const tile_output *out);
+/* Multiplies tokens with one tile. `tokens` are quantised tokens, or floats with a stride for a weight of floats. `next`
+ * is the tile that this thread is going to need after this one, or NULL. */
+typedef void (*tile_product)(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,
+                             int64_t count, const tile_output *out);
 
 /* Quantises one token, of whose k inputs every 32 are a group. */
 typedef void (*token_quantizer)(const float *x, int64_t k, token_group *token);
@@ -99,21 +109,21 @@ typedef struct linear_kernels {
 /* The functions of a variant that has `multiply(format, tokens at once, …)`, always inlined: one for each format, which
  * takes eight tokens at a time, then four, two and one. */
 #define DEFINE_PRODUCT(name, format)                                                                                   \
-    static void name(const uint8_t *tile, int64_t k, const void *tokens, int64_t stride, int64_t count,                \
-                     const tile_output *out) {                                                                         \
+    static void name(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,          \
+                     int64_t count, const tile_output *out) {                                                          \
         int64_t token = 0;                                                                                             \
-        for (; token + 8 <= count; token += 8)                                                                         \
-            multiply(format, 8, tile, k, tokens, stride, token, out);                                                  \
+        for (; token + 8 <= count; token += 8, next = NULL)                                                            \
+            multiply(format, 8, tile, next, k, tokens, stride, token, out);                                            \
         if (count & 4) {                                                                                               \
-            multiply(format, 4, tile, k, tokens, stride, token, out);                                                  \
-            token += 4;                                                                                                \
+            multiply(format, 4, tile, next, k, tokens, stride, token, out);                                            \
+            token += 4, next = NULL;                                                                                   \
         }                                                                                                              \
         if (count & 2) {                                                                                               \
-            multiply(format, 2, tile, k, tokens, stride, token, out);                                                  \
-            token += 2;                                                                                                \
+            multiply(format, 2, tile, next, k, tokens, stride, token, out);                                            \
+            token += 2, next = NULL;                                                                                   \
         }                                                                                                              \
         if (count & 1)                                                                                                 \
-            multiply(format, 1, tile, k, tokens, stride, token, out);                                                  \
+            multiply(format, 1, tile, next, k, tokens, stride, token, out);                                            \
     }
 
 #define DEFINE_KERNELS(variant)                                                                                        \

@@ -99,13 +99,14 @@ ALWAYS_INLINE __m256 finish(int format, __m256i sums, int32_t negated_sum) {
 ALWAYS_INLINE __m256 load_halves(const uint8_t *at) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)); }
 
 /* `tokens` times one or both halves of the tile's rows, from `half` on: four registers of sums at most. */
-ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half, const uint8_t *tile, int64_t k,
-                                   const uint8_t *token, __m256 results[AT_ONCE]) {
+ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half, const uint8_t *tile,
+                                   const uint8_t *next, int64_t k, const uint8_t *token, __m256 results[AT_ONCE]) {
     const uint8_t *scales = tile + scales_start(format, k) + half * HALVES / 2;
     const uint8_t *offsets = tile + offsets_start(format, k) + half * HALVES / 2;
     int parts = scales_of_group(format), quads = QUADS / parts, count = tokens * halves;
     int64_t size = token_bytes(k);
     for (int64_t group = 0; group < k / GROUP; group++, tile += group_bytes(format), token += sizeof(token_group)) {
+        fetch_group(format, next, group);
         for (int part = 0; part < parts; part++) {
             __m256i sums[AT_ONCE];
             for (int i = 0; i < count; i++)
@@ -147,8 +148,8 @@ ALWAYS_INLINE void multiply_floats(int tokens, int halves, int half, const float
 }
 
 /* Up to four tokens; both halves of the rows at once where registers suffice. */
-ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, int64_t k, const void *all, int64_t stride,
-                                int64_t first, const tile_output *out) {
+ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, const uint8_t *next, int64_t k,
+                                const void *all, int64_t stride, int64_t first, const tile_output *out) {
     float sums[AT_ONCE][TILE_ROWS];
     int halves = tokens > AT_ONCE / 2 ? 1 : 2;
     for (int half = 0; half < 2; half += halves) {
@@ -159,7 +160,8 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, int
         if (format == BOUGH_FORMAT_F32)
             multiply_floats(tokens, halves, half, (const float *)tile, k, x, stride, results);
         else
-            multiply_groups(format, tokens, halves, half, tile, k, (const uint8_t *)token_at(all, first, k), results);
+            multiply_groups(format, tokens, halves, half, tile, half == 0 ? next : NULL, k,
+                            (const uint8_t *)token_at(all, first, k), results);
         for (int i = 0; i < tokens * halves; i++)
             _mm256_storeu_ps(&sums[i / halves][8 * (half + i % halves)], results[i]);
     }
@@ -167,8 +169,9 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, int
         store_rows(out, first + t, sums[t]);
 }
 
-ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, int64_t k, const void *tokens, int64_t stride,
-                            int64_t first, const tile_output *out) {
+ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                            const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
     for (int64_t token = first; token < first + at_once; token += AT_ONCE)
-        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, k, tokens, stride, token, out);
+        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, token == first ? next : NULL, k, tokens, stride,
+                     token, out);
 }

@@ -34,11 +34,13 @@ from bough.lang.expressions import (
 )
 from bough.lang.program import function
 from bough.lang.runtime import Runtime
+from bough.lang.state import ProgramState
 
 __all__ = [
     "Anthropic",
     "LiteLLM",
     "OpenAI",
+    "ProgramState",
     "Runtime",
     "RuntimeEndpoint",
     "assistant",

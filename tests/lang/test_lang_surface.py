@@ -29,6 +29,7 @@ SAMPLING = (
     "top_logprobs_num",
     "return_text_in_logprobs",
 )
+CONSTRAINTS = ("dtype", "choices", "choices_method", "regex", "json_schema")
 PROGRAM = sgl.function(lambda s: None)
 
 

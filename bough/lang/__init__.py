@@ -1,7 +1,7 @@
 """The frontend language: programs that write with a model. `gen`, `select`, `fork` and ordinary Python make one
 program, which runs in this process, against a server or against another vendor's API.
 
-`expressions` is what programs are made of, `program` how they are run, `state` what they hold in their hand,
+`primitives` is what programs are made of, `program` how they are run, `state` what they hold in their hand,
 `interpreter` what happens then, `backends` where. Names and their meaning are SGLang's: a program written for it runs
 after `import bough as sgl`.
 """
@@ -14,7 +14,7 @@ from bough.lang.backends.litellm import LiteLLM
 from bough.lang.backends.openai import OpenAI
 from bough.lang.choices import greedy_token_selection, token_length_normalized, unconditional_likelihood_normalized
 from bough.lang.config import flush_cache, get_server_info, global_config, set_default_backend
-from bough.lang.expressions import (
+from bough.lang.primitives import (
     assistant,
     assistant_begin,
     assistant_end,
@@ -34,11 +34,13 @@ from bough.lang.expressions import (
 )
 from bough.lang.program import function
 from bough.lang.runtime import Runtime
+from bough.lang.state import ProgramState
 
 __all__ = [
     "Anthropic",
     "LiteLLM",
     "OpenAI",
+    "ProgramState",
     "Runtime",
     "RuntimeEndpoint",
     "assistant",

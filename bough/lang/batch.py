@@ -19,7 +19,8 @@ from bough.lang import loop, running
 from bough.lang.config import global_config
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
-from bough.lang.tracer import Start, trace_start
+from bough.lang.trace_states import Start
+from bough.lang.tracer import trace_start
 
 if TYPE_CHECKING:
     from bough.lang.program import Program

@@ -79,6 +79,15 @@ class Executor:
         with self._lock:
             self._wake()
 
+    def settle_branches(self) -> None:
+        """Waits for branches that nobody has waited for: no request outlives its program. Those of a state that has
+        failed are given up."""
+        for child in self.children:
+            if self.failure is not None:
+                child.cancel(self.failure.cause, self.failure.site)
+            child.sync()
+            child.settle_branches()
+
     def cancel(self, reason: BaseException, site: Site | None = None) -> None:
         """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason."""
         self._fail_at(site, reason)

@@ -17,7 +17,8 @@ from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
-from bough.lang.tracer import TraceState, trace_program, trace_start
+from bough.lang.trace_states import TraceState
+from bough.lang.tracer import trace_program, trace_start
 
 # Arguments of `run` that hold for all generations of a program.
 SAMPLING_NAMES = (

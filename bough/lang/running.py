@@ -63,6 +63,8 @@ class Run:
         try:
             self.state.ret_value = self._func(self.state, *self._args, **self._kwargs)
             executor.sync()
+            executor.end()
+            executor.settle_branches()
         except Exception as error:  # noqa: BLE001  # the body is the user's; what it raises is told with its place
             executor.cancel(error, raising_site(error, self._func.__code__.co_filename))
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""What a program holds in its hand: `s`, and the group of states that `s.fork(n)` gives.
+"""What a program holds in its hand: `s`.
 
 A state is a thin handle on its executor. Writing returns at once; reading a variable or the text waits for it, and
 raises a `ProgramError` if it will never come.
@@ -7,14 +7,17 @@ raises a `ProgramError` if it will never come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
 from bough.core.errors import ProgramError
-from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, in_role
+from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
+from bough.lang.group import ProgramStateGroup
 from bough.lang.interpreter import Executor
+from bough.lang.primitives import in_role
+from bough.lang.reader import Reader
 from bough.lang.slots import Slot
 from bough.lang.usage import Usage
 
@@ -141,7 +144,7 @@ class ProgramState:
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or one variable's, piece by piece as it comes (`run(stream=True)`; else in one piece)."""
-        read = _Reader(self._executor, var_name)
+        read = Reader(self._executor, var_name)
         while not read.over:
             read.wait().result()
             if piece := read.take():
@@ -150,7 +153,7 @@ class ProgramState:
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of a piece and its meta information."""
-        read = _Reader(self._executor, var_name)
+        read = Reader(self._executor, var_name)
         while not read.over:
             await asyncio.wrap_future(read.wait())
             if piece := read.take():
@@ -188,64 +191,6 @@ class ProgramState:
         return f"ProgramState({self._executor.document.text!r}{'' if failure is None else ', failed'})"
 
 
-class ProgramStateGroup:
-    """The branches of a fork."""
-
-    def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
-        self.states = list(states)
-        self._parent = parent
-
-    def join(self, mode: str = "gather_variable") -> None:
-        """Waits for the branches. `gather_variable`: the parent gets each of their new variables as a list over the
-        branches; `concate_and_append`: it goes on with their texts, one after the other."""
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise ValueError(f"join() knows gather_variable and concate_and_append, got {mode!r}.")
-        for state in self.states:
-            state.sync()
-        if mode == "gather_variable":
-            self._gather()
-        else:
-            start = len(self._parent.text())
-            self._parent += "".join(state.text()[start:] for state in self.states)
-        for state in self.states:
-            state._executor.end()
-
-    def _gather(self) -> None:
-        parent = self._parent._executor
-        known = set(parent.slots)
-        names = dict.fromkeys(name for state in self.states for name in state._executor.slots if name not in known)
-        for name in names:
-            parent.set_variable(name, [state[name] for state in self.states if name in state])
-
-    def __getitem__(self, index: int) -> ProgramState:
-        return self.states[index]
-
-    def __setitem__(self, index: int, value: ProgramState) -> None:
-        """`group[i] += …` ends with this; the state is the same one."""
-        if self.states[index] is not value:
-            raise TypeError("The states of a fork cannot be replaced; add to them with group[i] += …")
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self.states)
-
-    def __iadd__(self, other: ExprLike | Sequence[ExprLike] | Callable[[int], ExprLike]) -> ProgramStateGroup:
-        """The same for all branches, a list with one for each, or a function of the branch's number."""
-        if isinstance(other, str | Expr):
-            each: Sequence[ExprLike] = [other] * len(self)
-        elif callable(other):
-            each = [other(i) for i in range(len(self))]
-        else:
-            each = list(other)
-        if len(each) != len(self):
-            raise ValueError(f"There are {len(self)} branches, and {len(each)} expressions for them.")
-        for state, expr in zip(self.states, each, strict=True):
-            state += expr
-        return self
-
-
 @contextmanager
 def _around(state: ProgramState, begin: Expr | None, end: Expr | None) -> Iterator[None]:
     """Nothing around a message that has been added whole."""
@@ -254,46 +199,3 @@ def _around(state: ProgramState, begin: Expr | None, end: Expr | None) -> Iterat
     yield
     if end is not None:
         state._executor.submit(end)
-
-
-class _Reader:
-    """Follows the text of a state, or of one of its variables."""
-
-    def __init__(self, executor: Executor, name: str | None) -> None:
-        self._executor = executor
-        self._name = name
-        self._slot = executor.slots.get(name) if name is not None else None
-        self._version = -1
-        self._shown = 0
-        self.over = False
-
-    @property
-    def meta(self) -> Any:
-        return None if self._slot is None else self._slot.meta
-
-    def wait(self) -> Any:
-        """A future that is done when there may be something to take."""
-        return self._executor.news.since(self._version)
-
-    def take(self) -> str:
-        """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
-        self._version = self._executor.news.version
-        program_over = self._executor.over
-        if self._name is not None and self._slot is None:
-            self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet
-        if self._name is None:
-            self.over = program_over
-            text = self._executor.document.text
-        elif self._slot is None:
-            self.over, text = program_over, ""
-        else:
-            self.over, text = self._slot.filled.done(), self._slot.partial
-        piece = text[self._shown :]
-        self._shown += len(piece)
-        return piece
-
-    def finish(self) -> None:
-        """Raises if what was read will never be complete, or never come."""
-        self._executor.raise_failure()
-        if self._name is not None:
-            self._executor.slot(self._name)

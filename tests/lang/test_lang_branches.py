@@ -118,6 +118,31 @@ def test_branches_of_a_failed_parent_fail_too() -> None:
         doomed.run(backend=ScriptedBackend(refuse_bad))
 
 
+def test_a_run_waits_for_branches_that_nobody_reads_and_gives_up_those_of_a_failed_state() -> None:
+    @sgl.function
+    def scatter(s: Any, start: str) -> None:
+        branches = s.fork(2)
+        branches += " good" + sgl.gen("x")
+        deeper = branches[0].fork(2)
+        deeper += " deep" + sgl.gen("y")
+        s += start + sgl.gen("z")
+
+    backend = ScriptedBackend(refuse_bad)
+    assert scatter.run("a", backend=backend).get_usage().requests == 5 and backend.open == 0
+    stuck = ScriptedBackend(gate=threading.Event())  # answers nobody
+
+    @sgl.function
+    def abandon(s: Any) -> None:
+        branches = s.fork(1)
+        branches += "b" + sgl.gen("x")
+        while not stuck.open:
+            threading.Event().wait(0.001)
+        s += sgl.user_end()
+
+    with pytest.raises(sgl.ProgramError, match="cannot end here"):
+        abandon.run(backend=stuck)
+
+
 def test_wrong_forks_and_joins_are_refused() -> None:
     @sgl.function
     def wrong(s: Any, what: str) -> None:
@@ -154,12 +179,5 @@ def test_any_tree_of_branches_writes_what_its_path_says(tree: Any) -> None:
     def program(s: Any) -> None:
         grow(s, tree, "")
 
-    state = program.run(backend=backend)
-
-    def settle(executor: Any) -> None:
-        executor.sync()
-        for child in executor.children:
-            settle(child)
-
-    settle(state._executor)
+    program.run(backend=backend)
     assert sorted(request.text for request in backend.requests) == sorted(expected)

@@ -56,12 +56,12 @@ def test_reading_a_variable_waits_and_control_flow_is_pythons() -> None:
 def test_roles_make_messages_and_text() -> None:
     @sgl.function
     def chat(s: Any) -> None:
-        s += sgl.system("Be brief.")
+        s += sgl.system_begin() + "Be brief." + sgl.system_end()
         with s.user():
             s += "Hi "
             s += "there"
         s += sgl.assistant(sgl.gen("answer"))
-        s.user("Bye")
+        s += sgl.user_begin() + "Bye" + sgl.user_end()
         s += sgl.assistant_begin() + "Well, " + sgl.gen("end") + sgl.assistant_end()
 
     backend = ScriptedBackend(lambda request: "ok")

@@ -113,7 +113,14 @@ def test_openai_completions_continue_text_and_score_choices() -> None:
         assert server.bodies[0]["prompt"] == "The capital is" and server.bodies[1]["max_tokens"] == 0
         tokens = state.get_meta_info("size")["input_token_logprobs"]
         assert [entry[2] for entry in tokens[1]] == [" big"]  # the space before the choice is healed
+        with pytest.raises(sgl.ProgramError, match="has no json_schema"):
+            typed_text.run(backend=backend)
         assert "<|im_start|>user\nCapital?" in chat.run("Capital?", backend=backend).text()
+
+
+@sgl.function
+def typed_text(s: Any) -> None:
+    s += "The capital as JSON: " + sgl.gen("x", json_schema={"type": "object"})
 
 
 def test_what_a_chat_api_cannot_do_is_told() -> None:

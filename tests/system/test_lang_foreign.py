@@ -56,6 +56,7 @@ def test_litellm_is_a_back_end() -> None:
     assert "top_p is too high" in seen["refused"]
     first = server.bodies[0]
     assert first["messages"][0] == {"role": "system", "content": "Be brief."} and first["stop"] == ["\n"]
+    assert first["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
 def test_a_runtime_is_a_server_that_ends_with_its_owner(tiny_model: Path) -> None:

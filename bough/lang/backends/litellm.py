@@ -8,7 +8,7 @@ from typing import Any
 from bough.core.errors import RequestError
 from bough.lang.backends.base import GenOutput, GenRequest
 from bough.lang.backends.chat_api import ChatApiBackend, image_parts, load_sdk, meta_of, stops_of
-from bough.lang.backends.openai import FIELDS, usage_of
+from bough.lang.backends.openai import FIELDS, response_format, usage_of
 
 
 class LiteLLM(ChatApiBackend):
@@ -16,7 +16,7 @@ class LiteLLM(ChatApiBackend):
     `base_url` is taken for `api_base`."""
 
     service = "LiteLLM"
-    known = frozenset({*FIELDS, "top_k", "max_new_tokens", "stop"})
+    known = frozenset({*FIELDS, "top_k", "max_new_tokens", "stop", "json_schema"})
 
     def __init__(self, model: str, **args: Any) -> None:
         super().__init__()
@@ -57,6 +57,8 @@ class LiteLLM(ChatApiBackend):
             arguments["top_k"] = fields["top_k"]
         if "stop" in fields:
             arguments["stop"] = stops_of(fields)
+        if "json_schema" in fields:
+            arguments["response_format"] = response_format(fields["json_schema"])
         messages = [{**m, "content": image_parts(m["content"])} for m in self.conversation(request)]
         return {
             **self._args,

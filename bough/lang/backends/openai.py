@@ -40,6 +40,8 @@ class OpenAI(ChatApiBackend):
         self._refused = (sdk.APIStatusError,)
         self.model = model
         self.chat_only = model not in TEXT_MODELS if is_chat_model is None else is_chat_model
+        if not self.chat_only:
+            self.known -= {"json_schema"}
         self._format = format_by_name(chat_template or "default")
 
     @property
@@ -115,12 +117,16 @@ class OpenAI(ChatApiBackend):
         if "stop" in fields:
             arguments["stop"] = stops_of(fields)
         if "json_schema" in fields:
-            schema = {"name": "answer", "schema": json.loads(fields["json_schema"])}
-            arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
+            arguments["response_format"] = response_format(fields["json_schema"])
         if request.options.get("return_logprob"):
             top = request.options.get("top_logprobs_num") or 0
             arguments |= {"logprobs": True, "top_logprobs": top} if self.chat_only else {"logprobs": max(1, top)}
         return arguments
+
+
+def response_format(schema: str) -> dict[str, Any]:
+    """A schema in the API's form."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(schema)}}
 
 
 def usage_of(usage: Any) -> tuple[int | None, int | None, int | None]:

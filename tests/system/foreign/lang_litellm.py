@@ -15,7 +15,7 @@ import bough as sgl
 @sgl.function
 def chat(s: Any) -> None:
     s += sgl.system("Be brief.") + sgl.user("Capital?")
-    s += sgl.assistant(sgl.gen("answer", max_tokens=9, stop="\n", temperature=0))
+    s += sgl.assistant(sgl.gen("answer", max_tokens=9, stop="\n", temperature=0, json_schema={"type": "object"}))
 
 
 def failure(backend: Any) -> str:

@@ -73,6 +73,8 @@ class Answer:
         self.error: Exception | None = None
         self.input_logprobs = LogprobColumns()
         self.output_logprobs = LogprobColumns()  # may run past `ids`: what stands behind a stop string was cut
+        self.resumed_ids = 0  # how many of `ids` were delivered before this request took over; they have no logprobs
+        self.resumed_text = ""  # and what they showed: parsers of the stream read it before they read what follows
         self._read: list[str] = []  # text that was taken in pieces; followed by
         self._unread: list[str] = []
         self._read_ids = 0
@@ -102,6 +104,13 @@ class Answer:
             self._pace.add(delta, len(delta.ids) // ID_BYTES, now)
         self._news.tell(self)
 
+    def recall(self, replay: Delta) -> None:
+        """What the caller has had of a resumed answer: part of it, but no news."""
+        self.resumed_text = replay.text
+        self._read.append(replay.text)
+        self.ids += memoryview(replay.ids).cast("i")
+        self.resumed_ids = self._read_ids = len(self.ids)
+
     def fail(self, error: Exception) -> None:
         """The engine is gone: whoever waits gets the error."""
         if self.finish is None:
@@ -128,6 +137,16 @@ class Answer:
         if len(self._read) > 1:  # kept joined: protocols that show everything ask again with every piece
             self._read = ["".join(self._read)]
         return "".join(self._read + self._unread)
+
+    @property
+    def resumed(self) -> bool:
+        """It goes on with a stream whose beginning was delivered before."""
+        return self.prompt.resumption is not None
+
+    @property
+    def new_tokens(self) -> int:
+        """Those that this request brought."""
+        return len(self.ids) - self.resumed_ids
 
     @property
     def started(self) -> bool:
@@ -162,7 +181,7 @@ class Answer:
             total_s=end - self._received_at,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            output_tokens=len(self.ids),
+            output_tokens=self.new_tokens,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,7 +220,7 @@ class Answer:
             self._add_logprobs(self.input_logprobs, started.input_logprobs)
 
     def _logprob_fields(self, wanted: LogprobRequest) -> dict[str, Any]:
-        given, output, count = self.input_logprobs, self.output_logprobs, len(self.ids)
+        given, output, count = self.input_logprobs, self.output_logprobs, self.new_tokens
         # The tokens after a stop string's match were cut; so are their logprobs.
         fields: dict[str, Any] = {
             "input_token_logprobs": list(given.tokens),

@@ -104,7 +104,7 @@ class EngineClient:
                     continue
                 piece = answer.take()
                 unfinished -= piece.finish is not None  # before the yield: more may come during the reader's turn
-                if piece.finish is not None and not inputs.batched and not (stream and answer.ids):
+                if piece.finish is not None and not inputs.batched and not (stream and answer.new_tokens):
                     raise_if_refused(answer)
                 yield piece
         finally:
@@ -149,6 +149,9 @@ class EngineClient:
                 if any(delta.ids for delta in message.items):  # a refusal is no sign that tokens are made
                     self.heard_at = time.monotonic()
                 now = time.perf_counter()
+                for replay in message.replays:
+                    if (resumed := self._answers.get(replay.handle)) is not None:
+                        resumed.recall(replay)
                 for delta in message.items:
                     answer = self._answers.get(delta.handle)
                     if answer is not None:  # else its caller has left
@@ -193,6 +196,8 @@ class EngineClient:
     def _refuse_used_rids(self, inputs: Inputs) -> None:
         seen: set[str] = set()
         for prompt in inputs.prompts:
+            if prompt.resumption is not None:
+                continue  # it keeps its id; the stream that broke may not have been noticed here yet
             user = self._rids.get(prompt.rid)
             if prompt.rid in seen or (user is not None and not user.done):
                 raise RequestError(f"rid {prompt.rid!r} is in use by another request; choose another.", field="rid")
@@ -233,6 +238,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         logprobs=prompt.logprobs,
         stream=stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
+        output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
     )
 
 

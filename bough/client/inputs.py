@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bough.client.resumption import Resumption
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -39,6 +40,7 @@ class Prompt:
     logprobs: LogprobRequest | None
     logprob_texts: bool  # logprob entries carry the tokens' text
     show_ids: bool  # the answer carries the prompt's token ids
+    resumption: Resumption | None = None  # its stream broke elsewhere and goes on here
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class InputReader:
         priority: int | None = None,
         extra_key: str | Sequence[str] | None = None,
         cache_salt: str | Sequence[str] | None = None,
+        resumption: Resumption | None = None,
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make."""
@@ -102,11 +105,13 @@ class InputReader:
                 "may ask for; send several.",
                 field="n" if count == 1 else "prompt" if input_ids is None else "input_ids",
             )
+        if resumption is not None and (many or samplings[0].n > 1):
+            raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
         prompts: list[Prompt] = []
         for i, sampling in enumerate(samplings):
             logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
             namespace = _namespace(columns["extra_key"][i], columns["cache_salt"][i])
-            seed = self._seed(sampling)
+            seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
             shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
             for sample in range(sampling.n):
@@ -123,6 +128,7 @@ class InputReader:
                         logprobs=logprobs,
                         logprob_texts=return_text_in_logprobs,
                         show_ids=return_prompt_token_ids,
+                        resumption=resumption,
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -152,7 +158,9 @@ class InputReader:
                     field=name,
                 )
 
-    def _seed(self, sampling: SamplingParams) -> int:
+    def _seed(self, sampling: SamplingParams, resumption: Resumption | None) -> int:
+        if resumption is not None and resumption.seed is not None:
+            return resumption.seed
         if sampling.sampling_seed is not None:
             return sampling.sampling_seed
         return secrets.randbits(63) if self._random_seed is None else self._random_seed
@@ -175,15 +183,16 @@ class InputReader:
             if not _is_list(input_ids):
                 raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
             many = len(input_ids) > 0 and _is_list(input_ids[0])
-            arrays = [_as_array(ids) for ids in (input_ids if many else [input_ids])]
+            arrays = [token_array(ids) for ids in (input_ids if many else [input_ids])]
         if not arrays:
             raise RequestError("The list of prompts is empty.", field="prompt" if input_ids is None else "input_ids")
         return arrays, many
 
 
-def _as_array(ids: Any) -> IntArray:
+def token_array(ids: Any, name: str = "input_ids") -> IntArray:
+    """Token ids as one array; `name` is the field that is to blame where they are none."""
     if not _is_list(ids):
-        raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
+        raise RequestError(f"{name} must be a list of token ids, or a list of such lists.", field=name)
     # Numpy looks at a prompt as a whole; looking at its ids one by one takes longer than computing them on a GPU.
     with contextlib.suppress(ValueError):  # a list inside the list
         array = np.asarray(ids, dtype=None if len(ids) else np.int32)
@@ -191,9 +200,9 @@ def _as_array(ids: Any) -> IntArray:
             return array.astype(np.int32)
     wrong = next((x for x in ids if not _is_int(x)), None)
     if wrong is not None:
-        raise RequestError(f"input_ids must hold whole numbers, got {wrong!r}.", field="input_ids")
+        raise RequestError(f"{name} must hold whole numbers, got {wrong!r}.", field=name)
     out = next(x for x in ids if not -1 <= x <= INT32_MAX)
-    raise RequestError(f"Token id {out} is outside the vocabulary.", field="input_ids")
+    raise RequestError(f"Token id {out} is outside the vocabulary.", field=name)
 
 
 def _is_list(value: Any) -> bool:

@@ -26,6 +26,12 @@ class Piece(msgspec.Struct, frozen=True):
     finish: FinishReason | None  # as of this piece
 
     @property
+    def logprob_span(self) -> tuple[int, int]:
+        """Where its tokens begin and end in the answer's columns of logprobs."""
+        first = self.first - self.answer.resumed_ids
+        return first, first + len(self.ids)
+
+    @property
     def index(self) -> int:
         """Which prompt or sample of its call the answer belongs to."""
         return self.answer.index

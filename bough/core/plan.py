@@ -46,7 +46,7 @@ class RowSetup:
     seed: int  # resolved: random numbers are a function of (seed, output position)
     pages: tuple[IntArray, ...]  # per group: the pages of the cached prefix
     length: int  # tokens those pages hold
-    generated: int  # output tokens so far: > 0 after a retraction
+    generated: int  # output tokens so far: > 0 after a retraction, and of a resumed request
     history: IntArray | None  # prompt + output so far, only for rows with penalties
     prompt_len: int  # how much of `history` is prompt
     logprobs: LogprobSpec | None

@@ -11,7 +11,7 @@ from bough.launch.garbage import settle_garbage
 from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import ClientSenders, Receiver, Sender, client_of
-from bough.messages.outputs import Delta, Deltas, Reply, ToDetokenizer
+from bough.messages.outputs import Deltas, Reply, ToDetokenizer
 from bough.messages.requests import StreamEnded
 from bough.observability.logs import set_up_logging
 from bough.tokenizer.detokenizer import Detokenizer
@@ -29,11 +29,13 @@ class ChannelOutlet:
         if len(self._clients) == 1:
             self._clients[0].send(message)
             return
-        shares: dict[int, list[Delta]] = {}
+        shares: dict[int, Deltas] = {}
         for delta in message.items:
-            shares.setdefault(client_of(delta.handle), []).append(delta)
+            shares.setdefault(client_of(delta.handle), Deltas([], [])).items.append(delta)
+        for replay in message.replays:
+            shares.setdefault(client_of(replay.handle), Deltas([], [])).replays.append(replay)
         for client, share in shares.items():
-            self._clients[client].send(Deltas(share))
+            self._clients[client].send(share)
 
     def reply(self, message: Reply) -> None:
         self._clients.to(message.call).send(message)

@@ -26,13 +26,19 @@ class LogprobRun(msgspec.Struct, frozen=True, array_like=True):
     id_logprobs: bytes  # float32 [n, ids]
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
-    """A request was taken: how its tokens become text. Sent before anything else about it."""
+class Open(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A request was taken: how its tokens become text. Sent before anything else about it.
+
+    Of a resumed request it brings the output that was delivered before; if the request is over with that, it also says
+    why and is the last word on it.
+    """
 
     handle: int
     sampling: SamplingParams
     prompt_tail: bytes  # int32: the last prompt tokens, which decide how the first output token is spelt
     stream: bool
+    output_ids: bytes = b""  # int32
+    ended: FinishReason | None = None
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
@@ -80,10 +86,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     retractions: int = 0
 
 
-class Deltas(msgspec.Struct, frozen=True, tag=True):
-    """The deltas of one step."""
+class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The deltas of one step, and what requests that were resumed had delivered before: known, but not news."""
 
     items: list[Delta]
+    replays: list[Delta] = []
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):

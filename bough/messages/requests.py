@@ -20,7 +20,8 @@ class LogprobRequest(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """One prompt to continue. `handle` names the request between processes, `rid` to the user."""
+    """One prompt to continue. `handle` names the request between processes, `rid` to the user. A request whose stream
+    broke elsewhere is resumed: it comes with the tokens that it has generated already."""
 
     handle: int
     rid: str
@@ -32,6 +33,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     logprobs: LogprobRequest | None = None
     stream: bool = False
     names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
+    output_ids: bytes = b""  # int32: of a resumed request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from bough.core.errors import RequestError
+from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.core.plan import IntArray, Limits, LogprobSpec
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
@@ -58,6 +59,7 @@ class Intake:
                 "stop_token_ids holds every token, and min_new_tokens forbids those at first: none is left to choose.",
                 field="stop_token_ids",
             )
+        output = self._output(message, stop_ids)
         no_more = len(tokens) - 1
         if spec is not None and spec.start >= len(tokens):
             raise RequestError(
@@ -67,7 +69,7 @@ class Intake:
         return Request(
             handle=message.handle,
             rid=message.rid,
-            tokens=tokens,
+            tokens=np.concatenate([tokens, output]) if len(output) else tokens,
             prompt_len=len(tokens),
             sampling=sampling,
             seed=message.seed,
@@ -82,6 +84,19 @@ class Intake:
             stream=message.stream,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
         )
+
+    def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
+        """What a resumed request has generated already; nothing for any other."""
+        output = np.frombuffer(message.output_ids, dtype=np.int32)
+        if not len(output):
+            return output
+        self._check_ids("resume.output_ids", (int(output.min()), int(output.max())))
+        for token in stop_ids.intersection(output[:-1].tolist()):
+            raise RequestError(
+                f"resume.output_ids goes on behind token {token}, which ends this answer; give what was generated.",
+                field="resume.output_ids",
+            )
+        return output
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):
@@ -109,6 +124,23 @@ class Intake:
         )
 
 
-def opening(message: Generate, prompt: IntArray) -> Open:
-    """What the detokenizer must know before the first token after `prompt`, which may be a part of what was sent."""
-    return Open(message.handle, message.sampling, prompt[-PROMPT_TAIL:].tobytes(), message.stream)
+def opening(request: Request) -> Open:
+    """What the detokenizer must know of a request that was just taken. Its prompt may be a part of what was sent."""
+    prompt, output = request.tokens[: request.prompt_len], request.tokens[request.prompt_len :]
+    return Open(
+        request.handle,
+        request.sampling,
+        prompt[-PROMPT_TAIL:].tobytes(),
+        request.stream,
+        output.tobytes(),
+        ending_of(output, request),
+    )
+
+
+def ending_of(output: IntArray, request: Request) -> FinishReason | None:
+    """Why a resumed request is over with what it has generated already, if it is."""
+    if not len(output):
+        return None
+    if int(output[-1]) in request.stop_ids:
+        return FinishStop(int(output[-1]))
+    return FinishLength(len(output)) if len(output) >= request.max_new else None

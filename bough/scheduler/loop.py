@@ -241,7 +241,10 @@ class Scheduler:
         except RequestError as error:
             self._committer.refuse(message.handle, FinishAbort.because(error))
             return
-        self._outbox.tokens(opening(message, request.tokens))
+        opened = opening(request)
+        self._outbox.tokens(opened)
+        if opened.ended is not None:  # it was resumed and had nothing more to generate
+            return
         self._requests[request.handle] = request
         self._queue.add(request)
 

@@ -11,7 +11,8 @@ from bough.memory.tree import Node
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` is the prompt with the output so far while the request waits; while it runs, its row holds them."""
+    """`tokens` is the prompt with the output so far while the request waits; while it runs, its row holds them. One
+    that was resumed has output from the beginning, like one that was retracted."""
 
     handle: int
     rid: str
@@ -31,7 +32,7 @@ class Request:
     stream: bool = False  # its tokens are watched as they come
     row: int = -1
     node: Node | None = None  # the tree node that this request holds a lock on
-    cached_tokens: int = -1  # found in the cache when first admitted
+    cached_tokens: int = -1  # of the prompt, found in the cache when first admitted
     started: bool = False
     retractions: int = 0
     queue_time_s: float = 0.0  # from its arrival until it was first admitted

@@ -36,7 +36,7 @@ class Residents:
         table.length[row] = match.length
         request.node = match.node
         if request.cached_tokens < 0:
-            request.cached_tokens = int(table.length[row])
+            request.cached_tokens = min(int(table.length[row]), request.prompt_len)
         return RowSetup(
             row=row,
             sampling=request.sampling,

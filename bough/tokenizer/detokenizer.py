@@ -3,6 +3,9 @@
 Stop strings exist only in text, so they are found here: the text, ids and logprobs are cut at the match, the client
 gets its terminal delta, and the scheduler is told to stop; tokens that come later find no stream and are dropped. One
 message in (the tokens of a step) makes at most one message out (the deltas of that step).
+
+A request that was resumed comes with tokens that were delivered before. They go through the same decoder and the same
+search for stops, so that what follows is what would have followed; their text is told to the client as known.
 """
 
 from __future__ import annotations
@@ -78,7 +81,9 @@ class Detokenizer:
         """Deals with one message; False when it was the last."""
         match message:
             case Open():
-                self._streams[message.handle] = self._open(message)
+                self._streams[message.handle] = stream = self._open(message)
+                if message.output_ids:
+                    self._resume(message, stream)
             case StepOutput():
                 self._step(message)
             case Ping():
@@ -101,6 +106,24 @@ class Detokenizer:
         interval = (sampling.stream_interval or self._interval) if message.stream else 0
         return Stream(decoder, stops, sampling.no_stop_trim, interval)
 
+    def _resume(self, message: Open, stream: Stream) -> None:
+        """Takes in what the request had generated before. If that has ended it, all of its text was delivered with it,
+        even what is held back until the end; only the end itself is still to be told."""
+        ids = np.frombuffer(message.output_ids, dtype=np.int32).tolist()
+        stopped = None
+        for i, token in enumerate(ids):
+            stopped = self._push(stream, token, message.ended if i == len(ids) - 1 else None)
+            if stopped is not None:
+                break
+        if stopped is None and message.ended is not None:
+            stopped = _flush(stream, message.ended)
+        replay = stream.take(message.handle)
+        stream.sent = False  # the first token that follows is waited for like any first one
+        if stopped is not None and message.ended is None:
+            self._outlet.stream_ended(StreamEnded(message.handle))
+        ends = [] if stopped is None else [self._close(message.handle, stream, stopped, None)]
+        self._outlet.deltas(Deltas(ends, [replay]))
+
     def _step(self, message: StepOutput) -> None:
         deltas: list[Delta] = []
         for started in message.started:
@@ -118,9 +141,10 @@ class Detokenizer:
                 continue
             if message.logprobs and handle in message.logprobs:
                 stream.logprobs.append(message.logprobs[handle])
-            stopped = self._push(stream, token, ended.get(handle))
+            end = ended.get(handle)
+            stopped = self._push(stream, token, None if end is None else end.reason)
             if stopped is not None:
-                end = ended.pop(handle, None)
+                ended.pop(handle, None)
                 if end is None:
                     self._outlet.stream_ended(StreamEnded(handle))
                 deltas.append(self._close(handle, stream, stopped, end))
@@ -132,11 +156,11 @@ class Detokenizer:
         if deltas:
             self._outlet.deltas(Deltas(deltas))
 
-    def _push(self, stream: Stream, token: int, end: Ended | None) -> FinishReason | None:
-        """Adds a token; a reason when its text completes a stop string or cannot be searched."""
+    def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
+        """Adds a token, which may be the request's last; a reason when its text completes a stop string or cannot be
+        searched."""
         stream.ids.append(token)
-        is_stop_token = end is not None and isinstance(end.reason, FinishStop)
-        if stream.decoder is None or (is_stop_token and not stream.keep_stop_token):
+        if stream.decoder is None or (isinstance(end, FinishStop) and not stream.keep_stop_token):
             return None
         return _add_text(stream, stream.decoder.push((token,)))
 

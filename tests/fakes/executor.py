@@ -125,7 +125,7 @@ class FakeExecutor:
             sequence = self._sequence(row)
             assert (sequence >= 0).all(), "a row reads a place that nobody wrote"
             if plan.sample[index]:
-                self.last_token[row] = next_token(sequence)
+                self.last_token[row] = self.next_token(row, sequence)
                 tokens.append([self.last_token[row]])
                 bad.append(row in self.poisoned_rows)
         inputs = {w.index: self._input_logprobs(plan, w) for w in plan.input_logprobs}
@@ -137,6 +137,9 @@ class FakeExecutor:
             output,
             inputs,
         )
+
+    def next_token(self, row: int, sequence: np.ndarray) -> int:
+        return next_token(sequence)
 
     def _input_logprobs(self, plan: BatchPlan, want) -> PositionLogprobs:  # type: ignore[no-untyped-def]
         """The "logprob" of a prompt token is minus its value."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bough.core.errors import RequestError
+from bough.core.finish import FinishLength, FinishStop
 from bough.core.plan import Limits, LogprobSpec
 from bough.core.settings import SchedulerSettings
 from bough.messages.requests import LogprobRequest
@@ -111,6 +112,39 @@ def test_where_logprobs_begin_and_the_cache_ends(logprobs: LogprobRequest | None
 
 def test_an_opening_carries_the_end_of_the_prompt_that_is_used() -> None:
     message = generate(3, list(range(60)), stream=True)
-    opened = opening(message, intake(allow_auto_truncate=True).request(message, 0, 0.0).tokens)
+    opened = opening(intake(allow_auto_truncate=True).request(message, 0, 0.0))
     assert (opened.handle, opened.stream) == (3, True)
     assert np.frombuffer(opened.prompt_tail, np.int32).tolist() == list(range(CONTEXT - 9, CONTEXT - 1))
+
+
+def resumed(output: list[int], **options: Any) -> Any:
+    return generate(1, [1, 2, 3], output_ids=np.array(output, np.int32).tobytes(), **options)
+
+
+def test_a_resumed_request_has_its_output_behind_its_prompt() -> None:
+    request = intake().request(resumed([5, 6], max_new_tokens=9), 0, 0.0)
+    assert request.tokens.tolist() == [1, 2, 3, 5, 6]
+    assert (request.prompt_len, request.generated, request.max_new, request.match_cap) == (3, 2, 9, 4)
+    opened = opening(request)
+    assert np.frombuffer(opened.output_ids, np.int32).tolist() == [5, 6] and opened.ended is None
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "ended"),
+    [
+        ([5, 98], {}, FinishStop(98)),
+        ([5, 98], {"ignore_eos": True}, None),
+        ([5, 7], {"stop_token_ids": (7,), "max_new_tokens": 2}, FinishStop(7)),
+        ([5, 6], {"max_new_tokens": 2}, FinishLength(2)),
+        ([5] * (CONTEXT - 3), {}, FinishLength(CONTEXT - 3)),
+    ],
+)
+def test_a_resumed_request_may_be_over(output: list[int], options: dict[str, Any], ended: Any) -> None:
+    assert opening(intake().request(resumed(output, **options), 0, 0.0)).ended == ended
+
+
+@pytest.mark.parametrize("output", [[VOCAB], [-1, 4], [99, 4]])
+def test_an_output_that_nothing_can_have_generated_is_refused(output: list[int]) -> None:
+    with pytest.raises(RequestError) as refused:
+        intake().request(resumed(output), 0, 0.0)
+    assert refused.value.field == "resume.output_ids"

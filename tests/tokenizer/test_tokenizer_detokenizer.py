@@ -21,10 +21,12 @@ class Outlet:
         self.items: list[Delta] = []
         self.messages = 0
         self.stopped: list[int] = []
+        self.replays: list[Delta] = []
 
     def deltas(self, message: Deltas) -> None:
         self.messages += 1
         self.items += message.items
+        self.replays += message.replays
 
     def stream_ended(self, message: StreamEnded) -> None:
         self.stopped.append(message.handle)
@@ -187,3 +189,51 @@ def test_retractions_are_known_when_a_stop_string_ends_the_stream() -> None:
 def test_shutdown_ends_the_loop() -> None:
     detokenizer, _ = start()
     assert detokenizer.handle(Shutdown()) is False
+
+
+def resume(
+    data: bytes, ended: FinishReason | None = None, interval: int = 1, **sampling: Any
+) -> tuple[Detokenizer, Outlet]:
+    outlet = Outlet()
+    detokenizer = Detokenizer(ByteTokenizer(), outlet, interval)  # type: ignore[arg-type]
+    output = np.array(list(data), dtype=np.int32).tobytes()
+    detokenizer.handle(Open(1, SamplingParams.parse(sampling), b"", True, output, ended))
+    return detokenizer, outlet
+
+
+@given(st.text("ab é😀", min_size=2, max_size=12), st.integers(0, 20), st.lists(st.sampled_from(["b a", "é", "aab"])))
+def test_a_resumed_stream_sends_what_the_broken_one_had_not(text: str, at: int, stop: list[str]) -> None:
+    data = text.encode()
+    detokenizer, whole = start(stop=stop)
+    feed(detokenizer, data, FinishLength(len(data)))
+    at = min(at, len(ids_of(whole)) - 1)
+    had = [d.text for d in whole.items][:at]
+    detokenizer, rest = resume(data[:at], stop=stop) if at else start(stop=stop)
+    feed(detokenizer, data[at:], FinishLength(len(data)))
+    assert [d.text for d in rest.replays] == (["".join(had)] if at else [])
+    assert [d.text for d in rest.items] == [d.text for d in whole.items][at:]
+    assert rest.items[-1].finish == whole.items[-1].finish
+
+
+@given(st.text("ab é", min_size=1, max_size=8), st.sampled_from([FinishLength(3), FinishStop(0)]))
+def test_a_stream_that_was_complete_is_told_to_end(text: str, ended: FinishReason) -> None:
+    _, outlet = resume(text.encode(), ended, stop=["aa"])
+    (end,), (replay,) = outlet.items, outlet.replays
+    assert (end.text, end.ids) == ("", b"")
+    assert end.finish == (FinishStop("aa") if "aa" in text[: len(text) - isinstance(ended, FinishStop)] else ended)
+    shown = text[:-1] if isinstance(ended, FinishStop) and len(text[-1].encode()) == 1 else None
+    assert shown is None or replay.text == shown.partition("aa")[0]
+    assert outlet.stopped == []
+
+
+def test_a_stop_string_among_the_resumed_tokens_ends_the_request_in_the_scheduler_too() -> None:
+    detokenizer, outlet = resume(b"ab END", stop=["END"])
+    assert [d.finish for d in outlet.items] == [FinishStop("END")] and outlet.stopped == [1]
+    detokenizer.handle(step(97))
+    assert len(outlet.items) == 1
+
+
+def test_the_first_token_after_a_resumption_goes_out_at_once() -> None:
+    detokenizer, outlet = resume(b"ab", interval=3)
+    detokenizer.handle(step(99))
+    assert [d.text for d in outlet.items] == ["c"]

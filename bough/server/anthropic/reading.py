@@ -9,6 +9,7 @@ from bough.core.errors import RequestError
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.limits import Harmless, check_ranges, check_stops, refuse_unbuilt
 from bough.server.messages import Message, read_content, read_messages, render
+from bough.server.resuming import read_resumption
 from bough.tokenizer.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant", "system")
@@ -47,6 +48,7 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
             "top_k": request.top_k or None,  # none at all is Anthropic's way to leave it off
             "stop": request.stop_sequences,
         },
+        **read_resumption(request.resume, request.stream),
     }
 
 

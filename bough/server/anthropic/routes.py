@@ -10,7 +10,7 @@ from starlette.responses import Response
 from bough.server.anthropic.objects import Message, TokensCount
 from bough.server.anthropic.reading import NAMES, check_request, prompt_of, read_conversation, read_request
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
+from bough.server.anthropic.writing import OPENING_EVENTS, MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
@@ -19,6 +19,7 @@ from bough.server.messages import text_size
 from bough.server.names import in_names_of
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
+from bough.server.resuming import resumable
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
@@ -57,13 +58,15 @@ class Anthropic:
 
     async def messages(self, request: Request) -> Response:
         body = await read_lenient_body(request, MessagesRequest)
-        form = MessageForm(f"msg_{uuid.uuid4().hex}", self._context.model.name, bool(body.return_timings))
+        name = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
+        form = MessageForm(name, self._context.model.name, bool(body.return_timings))
         with in_names_of(NAMES):
             ids = await self._prompt(body)
             inputs = await self._context.read_inputs(input_ids=ids, **read_request(body, form.id))
         client = self._context.client
         if body.stream:
-            return stream_answers(client, inputs, MessageWriter(form), broken_stream, timed=form.timed)
+            writer = resumable(request, inputs, MessageWriter(form), opening_events=OPENING_EVENTS)
+            return stream_answers(client, inputs, writer, broken_stream, timed=form.timed)
         (answer,) = await while_connected(request, client.answers(inputs))
         return json_response(form.whole(answer), headers=timing_headers([answer]) if form.timed else None)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from bough.core.sampling_params import INT32_MAX
 from bough.server.limits import above, between
+from bough.server.resuming import Resume
 
 Messages = Annotated[
     list[dict[str, Any]],
@@ -56,3 +57,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     container: str | dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     return_timings: bool | None = None
+    resume: Resume | None = None

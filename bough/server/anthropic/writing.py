@@ -37,6 +37,7 @@ from bough.server.responses import encode_json
 from bough.server.streaming import named_event
 
 BLOCK_BEGINS = named_event(ContentBlockStart(content_block=TextBlock(text=""))) + named_event(Ping())
+OPENING_EVENTS = 3  # message_start and these
 BLOCK_ENDS = named_event(ContentBlockStop())
 MESSAGE_ENDS = named_event(MessageStop())
 TEXT = PreparedChunk(named_event(ContentBlockDelta(delta=TextDelta(text=""))), "text")
@@ -89,6 +90,7 @@ class MessageWriter:
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece; with the first and the last one, what stands around the text."""
         text = TEXT.fill(piece.text, []) if piece.text else b""
+        self._begun |= piece.answer.resumed  # by the stream that this one resumes
         if self._begun and piece.finish is None:
             return text
         closing = b""

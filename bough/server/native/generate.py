@@ -21,6 +21,7 @@ from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
+from bough.server.resuming import read_resumption, resumable
 from bough.server.sse import DONE, json_event
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
@@ -63,7 +64,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
     timed = bool(body.return_timings)
     if body.stream:
         writer = OutputWriter(batched=inputs.batched, timed=timed)
-        return stream_answers(context.client, inputs, writer, broken_stream, timed=timed)
+        return stream_answers(context.client, inputs, resumable(request, inputs, writer), broken_stream, timed=timed)
     answers = await while_connected(request, context.client.answers(inputs))
     if all(answer.refusal is not None for answer in answers):
         raise_if_refused(answers[0])
@@ -77,7 +78,10 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
-    return await context.read_inputs(prompt=body.text, **given_fields(body, OPTIONS))
+    options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
+    if body.resume is not None and body.resume.id is not None:
+        options["rid"] = body.resume.id
+    return await context.read_inputs(prompt=body.text, **options)
 
 
 class OutputWriter:

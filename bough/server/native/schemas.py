@@ -18,6 +18,7 @@ from bough.core.sampling_params import (
     UNBUILT_FIELDS,
     SamplingParams,
 )
+from bough.server.resuming import Resume
 
 
 def _sampling_schema() -> dict[str, Any]:
@@ -72,6 +73,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    resume: Resume | None = None
     # Fields whose feature this engine does not have: accepted when they ask for nothing.
     input_embeds: Any = None
     image_data: Any = None

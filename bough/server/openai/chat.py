@@ -29,6 +29,7 @@ from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
 from bough.server.openai.schema import ChatRequest
 from bough.server.openai.usage import finish_word, make_usage, matched_stop, slowest_timings, usage_of, whole_piece
 from bough.server.responses import encode_json
+from bough.server.resuming import read_resumption
 from bough.server.sse import DONE, event
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
         ),
         "return_logprob": bool(request.logprobs),
         "top_logprobs_num": request.top_logprobs or 0,
+        **read_resumption(request.resume, request.stream),
     }
 
 
@@ -98,8 +100,7 @@ class ChatForm:
     def logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if self.shown.logprobs is None:
             return None
-        columns, end = piece.answer.output_logprobs, piece.first + len(piece.ids)
-        return ChatLogprobs(chat_logprobs(columns, piece.first, end, self.speller))
+        return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self.speller))
 
     def ending(self, answer: Answer) -> dict[str, Any]:
         """The fields that tell how an answer ended."""
@@ -112,7 +113,8 @@ class ChatForm:
 
 
 class ChatWriter:
-    """Writes one call's stream: for each answer a chunk with the role, its text, and a chunk that tells how it ended.
+    """Writes one call's stream: for each answer a chunk with the role (unless a broken stream has shown it, which this
+    one resumes), its text, and a chunk that tells how it ended.
 
     The first two and the last two travel together, so the extra chunks cost no extra turn.
     """
@@ -138,7 +140,8 @@ class ChatWriter:
         chunks = []
         if piece.index not in self._answers:
             self._begin(piece)
-            chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
+            if not answer.resumed:
+                chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
         if piece.text or piece.ids:
             shown = {
                 "logprobs": self._form.logprobs(piece),

@@ -21,6 +21,7 @@ from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
 from bough.server.openai.schema import CompletionRequest
 from bough.server.openai.usage import finish_word, make_usage, matched_stop, slowest_timings, usage_of, whole_piece
 from bough.server.responses import encode_json
+from bough.server.resuming import read_resumption
 from bough.server.sse import DONE, event
 
 DEFAULT_MAX_TOKENS = 16
@@ -36,13 +37,15 @@ def read_completion(request: CompletionRequest, identity: Identity) -> dict[str,
         raise RequestError("best_of chooses among finished answers, so it cannot be streamed.", field="best_of")
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     choosing = samples > kept
+    shows_prompt = request.echo and request.resume is None  # a resumed stream has shown it
     return {
         **_prompts(request.prompt),
         **options_of(request, identity),
         "sampling_params": sampling_of(request, max_new_tokens=max_tokens, samples=samples),
         "return_logprob": request.logprobs is not None or choosing,
-        "logprob_start_len": 0 if request.echo and request.logprobs is not None else -1,
+        "logprob_start_len": 0 if shows_prompt and request.logprobs is not None else -1,
         "top_logprobs_num": request.logprobs or 0,
+        **read_resumption(request.resume, request.stream),
     }
 
 
@@ -156,7 +159,7 @@ class CompletionWriter:
         """What is new in one answer."""
         shown, finish = self._form.shown, piece.finish
         echo = ""
-        if self._form.echoes and piece.index not in self._answers:
+        if self._form.echoes and piece.index not in self._answers and not piece.answer.resumed:
             echo = self._form.echoes[piece.index // shown.samples]
         return CompletionChoice(
             index=piece.index,
@@ -177,13 +180,15 @@ class CompletionWriter:
             skip = answer.prompt.sampling.skip_special_tokens
             offsets = self._offsets[piece.index] = TextOffsets(form.speller, skip)
         given = None
-        if begins and form.echoes:
+        if begins and answer.resumed:
+            shown = answer.prompt.ids[: answer.prompt_tokens].tolist() if form.echoes else []
+            offsets.of(shown + answer.ids[: piece.first])
+        elif begins and form.echoes:
             columns = answer.input_logprobs
             given = completion_logprobs(columns, 0, len(columns.tokens), top=top, speller=form.speller, offsets=offsets)
         output = completion_logprobs(
             answer.output_logprobs,
-            piece.first,
-            piece.first + len(piece.ids),
+            *piece.logprob_span,
             top=top,
             speller=form.speller,
             offsets=offsets,

@@ -22,6 +22,7 @@ from bough.server.openai.reading import Identity, Shown, in_openai_names
 from bough.server.openai.schema import ChatRequest, CompletionRequest
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
+from bough.server.resuming import resumable
 from bough.server.sse import DONE, json_event
 from bough.server.streaming import Writer, stream_answers
 from bough.server.timing import timing_headers
@@ -62,19 +63,19 @@ class OpenAI:
 
     async def completions(self, request: Request) -> Response:
         body = await read_lenient_body(request, CompletionRequest)
-        identity = Identity.make("cmpl-", body.rid, self._context.model.name)
+        identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
         with in_openai_names(top_logprobs_num="logprobs"):
             inputs = await self._context.read_inputs(**read_completion(body, identity))
         shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
         form = CompletionForm(identity, shown, self._speller, body.n or 1, self._echoes(body, inputs))
         if body.stream:
-            return self._stream(inputs, CompletionWriter(form), shown)
+            return self._stream(inputs, resumable(request, inputs, CompletionWriter(form)), shown)
         answers = await while_connected(request, self._context.client.answers(inputs))
         return json_response(form.whole(answers), headers=_timing_header(shown, answers))
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
-        identity = Identity.make("chatcmpl-", body.rid, self._context.model.name)
+        identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
         with in_openai_names(input_ids="input_ids" if body.input_ids is not None else "messages"):
             given = read_chat(body, identity, self._context.model.context_length)
             inputs = await self._context.read_inputs(input_ids=await self._chat_ids(body), **given)
@@ -82,7 +83,8 @@ class OpenAI:
         shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
         form = ChatForm(identity, shown, self._speller)
         if body.stream:
-            return self._stream(inputs, ChatWriter(form), shown)
+            writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
+            return self._stream(inputs, writer, shown)
         answers = await while_connected(request, self._context.client.answers(inputs))
         return json_response(form.whole(answers), headers=_timing_header(shown, answers))
 

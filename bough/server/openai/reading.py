@@ -13,6 +13,7 @@ from typing import Any
 
 from bough.server.names import in_names_of
 from bough.server.openai.schema import EngineFields, SamplingFields, StreamOptions
+from bough.server.resuming import Resume
 
 OPENAI_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -48,9 +49,12 @@ class Identity:
     model: str
 
     @classmethod
-    def make(cls, prefix: str, rid: str | None, model: str) -> Identity:
-        """The client's own id where it gave one; the engine knows the request by the same."""
-        return cls(rid or f"{prefix}{uuid.uuid4().hex}", int(time.time()), model)
+    def make(cls, prefix: str, rid: str | None, model: str, resume: Resume | None = None) -> Identity:
+        """The client's own id where it gave one; the engine knows the request by the same. A resumed answer keeps what
+        its first chunks said."""
+        given = resume or Resume(output_ids=[])
+        created = int(time.time()) if given.created is None else given.created
+        return cls(given.id or rid or f"{prefix}{uuid.uuid4().hex}", created, model)
 
 
 @dataclass(frozen=True, slots=True)

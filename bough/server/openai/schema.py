@@ -13,6 +13,7 @@ import msgspec
 
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, MAX_TEMPERATURE
 from bough.server.limits import TOP_K, above, between
+from bough.server.resuming import Resume
 
 MAX_CHOICES = 1024
 
@@ -90,6 +91,7 @@ class CompletionRequest(UnbuiltFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
+    resume: Resume | None = None
     model: str | None = None
     max_tokens: TokenCount = None
     n: Count = None
@@ -107,6 +109,7 @@ class ChatRequest(UnbuiltFields, kw_only=True):
 
     messages: Messages = None
     input_ids: list[int] | None = None  # the prompt itself, instead of the messages through the template
+    resume: Resume | None = None
     model: str | None = None
     max_tokens: TokenCount = None
     max_completion_tokens: TokenCount = None

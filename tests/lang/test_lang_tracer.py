@@ -105,6 +105,7 @@ def test_pictures_are_well_formed_and_hold_every_step() -> None:
     root = ElementTree.fromstring(graph.to_svg())
     boxes = root.findall(".//{http://www.w3.org/2000/svg}rect")
     assert len(boxes) == len(graph.nodes()) + 1
+    assert len({(box.get("x"), box.get("y")) for box in boxes}) == len(boxes)  # none hides another
     dot = graph.to_dot()
     assert dot.startswith("digraph program {") and dot.count("label=") == len(boxes) and "style=dashed" in dot
 

@@ -1,4 +1,5 @@
-"""Programs on the default model in this process: roles, choices, branches, and how much of their prompts is reused."""
+"""Programs on the default model, in this process and over HTTP: roles, choices, branches, how much of their prompts is
+reused, and every example, with the same text on both."""
 
 from __future__ import annotations
 
@@ -10,11 +11,33 @@ from typing import Any
 import pytest
 
 import bough as sgl
-from bough.lang.backends.base import GenOutput, GenRequest, Scores
-from bough.lang.backends.in_process import EngineBackend
-from tests.fakes.examples import load_example
+from tests.fakes.examples import NAMES, load_example
+from tests.fakes.lang_recording import Recording, share_of
+from tests.system.serving import running
 
-GREEDY = {"temperature": 0}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SETTINGS: dict[str, Any] = {"dtype": "float32", "quantization": "none", "max_total_tokens": 20_000, "random_seed": 7}
+EXPECTED = {  # words that the default model's answer must hold, where it can be relied upon
+    "few_shot_qa": "Paris",
+    "json_extraction": '"name": "Ada Lovelace"',
+    "multi_turn_chat": "The capital of France is Paris.",
+    "react_calculator": "Observation: 45",
+    "batch_evaluation": "3. Rating: ",
+}
+QUICK = ("batch_evaluation", "few_shot_qa", "multi_turn_chat", "streaming")  # choices, branches, roles, a stream
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[sgl.Engine]:
+    with sgl.Engine(**SETTINGS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[sgl.RuntimeEndpoint]:
+    flags = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    with running(*flags) as server:
+        yield sgl.RuntimeEndpoint(server.url)
 
 
 @pytest.fixture(autouse=True)
@@ -91,16 +114,25 @@ def test_scores_are_the_engines_own_logprobs(engine: sgl.Engine) -> None:
         (sgl.gen("x", max_tokens=8, regex="(red|blue) (cat|dog)"), "(red|blue) (cat|dog)", "regex"),
         (sgl.gen("x", max_tokens=24, json_schema={"enum": ["cat", "dog"]}), r'\s*"(cat|dog)"\s*', "json_schema"),
     ],
+    ids=["int", "bool", "regex", "schema"],
 )
-def test_a_constraint_is_kept_or_refused_by_its_name(expr: Any, form: str, field: str) -> None:
+def test_a_constraint_is_kept_or_refused_by_its_name(
+    expr: Any, form: str, field: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint
+) -> None:
     @sgl.function
     def constrained(s: Any) -> None:
         s += "The answer: " + expr
 
-    try:
-        assert re.fullmatch(form, constrained.run(**GREEDY)["x"])
-    except sgl.ProgramError as error:
-        assert isinstance(error.__cause__, sgl.RequestError) and field in str(error.__cause__)
+    def outcome(backend: Any) -> str:
+        try:
+            return str(constrained.run(**GREEDY, backend=backend)["x"])
+        except sgl.ProgramError as error:
+            assert isinstance(error.__cause__, sgl.RequestError)
+            return f"refused: {error.__cause__}"
+
+    here = outcome(engine)
+    assert re.fullmatch(form, here) or (here.startswith("refused: ") and field in here)
+    assert outcome(endpoint) == here
 
 
 @pytest.mark.parametrize(
@@ -176,58 +208,6 @@ def test_a_dead_engine_surfaces_in_run() -> None:
 # How much is reused ---------------------------------------------------------------------------------------------------
 
 
-class Recording(EngineBackend):
-    """Remembers what was sent, in order, and what was found in the cache."""
-
-    def __init__(self, engine: sgl.Engine) -> None:
-        super().__init__(engine)
-        self.sent: list[tuple[str, str, bool]] = []  # prompt, output, whether it counts
-        self.prompt_tokens = self.cached_tokens = 0
-
-    async def generate(self, request: GenRequest) -> GenOutput:
-        place = len(self.sent)
-        self.sent.append((request.text, "", True))
-        output = await super().generate(request)
-        self.sent[place] = (request.text, output.texts[0], True)
-        self._count(output.metas)
-        return output
-
-    async def score(self, text: str, choices: Any, *, unconditional: bool) -> Scores:
-        self.sent += [(text + choice, "", True) for choice in choices]
-        scores = await super().score(text, choices, unconditional=unconditional)
-        self._count(scores.metas)
-        return scores
-
-    async def cache_prefix(self, text: str) -> None:
-        self.sent.append((text, "", False))
-        await super().cache_prefix(text)
-
-    def _count(self, metas: list[dict[str, Any]]) -> None:
-        self.prompt_tokens += sum(meta["prompt_tokens"] for meta in metas)
-        self.cached_tokens += sum(meta["cached_tokens"] for meta in metas)
-
-    def best_share(self, encode: Any) -> float:
-        """Of the prompt tokens, those that an earlier request had already brought; the last is always computed."""
-        tree: dict[int, Any] = {}
-        total = found = 0
-        for text, output, counts in self.sent:
-            ids = encode(text)
-            node, length = tree, 0
-            while length < len(ids) and ids[length] in node:
-                node, length = node[ids[length]], length + 1
-            total += len(ids) * counts
-            found += min(length, len(ids) - 1) * counts
-            node = tree
-            for token in ids + encode(output):
-                node = node.setdefault(token, {})
-        return found / total
-
-
-def share_of(recording: Recording, engine: sgl.Engine) -> tuple[float, float]:
-    assert engine.tokenizer is not None
-    return recording.cached_tokens / recording.prompt_tokens, recording.best_share(engine.tokenizer.encode)
-
-
 @pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_batch_of_few_shot_questions_reuses_nearly_all_that_can_be(engine: sgl.Engine, count: int) -> None:
     example = load_example("few_shot_qa")
@@ -250,3 +230,44 @@ def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine, fan
     assert state["leaves"] == fan_out**depth
     reached, possible = share_of(recording, engine)
     assert reached >= possible - 0.02, (reached, possible)
+
+
+# Examples and HTTP ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_an_example_writes_the_same_in_process_and_over_http(
+    name: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = load_example(name)
+    texts = []
+    for backend in (engine, endpoint):
+        monkeypatch.setattr(sgl.global_config, "default_backend", backend)
+        texts.append(example.main())
+    assert texts[0] == texts[1] and EXPECTED.get(name, "") in texts[0]
+
+
+def test_a_time_out_reaches_the_server(endpoint: sgl.RuntimeEndpoint) -> None:
+    @sgl.function
+    def endless(s: Any) -> None:
+        s += "Once upon a time" + sgl.gen("rest", max_tokens=4000, ignore_eos=True)
+
+    with pytest.raises(sgl.ProgramError, match=r"took longer than 0.5 s"):
+        endless.run(backend=endpoint, timeout_s=0.5)
+    while sgl.get_server_info(endpoint)["internal_states"][0]["num_running_reqs"]:  # ends only if the request does
+        threading.Event().wait(0.02)
+
+
+def test_what_the_engine_refuses_is_told_over_http_too(endpoint: sgl.RuntimeEndpoint) -> None:
+    @sgl.function
+    def look(s: Any) -> None:
+        s += sgl.user(sgl.image(b"...") + "What is it?") + sgl.assistant(sgl.gen("x", max_tokens=2))
+
+    with pytest.raises(sgl.ProgramError, match=r"in look: RequestError: image_data is not supported by this engine"):
+        look.run(backend=endpoint)
+
+
+def test_there_are_the_examples_that_are_promised() -> None:
+    assert {"multi_turn_chat_with_reasoning", "batch_evaluation"} < set(NAMES) and len(NAMES) == 11

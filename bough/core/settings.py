@@ -128,11 +128,11 @@ class ModelSettings:
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     tool_call_parser: str | None = setting(
         None,
-        "the format in which the model writes calls of tools; requests with tools need it",
+        "format in which the model writes calls of tools; requests with tools need it",
         choices=TOOL_CALL_PARSERS,
     )
     reasoning_parser: str | None = setting(
-        None, "the format in which the model sets its thinking apart from its answer", choices=REASONING_PARSERS
+        None, "format in which the model sets its thinking apart from its answer", choices=REASONING_PARSERS
     )
     sampling_defaults: str = setting(
         "model", "where defaults of sampling come from: generation_config.json, or none", choices=("model", "openai")

@@ -24,6 +24,7 @@ class AnswerFormat:
     stream_reasoning: bool = True  # else it is shown at once when it has ended
     tool_format: ToolFormat | None = None
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    most_calls: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -44,7 +45,7 @@ class AnswerParser:
         self._splitter: StreamParser | None = None
         self._caller: StreamParser | None = None
         self._waiting: list[str] = []  # reasoning that is to be shown at once
-        calls, tool_format, reasoning = Calls(form.tools), form.tool_format, form.reasoning
+        calls, tool_format, reasoning = Calls(form.tools, form.most_calls), form.tool_format, form.reasoning
         if isinstance(tool_format, Harmony) or reasoning is HARMONY:
             self._caller = StreamParser(lambda source: Harmony().read(source, calls))
             return

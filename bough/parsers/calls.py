@@ -18,19 +18,19 @@ Tools = Mapping[str, Mapping[str, Any]]  # by name, the JSON schema of its param
 
 
 class Calls:
-    """Counts calls; at most one is open."""
+    """Counts calls; at most one is open. `most` is how many an answer may have: the rest of it is text."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, most: int | None = None) -> None:
         self._tools = tools
+        self._left = most
         self._index = -1
         self._name: str | None = None  # of the call that is open
-
-    def knows(self, name: str) -> bool:
-        return name in self._tools
 
     def begin(self, name: str, id: str | None = None) -> CallBegin:
         if name not in self._tools:
             raise MalformedError(f"there is no tool {name!r}")
+        if self._left == 0:
+            raise MalformedError("too many calls")
         self._index += 1
         self._name = name
         return CallBegin(self._index, name, id)
@@ -40,6 +40,8 @@ class Calls:
 
     def end(self) -> CallEnd:
         self._name = None
+        if self._left is not None:
+            self._left -= 1
         return CallEnd(self._index)
 
     def give_up(self, source: Source) -> Event:

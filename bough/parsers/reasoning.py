@@ -29,8 +29,11 @@ class ReasoningFormat:
         """The text that, written by somebody else than the model, ends its thinking."""
         return self.closing or self.end
 
-    def thinks_from_start(self, prompt: str) -> bool:
-        """Whether the answer to a prompt begins inside of the thinking: what the prompt ends with tells."""
+    def thinks_from_start(self, prompt: str, continued: str = "") -> bool:
+        """Whether the answer to a prompt begins inside of the thinking: what the prompt ends with tells, or, where the
+        answer goes on with words that stand there already (`continued`), the last marker in those."""
+        if self.start in continued or self.end in continued:
+            return continued.rfind(self.start) > continued.rfind(self.end)
         said = prompt.rstrip(SPACE)
         if said.endswith(self.start.rstrip(SPACE)):
             return True

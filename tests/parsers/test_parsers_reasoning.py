@@ -69,6 +69,20 @@ def test_the_prompt_tells_whether_an_answer_begins_with_thinking(name: str, prom
     assert reasoning_format(name).thinks_from_start(prompt) is thinks
 
 
+def test_words_that_are_continued_tell_it_better() -> None:
+    kind = reasoning_format("deepseek-r1")
+    assert kind.thinks_from_start("<think>so far", "<think>so far")
+    assert not kind.thinks_from_start("<think>so</think>far", "<think>so</think>far")
+    assert kind.thinks_from_start("far", "far")
+
+
+def test_calls_beyond_the_allowed_number_are_text() -> None:
+    form = AnswerFormat(tool_format=TOOL_FORMATS["hermes"], tools=TOOLS, most_calls=1)
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    parsed = form.parse(call + call)
+    assert (calls_in(parsed), parsed.text) == ([("now", {})], call)
+
+
 def test_thinking_that_is_not_streamed_comes_at_once() -> None:
     form = AnswerFormat(reasoning=REASONING_FORMATS["qwen3"], thinking=True, stream_reasoning=False)
     assert events_of(form, ["One ", "two ", "</think>", "three"]) == [Reasoning("One two "), Text("three")]

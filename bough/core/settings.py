@@ -24,6 +24,54 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+# The formats of `bough.parsers`, by the names that SGLang gives them.
+TOOL_CALL_PARSERS = (
+    "deepseekv3",
+    "deepseekv31",
+    "deepseekv32",
+    "deepseekv4",
+    "glm",
+    "glm45",
+    "glm47",
+    "gpt-oss",
+    "hermes",
+    "interns1",
+    "kimi_k2",
+    "lfm2",
+    "llama3",
+    "mimo",
+    "minimax-m2",
+    "mistral",
+    "pythonic",
+    "qwen",
+    "qwen25",
+    "qwen3_coder",
+    "step3",
+    "step3p5",
+)
+REASONING_PARSERS = (
+    "deepseek-r1",
+    "deepseek-v3",
+    "deepseek-v4",
+    "gemma4",
+    "glm45",
+    "gpt-oss",
+    "hunyuan",
+    "interns1",
+    "kimi",
+    "kimi_k2",
+    "mimo",
+    "minimax",
+    "minimax-append-think",
+    "minimax-m3",
+    "mistral",
+    "nemotron_3",
+    "poolside_v1",
+    "qwen3",
+    "qwen3-thinking",
+    "step3",
+    "step3p5",
+)
 # Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
 UNBUILT_SETTINGS: dict[str, Any] = {
     "tp_size": 1,
@@ -79,6 +127,14 @@ class ModelSettings:
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
+    tool_call_parser: str | None = setting(
+        None,
+        "format in which the model writes calls of tools; requests with tools need it",
+        choices=TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str | None = setting(
+        None, "format in which the model sets its thinking apart from its answer", choices=REASONING_PARSERS
+    )
     sampling_defaults: str = setting(
         "model", "where defaults of sampling come from: generation_config.json, or none", choices=("model", "openai")
     )

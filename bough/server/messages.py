@@ -1,13 +1,15 @@
 """Conversations to prompts: checks messages, and renders them with the model's template.
 
 Templates expect a message's content as one string, so the text parts of a list are joined. Everything else in a message
-(`name`, `tool_calls`, `reasoning_content`, ...) is the template's to read.
+(`name`, `reasoning_content`, ...) is the template's to read. Calls of the assistant have their arguments as JSON text
+in OpenAI's protocol, but templates write the object themselves.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import require_utf8
@@ -21,24 +23,32 @@ OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_m
 Message = dict[str, Any]
 
 
+class Rendered(NamedTuple):
+    """A conversation as its prompt."""
+
+    ids: list[int]
+    text: str
+
+
 def read_messages(
     given: Sequence[Mapping[str, Any]] | None, field: str = "messages", roles: Sequence[str] = ROLES
 ) -> list[Message]:
     """The messages with their content as plain text, or an error that says which one is wrong."""
     if not given:
         raise RequestError(f"{field} is empty; give at least one message.", field=field)
-    return [_read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
+    return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
 
 
 def render(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
-) -> list[int]:
-    """The prompt's tokens. `variables` are the client's own for the template."""
+) -> Rendered:
+    """The prompt. `tools` are in OpenAI's form; `variables` are the client's own for the template."""
     for name in OWN_ARGUMENTS:
         if name in (variables or {}):
             raise RequestError(
@@ -47,11 +57,12 @@ def render(
             )
     text = tokenizer.apply_chat_template(
         messages,
+        tools=tools,
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=continue_final_message,
         **(variables or {}),
     )
-    return tokenizer.encode(text, add_special_tokens=False)
+    return Rendered(tokenizer.encode(text, add_special_tokens=False), text)
 
 
 def read_content(content: Any, where: str, *, optional: bool = False) -> str:
@@ -59,7 +70,7 @@ def read_content(content: Any, where: str, *, optional: bool = False) -> str:
     if content is None and optional:  # an assistant's turn may be nothing but tool calls
         return ""
     if isinstance(content, list):
-        content = "\n".join(_read_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+        content = "\n".join(read_part(part, f"{where}[{i}]") for i, part in enumerate(content))
     if not isinstance(content, str):
         raise RequestError(f"{where} must be a string or a list of text parts.", field=where)
     require_utf8(content, where)
@@ -71,17 +82,47 @@ def text_size(messages: Sequence[Message]) -> int:
     return sum(len(message["content"]) for message in messages)
 
 
-def _read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
+def read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
+    """One message, which stands at `where` in the request."""
     role = message.get("role")
     if role not in roles:
         raise RequestError(f"{where}.role must be one of {', '.join(roles)}; got {role!r}.", field=f"{where}.role")
     # OpenAI's newer name for the same thing; templates know the older one.
     read = {**message, "role": "system" if role == "developer" else role}
     read["content"] = read_content(message.get("content"), f"{where}.content", optional=role == "assistant")
+    if message.get("tool_calls") is not None:
+        read["tool_calls"] = _read_calls(message["tool_calls"], f"{where}.tool_calls")
     return read
 
 
-def _read_part(part: Any, where: str) -> str:
+def _read_calls(calls: Any, where: str) -> list[Message]:
+    """The assistant's calls, with their arguments as objects; arguments that are no JSON stay text."""
+    if not isinstance(calls, list):
+        raise RequestError(f"{where} must be a list of calls.", field=where)
+    read = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f"{where}[{i}] must be an object with a function that has a name.", field=f"{where}[{i}]"
+            )
+        arguments = function.get("arguments")
+        read.append({**call, "function": {**function, "arguments": _arguments_of(arguments)}})
+    return read
+
+
+def _arguments_of(given: Any) -> Any:
+    if not isinstance(given, str):
+        return {} if given is None else given
+    try:
+        value = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return value if isinstance(value, dict) else given
+
+
+def read_part(part: Any, where: str) -> str:
+    """The text of one part of a content."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise RequestError(f"{where} must be an object with a type, such as {{'type': 'text', ...}}.", field=where)

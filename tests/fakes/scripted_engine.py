@@ -134,6 +134,11 @@ class ScriptedEngine:
         if isinstance(play, FinishReason):
             self._later([Delta(message.handle, "", b"", finish=play)])
             return
+        if message.output_ids:  # of a stream that broke elsewhere: the script goes on behind them
+            told = np.frombuffer(message.output_ids, np.int32).tolist()
+            replay = Delta(message.handle, IncrementalDecoder(self.tokenizer, (), True).push(told), message.output_ids)
+            asyncio.get_running_loop().call_soon(self.client.receive, Deltas([], [replay]))
+            play = play[len(told) :]
         prompt = _prompt_of(message)
         cuts = (range(1, len(play)) if self.cuts is None else self.cuts) if message.stream else ()
         self._later(deltas_of(self.tokenizer, message.handle, prompt, play, cuts))

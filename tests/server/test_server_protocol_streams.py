@@ -85,7 +85,7 @@ def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
     for piece in pieces_of(answer, script):
         chunk = writer.chunk(piece)
         if piece.text:
-            assert chunk.startswith(line(form.show(piece.text, done=False)))
+            assert chunk.startswith(line(form.show(form.message(piece.text), done=False)))
         stream += chunk
     stream += writer.end()
     lines = [json.loads(each) for each in stream.decode().split("\n")[:-1]]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +19,22 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class TextBlock(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["text"] = "text"
+class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
     text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str = ""  # nobody checks it here
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[TextBlock]
+    content: list[Block]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: Usage
@@ -55,7 +68,7 @@ class MessageStart(msgspec.Struct, frozen=True, kw_only=True):
 class ContentBlockStart(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["content_block_start"] = "content_block_start"
     index: int = 0
-    content_block: TextBlock
+    content_block: Block
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +80,28 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class ThinkingDelta(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["thinking_delta"] = "thinking_delta"
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["signature_delta"] = "signature_delta"
+    signature: str
+
+
+class InputJsonDelta(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["input_json_delta"] = "input_json_delta"
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
 class ContentBlockDelta(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int = 0
-    delta: TextDelta
+    delta: Delta
 
 
 class ContentBlockStop(msgspec.Struct, frozen=True, kw_only=True):

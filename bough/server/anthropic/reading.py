@@ -1,25 +1,24 @@
-"""From Anthropic's requests to the engine's: the conversation, its prompt, and how tokens are chosen."""
+"""From Anthropic's requests to the engine's: the prompt, the tools, and how tokens are chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
+from bough.core.settings import Settings
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.limits import Harmless, check_ranges, check_stops, refuse_unbuilt
-from bough.server.messages import Message, read_content, read_messages, render
+from bough.server.messages import Message, Rendered, render
 from bough.server.resuming import read_resumption
+from bough.server.tools import NO_TOOLS, ToolUse, any_of, one_of, read_function
 from bough.tokenizer.tokenizer import Tokenizer
 
-ROLES = ("user", "assistant", "system")
+THINKING = ("enabled", "adaptive", "disabled")
 # The engine's names of fields, and the client's.
 NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "input_ids": "messages"}
 UNBUILT: Harmless = {
-    "tools": (),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
     "mcp_servers": (),
-    "thinking": ({"type": "disabled"},),
     "output_format": (),
     "context_management": (),
     "container": (),
@@ -52,22 +51,54 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
     }
 
 
-def read_conversation(request: CountTokensRequest) -> list[Message]:
-    """The system prompt and the turns, as plain text. Turns of the same role in a row are one, as Anthropic says."""
-    opening = [] if not request.system else [{"role": "system", "content": read_content(request.system, "system")}]
-    turns: list[Message] = []
-    for message in [*opening, *read_messages(request.messages, roles=ROLES)]:
-        role, content = message["role"], message["content"]
-        if turns and turns[-1]["role"] == role:
-            content = f"{turns.pop()['content']}\n{content}"
-        turns.append({"role": role, "content": content})
-    return turns
-
-
-def prompt_of(request: CountTokensRequest, turns: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-    """The prompt's tokens. An answer to a conversation that ends with the assistant's words goes on from there."""
+def prompt_of(
+    request: CountTokensRequest, turns: Sequence[Message], tokenizer: Tokenizer, tools: ToolUse = NO_TOOLS
+) -> Rendered:
+    """The prompt. An answer to a conversation that ends with the assistant's words goes on from there."""
     effort = (request.output_config or {}).get("effort")
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if request.thinking:
-        variables["enable_thinking"] = False  # all that `check_request` lets pass
-    return render(tokenizer, turns, variables=variables, continue_final_message=turns[-1]["role"] == "assistant")
+        variables["enable_thinking"] = request.thinking.get("type") != "disabled"
+    return render(tokenizer, turns, tools=tools.shown, variables=variables, continue_final_message=goes_on(turns))
+
+
+def goes_on(turns: Sequence[Message]) -> bool:
+    """Whether the answer continues the assistant's own words."""
+    return turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls")
+
+
+def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> None:
+    """Thinking can only be shown by itself where the server knows how its model sets it apart."""
+    if not thinking:
+        return
+    kind = thinking.get("type")
+    if kind not in THINKING:
+        raise RequestError(f"thinking.type must be one of {', '.join(THINKING)}; got {kind!r}.", field="thinking.type")
+    if kind != "disabled" and settings.model.reasoning_parser is None:
+        raise RequestError(
+            "thinking needs a server that knows how its model thinks; start it with --reasoning-parser.",
+            field="thinking",
+        )
+
+
+def read_tools(request: CountTokensRequest) -> ToolUse:
+    tools = []
+    for i, tool in enumerate(request.tools or ()):
+        if tool.get("type", "custom") not in (None, "custom"):
+            raise RequestError(
+                f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own.",
+                field="tools",
+            )
+        tools.append(read_function(tool, f"tools[{i}]", "input_schema"))
+    choice = request.tool_choice or {"type": "auto"}
+    single = bool(choice.get("disable_parallel_tool_use"))
+    match choice.get("type"):
+        case "auto":
+            return any_of(tools, single=single)
+        case "any":
+            return any_of(tools, must=True, single=single)
+        case "tool":
+            return one_of(tools, choice.get("name"))
+        case "none":
+            return NO_TOOLS
+    raise RequestError("tool_choice.type must be auto, any, tool or none.", field="tool_choice")

@@ -7,16 +7,26 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bough.server.anthropic.conversation import read_conversation
 from bough.server.anthropic.objects import Message, TokensCount
-from bough.server.anthropic.reading import NAMES, check_request, prompt_of, read_conversation, read_request
+from bough.server.anthropic.reading import (
+    NAMES,
+    check_request,
+    check_thinking,
+    goes_on,
+    prompt_of,
+    read_request,
+    read_tools,
+)
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from bough.server.anthropic.writing import OPENING_EVENTS, MessageForm, MessageWriter, broken_stream
+from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import anthropic_shape
-from bough.server.messages import text_size
+from bough.server.messages import Rendered, text_size
 from bough.server.names import in_names_of
+from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.resuming import resumable
@@ -58,24 +68,35 @@ class Anthropic:
 
     async def messages(self, request: Request) -> Response:
         body = await read_lenient_body(request, MessagesRequest)
-        name = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
-        form = MessageForm(name, self._context.model.name, bool(body.return_timings))
+        id = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
+        timed = bool(body.return_timings)
         with in_names_of(NAMES):
-            ids = await self._prompt(body)
-            inputs = await self._context.read_inputs(input_ids=ids, **read_request(body, form.id))
+            plan = self._plan(body)
+            prompt, continued = await self._prompt(body, plan)
+            given = read_request(body, id)
+            given["sampling_params"] = plan.sampling(given["sampling_params"])
+            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        form = MessageForm(id, self._context.model.name, timed, plan.answers(prompt.text, continued))
         client = self._context.client
         if body.stream:
-            writer = resumable(request, inputs, MessageWriter(form), opening_events=OPENING_EVENTS)
-            return stream_answers(client, inputs, writer, broken_stream, timed=form.timed)
+            writer = resumable(request, inputs, MessageWriter(form), opening_events=form.opening_events)
+            return stream_answers(client, inputs, writer, broken_stream, timed=timed)
         (answer,) = await while_connected(request, client.answers(inputs))
-        return json_response(form.whole(answer), headers=timing_headers([answer]) if form.timed else None)
+        return json_response(form.whole(answer), headers=timing_headers([answer]) if timed else None)
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read_lenient_body(request, CountTokensRequest)
-        return json_response(TokensCount(len(await self._prompt(body))))
+        prompt, _ = await self._prompt(body, self._plan(body))
+        return json_response(TokensCount(len(prompt.ids)))
 
-    async def _prompt(self, body: CountTokensRequest) -> list[int]:
+    def _plan(self, body: CountTokensRequest) -> AnswerPlan:
         check_request(body)
+        check_thinking(body.thinking, self._context.settings)
+        return plan_answers(self._context.settings, read_tools(body))
+
+    async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
+        """The prompt, and the assistant's words that the answer goes on with."""
         turns = read_conversation(body)
         tokenizer = self._context.require_tokenizer("messages")
-        return await aside(text_size(turns), lambda: prompt_of(body, turns, tokenizer))
+        prompt = await aside(text_size(turns), lambda: prompt_of(body, turns, tokenizer, plan.tools))
+        return prompt, turns[-1]["content"] if goes_on(turns) else ""

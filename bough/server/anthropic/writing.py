@@ -2,12 +2,13 @@
 
 A stream is: message_start, content_block_start, ping, one content_block_delta for each piece of text,
 content_block_stop, message_delta with the reason of the end and the usage, message_stop. All but three of these are
-the same in every stream, so they are encoded once.
+the same in every stream of plain text, so they are encoded once. Answers that go through parsers may have several
+blocks, which are `blocks`' matter.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
@@ -16,7 +17,10 @@ from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.parsers import AnswerFormat, AnswerParser, CallEnd, Event
+from bough.server.anthropic.blocks import BlockWriter, whole_blocks
 from bough.server.anthropic.objects import (
+    Block,
     ContentBlockDelta,
     ContentBlockStart,
     ContentBlockStop,
@@ -33,11 +37,11 @@ from bough.server.anthropic.objects import (
 )
 from bough.server.chunks import PreparedChunk
 from bough.server.errors import Failure, anthropic_shape
+from bough.server.parsing import AnswerTrack
 from bough.server.responses import encode_json
 from bough.server.streaming import named_event
 
 BLOCK_BEGINS = named_event(ContentBlockStart(content_block=TextBlock(text=""))) + named_event(Ping())
-OPENING_EVENTS = 3  # message_start and these
 BLOCK_ENDS = named_event(ContentBlockStop())
 MESSAGE_ENDS = named_event(MessageStop())
 TEXT = PreparedChunk(named_event(ContentBlockDelta(delta=TextDelta(text=""))), "text")
@@ -50,14 +54,27 @@ class MessageForm:
     id: str
     model: str
     timed: bool
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
+
+    @property
+    def opening_events(self) -> int:
+        """How many events of a stream stand before its text: the message's beginning and a ping; plain text also has
+        its one block begin there."""
+        return 3 if self.answers.plain else 2
 
     def whole(self, answer: Answer) -> Message:
-        """The answer that is not streamed. It has one block of text, be it empty."""
-        reason, sequence = stop_of(answer)
+        """The answer that is not streamed. Plain text is one block, be it empty."""
+        content: list[Block] = [TextBlock(text=answer.text)]
+        called = False
+        if not self.answers.plain:
+            parser = AnswerParser(self.answers)
+            events: list[Event] = [*parser.feed(answer.text), *parser.finish()]
+            content, called = whole_blocks(events), any(isinstance(event, CallEnd) for event in events)
+        reason, sequence = stop_of(answer, called=called)
         return Message(
             id=self.id,
             model=self.model,
-            content=[TextBlock(text=answer.text)],
+            content=content,
             stop_reason=reason,
             stop_sequence=sequence,
             usage=usage_of(answer),
@@ -71,8 +88,8 @@ class MessageForm:
             message=Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
         )
 
-    def ended(self, answer: Answer) -> MessageDelta:
-        reason, sequence = stop_of(answer)
+    def ended(self, answer: Answer, *, called: bool = False) -> MessageDelta:
+        reason, sequence = stop_of(answer, called=called)
         return MessageDelta(
             delta=StopDelta(stop_reason=reason, stop_sequence=sequence),
             usage=usage_of(answer),
@@ -86,9 +103,13 @@ class MessageWriter:
     def __init__(self, form: MessageForm) -> None:
         self._form = form
         self._begun = False
+        self._blocks = BlockWriter()
+        self._track = None if form.answers.plain else AnswerTrack(form.answers)
 
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece; with the first and the last one, what stands around the text."""
+        if self._track is not None:
+            return self._parsed_chunk(piece, self._track)
         text = TEXT.fill(piece.text, []) if piece.text else b""
         self._begun |= piece.answer.resumed  # by the stream that this one resumes
         if self._begun and piece.finish is None:
@@ -100,6 +121,19 @@ class MessageWriter:
         self._begun = True
         return opening + text + closing
 
+    def _parsed_chunk(self, piece: Piece, track: AnswerTrack) -> bytes:
+        if not self._begun and piece.answer.resumed:
+            self._begun = True
+            for past in track.recall(piece.answer.resumed_text):
+                self._blocks.write(past)
+        opening = b"" if self._begun else named_event(self._form.begun(piece.answer)) + named_event(Ping())
+        self._begun = True
+        news = b"".join(map(self._blocks.write, track.events(piece)))
+        if piece.finish is None:
+            return opening + news
+        ended = named_event(self._form.ended(piece.answer, called=track.called))
+        return opening + news + self._blocks.close() + ended + MESSAGE_ENDS
+
     def end(self) -> bytes:
         return b""  # all is said with the last piece
 
@@ -109,8 +143,9 @@ def broken_stream(failure: Failure) -> bytes:
     return b"event: error\ndata: %b\n\n" % encode_json(anthropic_shape(failure))
 
 
-def stop_of(answer: Answer) -> tuple[StopReason, str | None]:
-    """Why the answer ended, and at which of the client's stop sequences. An aborted one is none: it raises."""
+def stop_of(answer: Answer, *, called: bool = False) -> tuple[StopReason, str | None]:
+    """Why the answer ended, and at which of the client's stop sequences; `called`: it has calls. An aborted one is
+    none: it raises."""
     raise_if_refused(answer)
     match answer.finish:
         case FinishStop(matched=str(sequence)):
@@ -119,7 +154,7 @@ def stop_of(answer: Answer) -> tuple[StopReason, str | None]:
             return "max_tokens", None
         case FinishAbort():
             raise RequestError("The request was aborted.", status_code=499, err_type="AbortError")
-    return "end_turn", None
+    return "tool_use" if called else "end_turn", None
 
 
 def usage_of(answer: Answer, output_tokens: int | None = None) -> Usage:

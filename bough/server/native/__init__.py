@@ -1,4 +1,4 @@
-"""SGLang's own API: generation, information, management, tokens."""
+"""SGLang's own API: generation, information, management, tokens, parsers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from bough.server.native.control import control_routes
 from bough.server.native.generate import generate_routes
 from bough.server.native.info import info_routes
 from bough.server.native.loads import load_routes
+from bough.server.native.parsers import parser_routes
 from bough.server.native.profile import profile_routes
 from bough.server.native.tokens import token_routes
 
@@ -18,6 +19,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
         *info_routes(context),
         *load_routes(context),
         *token_routes(context),
+        *parser_routes(context),
         *control_routes(context),
         *profile_routes(context),
     ]

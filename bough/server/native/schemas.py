@@ -176,6 +176,43 @@ class DetokenizeOutput(msgspec.Struct):
     text: str | list[str]
 
 
+class ParseCallBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model's text, and the tools that it may call. The parser is the server's where none is given."""
+
+    text: str
+    tools: list[dict[str, Any]]
+    tool_call_parser: str | None = None
+
+
+class ParsedCall(msgspec.Struct):
+    """A call; `tool_index` is the tool's place among the tools, `parameters` is JSON."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class ParsedCalls(msgspec.Struct):
+    """The text beside the calls, and the calls."""
+
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class SeparateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model's text. The parser is the server's where none is given."""
+
+    text: str
+    reasoning_parser: str | None = None
+
+
+class Separated(msgspec.Struct):
+    """The thinking, and the answer."""
+
+    reasoning_text: str
+    text: str
+
+
 class Outcome(msgspec.Struct):
     """What a management route has done."""
 

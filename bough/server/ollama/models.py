@@ -7,6 +7,7 @@ import hashlib
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bough.core.settings import Settings
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ModelInfo, ServerContext
 from bough.server.endpoint import Endpoint
@@ -23,7 +24,7 @@ def model_routes(context: ServerContext) -> list[Endpoint]:
 
     async def show(request: Request) -> Response:
         await read_lenient_body(request, ShowRequest)
-        return json_response(describe(context.model))
+        return json_response(describe(context.model, context.settings))
 
     return [
         Endpoint(
@@ -58,9 +59,10 @@ def model_entry(model: ModelInfo) -> ModelEntry:
     )
 
 
-def describe(model: ModelInfo) -> ModelDescription:
+def describe(model: ModelInfo, settings: Settings) -> ModelDescription:
     """Clients ask about the name that they will chat with, and every name is served by the one model."""
     details = model_details(model)
+    parsers = {"tools": settings.model.tool_call_parser, "thinking": settings.model.reasoning_parser}
     return ModelDescription(
         modelfile=f"FROM {model.name}",
         details=details,
@@ -70,7 +72,7 @@ def describe(model: ModelInfo) -> ModelDescription:
             f"{details.family}.context_length": model.context_length,
             f"{details.family}.vocab_size": model.vocab_size,
         },
-        capabilities=["completion"],
+        capabilities=["completion", *(name for name, parser in parsers.items() if parser is not None)],
         modified_at=timestamp(model.created),
     )
 

@@ -31,11 +31,23 @@ class GenerateAnswer(AnswerObject, frozen=True, kw_only=True):
     """The answer of /api/generate."""
 
     response: str
+    thinking: str | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: CalledFunction
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatAnswer(AnswerObject, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bough.core.errors import RequestError
+from bough.core.settings import Settings
 from bough.server.limits import Harmless, check_stops, refuse_unbuilt
 from bough.server.messages import Message, read_messages
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
@@ -12,10 +13,8 @@ from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateReques
 ROLES = ("system", "user", "assistant", "tool")
 UNBUILT: Harmless = {
     "format": (),
-    "think": (),
     "logprobs": (),
     "top_logprobs": (),
-    "tools": (),
     "suffix": (),
     "images": (),
     "context": (),
@@ -31,9 +30,13 @@ NAMES = {
 }
 
 
-def check_request(request: AnswerFields) -> None:
+def check_request(request: AnswerFields, settings: Settings) -> None:
     """Raises a `RequestError` that names the first field which cannot be served."""
     refuse_unbuilt(request, UNBUILT)
+    if request.think and settings.model.reasoning_parser is None:
+        raise RequestError(
+            "think needs a server that knows how its model thinks; start it with --reasoning-parser.", field="think"
+        )
     if not isinstance(request, GenerateRequest):
         return
     if request.template:
@@ -68,6 +71,8 @@ def read_chat(request: ChatRequest) -> list[Message]:
         if message.get("images"):
             where = f"messages[{i}].images"
             raise RequestError(f"{where}: images are not supported by this server; send text only.", field=where)
+        if "tool_name" in message:  # which templates know by another name
+            message.setdefault("name", message["tool_name"])
     return turns
 
 
@@ -78,4 +83,7 @@ def read_prompt(request: GenerateRequest) -> list[Message]:
 
 
 def template_variables(request: AnswerFields) -> dict[str, Any]:
-    return {"enable_thinking": False} if request.think is False else {}
+    if request.think is None:
+        return {}
+    variables: dict[str, Any] = {"enable_thinking": bool(request.think)}
+    return variables | ({"reasoning_effort": request.think} if isinstance(request.think, str) else {})

@@ -8,11 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
+from bough.parsers import AnswerFormat
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.errors import ollama_shape
-from bough.server.messages import Message, render, text_size
+from bough.server.messages import Message, Rendered, render, text_size
 from bough.server.names import in_names_of
 from bough.server.ollama.models import model_routes
 from bough.server.ollama.objects import ChatAnswer, GenerateAnswer
@@ -26,10 +27,12 @@ from bough.server.ollama.reading import (
 )
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
 from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream
+from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
+from bough.server.tools import any_of, read_functions
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
@@ -65,33 +68,34 @@ class Ollama:
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
-        form = self._form(body, chat=True)
         with in_names_of(NAMES):
             sampling = self._read(body)
+            plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)))
             if not body.messages:
-                return json_response(form.loaded())
-            inputs = await self._templated(read_chat(body), body, sampling)
-        return await self._answer(request, body, inputs, form)
+                return json_response(self._form(body, AnswerFormat(), chat=True).loaded())
+            inputs, answers = await self._templated(read_chat(body), body, sampling, plan)
+        return await self._answer(request, body, inputs, self._form(body, answers, chat=True))
 
     async def generate(self, request: Request) -> Response:
         body = await read_lenient_body(request, GenerateRequest)
-        form = self._form(body, chat=False)
+        answers = AnswerFormat()
         with in_names_of(NAMES):
             sampling = self._read(body)
             if not body.prompt:
-                return json_response(form.loaded())
+                return json_response(self._form(body, answers, chat=False).loaded())
             if self._is_plain(body):
                 inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
             else:
-                inputs = await self._templated(read_prompt(body), body, sampling)
-        return await self._answer(request, body, inputs, form)
+                plan = plan_answers(self._context.settings)
+                inputs, answers = await self._templated(read_prompt(body), body, sampling, plan)
+        return await self._answer(request, body, inputs, self._form(body, answers, chat=False))
 
-    def _form(self, body: AnswerFields, *, chat: bool) -> AnswerForm:
-        return AnswerForm(self._context.model.name, chat, bool(body.return_timings))
+    def _form(self, body: AnswerFields, answers: AnswerFormat, *, chat: bool) -> AnswerForm:
+        return AnswerForm(self._context.model.name, chat, bool(body.return_timings), answers=answers)
 
     def _read(self, body: AnswerFields) -> dict[str, Any]:
         """The sampling parameters of a request that can be served."""
-        check_request(body)
+        check_request(body, self._context.settings)
         return sampling_of(body.options or Options(), self._context.model.context_length)
 
     def _is_plain(self, body: GenerateRequest) -> bool:
@@ -99,14 +103,20 @@ class Ollama:
         tokenizer = self._context.require_tokenizer("prompt")
         return bool(body.raw) or (not tokenizer.has_chat_template and not body.system)
 
-    async def _templated(self, turns: list[Message], body: AnswerFields, sampling: dict[str, Any]) -> Inputs:
+    async def _templated(
+        self, turns: list[Message], body: AnswerFields, sampling: dict[str, Any], plan: AnswerPlan
+    ) -> tuple[Inputs, AnswerFormat]:
         """A conversation that ends with the assistant's words is answered from there on."""
         tokenizer = self._context.require_tokenizer("messages")
-        variables, goes_on = template_variables(body), turns[-1]["role"] == "assistant"
-        ids = await aside(
-            text_size(turns), lambda: render(tokenizer, turns, variables=variables, continue_final_message=goes_on)
-        )
-        return await self._context.read_inputs(input_ids=ids, sampling_params=sampling)
+        last, variables = turns[-1], template_variables(body)
+        goes_on = last["role"] == "assistant" and not last.get("tool_calls")
+
+        def rendered() -> Rendered:
+            return render(tokenizer, turns, tools=plan.tools.shown, variables=variables, continue_final_message=goes_on)
+
+        prompt = await aside(text_size(turns), rendered)
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, sampling_params=plan.sampling(sampling))
+        return inputs, plan.answers(prompt.text, last["content"] if goes_on else "")
 
     async def _answer(self, request: Request, body: AnswerFields, inputs: Inputs, form: AnswerForm) -> Response:
         client = self._context.client

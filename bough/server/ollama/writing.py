@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.finish import finish_to_dict
+from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.errors import Failure, ollama_shape
-from bough.server.ollama.objects import ChatAnswer, ChatMessage, GenerateAnswer
+from bough.server.ollama.objects import CalledFunction, ChatAnswer, ChatMessage, GenerateAnswer, ToolCall
+from bough.server.parsing import AnswerTrack
 from bough.server.responses import encode_json
 
 LINES = "application/x-ndjson"
@@ -40,31 +43,40 @@ class AnswerForm:
     chat: bool
     timed: bool
     clock: Callable[[], float] = time.time  # each object, and so each line of a stream, tells when it was made
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     def whole(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
         """The answer that is not streamed."""
-        return self._finished(answer, answer.text)
+        if self.answers.plain:
+            return self._finished(answer, self.message(answer.text))
+        parsed = self.answers.parse(answer.text)
+        return self._finished(answer, self.message(parsed.text, parsed.reasoning, parsed.calls))
 
     def last(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
         """The last line of a stream, whose text has all been shown."""
-        return self._finished(answer, "")
+        return self._finished(answer, self.message(""))
 
     def loaded(self) -> ChatAnswer | GenerateAnswer:
         """The answer to those who only want the model to be there."""
-        return self.show("", done=True, done_reason="load")
+        return self.show(self.message(""), done=True, done_reason="load")
 
-    def show(self, text: str, **more: Any) -> ChatAnswer | GenerateAnswer:
+    def message(self, text: str, thinking: str = "", calls: Sequence[Call] = ()) -> ChatMessage:
+        shown = [ToolCall(CalledFunction(call.name, msgspec.json.decode(call.arguments))) for call in calls]
+        return ChatMessage(content=text, thinking=thinking or UNSET, tool_calls=shown or UNSET)
+
+    def show(self, message: ChatMessage, **more: Any) -> ChatAnswer | GenerateAnswer:
+        """A message in the object of its route; completions have no calls."""
         common = {"model": self.model, "created_at": timestamp(self.clock()), **more}
         if self.chat:
-            return ChatAnswer(message=ChatMessage(content=text), **common)
-        return GenerateAnswer(response=text, **common)
+            return ChatAnswer(message=message, **common)
+        return GenerateAnswer(response=message.content, thinking=message.thinking, **common)
 
-    def _finished(self, answer: Answer, text: str) -> ChatAnswer | GenerateAnswer:
+    def _finished(self, answer: Answer, message: ChatMessage) -> ChatAnswer | GenerateAnswer:
         raise_if_refused(answer)
         assert answer.finish is not None
         spent = answer.timings
         return self.show(
-            text,
+            message,
             done=True,
             done_reason=finish_to_dict(answer.finish)["type"],
             total_duration=_nanoseconds(spent.total_s),
@@ -82,11 +94,34 @@ class LineWriter:
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
+        self._track = None if form.answers.plain else AnswerTrack(form.answers)
+        self._name = ""  # of the call that is being written
+        self._arguments: list[str] = []
 
     def chunk(self, piece: Piece) -> bytes:
         """A line for new text; with the last piece the figures, on a line of their own."""
-        text = line(self._form.show(piece.text, done=False)) if piece.text else b""
-        return text if piece.finish is None else text + line(self._form.last(piece.answer))
+        events = [Text(piece.text)] if self._track is None else self._track.events(piece)
+        news = b"".join(map(self._line, events))
+        return news if piece.finish is None else news + line(self._form.last(piece.answer))
+
+    def _line(self, event: Event) -> bytes:
+        """A call gets one line, when it is complete."""
+        match event:
+            case Text() | CallFailed():
+                return self._shown(self._form.message(event.text)) if event.text else b""
+            case Reasoning():
+                return self._shown(self._form.message("", event.text))
+            case CallBegin():
+                self._name, self._arguments = event.name, []
+            case CallArguments():
+                self._arguments.append(event.text)
+            case CallEnd():
+                call = Call(self._name, "".join(self._arguments))
+                return self._shown(self._form.message("", "", [call]))
+        return b""
+
+    def _shown(self, message: ChatMessage) -> bytes:
+        return line(self._form.show(message, done=False))
 
     def end(self) -> bytes:
         return b""  # all is said with the last piece

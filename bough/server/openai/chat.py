@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
@@ -12,11 +12,14 @@ from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
+from bough.parsers import AnswerFormat
 from bough.server.chunks import PreparedChunk
-from bough.server.messages import Message, render
+from bough.server.messages import Message, Rendered, render
+from bough.server.openai.chat_deltas import delta_of
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -24,13 +27,16 @@ from bough.server.openai.objects import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ToolCall,
 )
 from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
 from bough.server.openai.schema import ChatRequest
 from bough.server.openai.usage import finish_word, make_usage, matched_stop, slowest_timings, usage_of, whole_piece
+from bough.server.parsing import AnswerTrack, CallIds
 from bough.server.responses import encode_json
 from bough.server.resuming import read_resumption
 from bough.server.sse import DONE, event
+from bough.server.tools import NO_TOOLS, ToolUse
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -52,14 +58,17 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
     }
 
 
-def chat_prompt(request: ChatRequest, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-    """The prompt's tokens: the messages through the model's template."""
+def chat_prompt(
+    request: ChatRequest, messages: Sequence[Message], tokenizer: Tokenizer, tools: ToolUse = NO_TOOLS
+) -> Rendered:
+    """The prompt: the messages through the model's template."""
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
     return render(
         tokenizer,
         messages,
+        tools=tools.shown,
         variables=variables,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
@@ -73,28 +82,46 @@ class ChatForm:
     identity: Identity
     shown: Shown
     speller: TokenSpeller
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
         """The answer that is not streamed."""
         for answer in answers:
             raise_if_refused(answer)
+        messages = [self.message(answer) for answer in answers]
         choices = [
             ChatChoice(
                 index=answer.index,
-                message=ChatMessage(content=answer.text),
+                message=message,
                 logprobs=self.logprobs(whole_piece(answer)),
                 token_ids=answer.ids if self.shown.token_ids else UNSET,
-                **self.ending(answer),
+                **self.ending(answer, called=bool(message.tool_calls)),
             )
-            for answer in answers
+            for answer, message in zip(answers, messages, strict=True)
         ]
+        thought = sum(self.speller.count(message.reasoning_content or "") for message in messages)
         return ChatCompletion(
             id=self.identity.id,
             created=self.identity.created,
             model=self.identity.model,
             choices=choices,
-            usage=usage_of(answers, self.shown.samples),
+            usage=usage_of(answers, self.shown.samples, thought),
             timings=slowest_timings(answers).to_dict() if self.shown.timings else UNSET,
+        )
+
+    def message(self, answer: Answer) -> ChatMessage:
+        """A finished answer's text, thinking and calls. A message that is nothing but one of the others has no text."""
+        if self.answers.plain:
+            return ChatMessage(content=answer.text)
+        parsed, ids = self.answers.parse(answer.text), CallIds()
+        calls = [
+            ToolCall(id=ids.name(call), function=CalledFunction(call.name, call.arguments)) for call in parsed.calls
+        ]
+        empty = not parsed.text and (parsed.calls or parsed.reasoning)
+        return ChatMessage(
+            content=None if empty else parsed.text,
+            reasoning_content=parsed.reasoning or None,
+            tool_calls=calls or None,
         )
 
     def logprobs(self, piece: Piece) -> ChatLogprobs | None:
@@ -102,11 +129,11 @@ class ChatForm:
             return None
         return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self.speller))
 
-    def ending(self, answer: Answer) -> dict[str, Any]:
-        """The fields that tell how an answer ended."""
+    def ending(self, answer: Answer, *, called: bool = False) -> dict[str, Any]:
+        """The fields that tell how an answer ended; `called`: with calls."""
         assert answer.finish is not None
         return {
-            "finish_reason": finish_word(answer.finish),
+            "finish_reason": finish_word(answer.finish, called=called),
             "matched_stop": matched_stop(answer.finish),
             "meta_info": answer.meta_info() if self.shown.meta_info else UNSET,
         }
@@ -123,7 +150,8 @@ class ChatWriter:
         self._form = form
         self._answers: dict[int, Answer] = {}
         self._prepared: dict[int, PreparedChunk] = {}
-        self._fast = form.shown.logprobs is None and not form.shown.usage_throughout
+        self._tracks: dict[int, AnswerTrack] = {}  # empty where answers are plain text
+        self._fast = form.shown.logprobs is None and not form.shown.usage_throughout and form.answers.plain
 
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece. Between its first and last, a plain stream fills in a prepared one."""
@@ -142,25 +170,44 @@ class ChatWriter:
             self._begin(piece)
             if not answer.resumed:
                 chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
-        if piece.text or piece.ids:
-            shown = {
-                "logprobs": self._form.logprobs(piece),
-                "token_ids": piece.ids if self._form.shown.token_ids else UNSET,
-            }
-            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **shown))
+        track = self._tracks.get(piece.index)
+        if track is not None or piece.text or piece.ids:
+            chunks += self._news(piece, track)
         if piece.finish is not None:
-            chunks.append(self._chunk(piece, ChatDelta(), **self._form.ending(answer)))
+            called = track is not None and track.called
+            chunks.append(self._chunk(piece, ChatDelta(), **self._form.ending(answer, called=called)))
         return chunks
+
+    def _news(self, piece: Piece, track: AnswerTrack | None) -> list[ChatChunk]:
+        """The chunks for a piece's text. What is told of its tokens goes with the first of them; there is one for that
+        alone where a parser holds the text back."""
+        shown = self._form.shown
+        told = {
+            "logprobs": self._form.logprobs(piece),
+            "token_ids": piece.ids if shown.token_ids else UNSET,
+        }
+        if track is None:
+            return [self._chunk(piece, ChatDelta(content=piece.text), **told)]
+        deltas = [delta for event in track.events(piece) if (delta := delta_of(event, track.ids)) is not None]
+        if not deltas and piece.ids and (shown.logprobs is not None or shown.token_ids):
+            deltas = [ChatDelta(content="")]
+        first = [self._chunk(piece, delta, **told) for delta in deltas[:1]]
+        return first + [self._chunk(piece, delta) for delta in deltas[1:]]
 
     def end(self) -> bytes:
         """After the last piece."""
         if not self._form.shown.usage_at_end:
             return DONE
         answers = [self._answers[i] for i in sorted(self._answers)]
-        return event(encode_json(self._envelope([], usage_of(answers, self._form.shown.samples)))) + DONE
+        thought = sum(self._form.speller.count(track.reasoning) for track in self._tracks.values())
+        return event(encode_json(self._envelope([], usage_of(answers, self._form.shown.samples, thought)))) + DONE
 
     def _begin(self, piece: Piece) -> None:
         self._answers[piece.index] = piece.answer
+        if not self._form.answers.plain:
+            track = self._tracks[piece.index] = AnswerTrack(self._form.answers)
+            for past in track.recall(piece.answer.resumed_text):
+                delta_of(past, track.ids)  # names that are taken
         shown = self._form.shown
         empty = ChatChunkChoice(
             index=piece.index, delta=ChatDelta(content=""), token_ids=[] if shown.token_ids else UNSET

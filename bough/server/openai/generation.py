@@ -13,13 +13,15 @@ from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, openai_shape
-from bough.server.messages import read_messages, text_size
+from bough.server.messages import Rendered, read_messages, text_size
 from bough.server.openai.chat import ChatForm, ChatWriter, chat_prompt, read_chat
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion, samples_of
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.objects import ChatCompletion, Completion
 from bough.server.openai.reading import Identity, Shown, in_openai_names
 from bough.server.openai.schema import ChatRequest, CompletionRequest
+from bough.server.openai.tools import chat_tools
+from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.resuming import resumable
@@ -78,22 +80,32 @@ class OpenAI:
         identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
         with in_openai_names(input_ids="input_ids" if body.input_ids is not None else "messages"):
             given = read_chat(body, identity, self._context.model.context_length)
-            inputs = await self._context.read_inputs(input_ids=await self._chat_ids(body), **given)
+            plan = plan_answers(
+                self._context.settings,
+                chat_tools(body),
+                separate=body.separate_reasoning is not False,
+                stream_reasoning=body.stream_reasoning is not False,
+            )
+            prompt, continued = await self._chat_prompt(body, plan)
+            given["sampling_params"] = plan.sampling(given["sampling_params"])
+            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
-        form = ChatForm(identity, shown, self._speller)
+        form = ChatForm(identity, shown, self._speller, plan.answers(prompt.text, continued))
         if body.stream:
             writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
             return self._stream(inputs, writer, shown)
         answers = await while_connected(request, self._context.client.answers(inputs))
         return json_response(form.whole(answers), headers=_timing_header(shown, answers))
 
-    async def _chat_ids(self, body: ChatRequest) -> list[int]:
+    async def _chat_prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
+        """The prompt, and the assistant's words that the answer goes on with."""
         if body.input_ids is not None:
-            return body.input_ids
+            return Rendered(body.input_ids, ""), ""
         tokenizer = self._context.require_tokenizer("messages")
         messages = read_messages(body.messages)
-        return await aside(text_size(messages), lambda: chat_prompt(body, messages, tokenizer))
+        prompt = await aside(text_size(messages), lambda: chat_prompt(body, messages, tokenizer, plan.tools))
+        return prompt, messages[-1]["content"] if body.continue_final_message else ""
 
     def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
         """The text of each prompt, if it is to be shown again."""

@@ -13,8 +13,6 @@ UNBUILT: Harmless = {
     "json_schema": (),
     "structural_tag": (),
     "response_format": ({"type": "text"},),
-    "tools": (),
-    "tool_choice": ("auto", "none"),
     "functions": (),
     "function_call": ("auto", "none"),
     "suffix": (),

@@ -25,6 +25,10 @@ class TokenSpeller:
     def text(self, token: int) -> str:
         return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.token_text(token)
 
+    def count(self, text: str) -> int:
+        """How many tokens a part of an answer has, as the model would have written it."""
+        return 0 if self._tokenizer is None or not text else len(self._tokenizer.encode(text, False))
+
     def spelling(self, token: int) -> bytes | None:
         return None if self._tokenizer is None else self._spelt(token, hide_special=False)
 

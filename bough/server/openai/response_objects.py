@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from bough.server.openai.objects import TokenLogprob
 
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
 
@@ -23,12 +24,36 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class OutputMessage(msgspec.Struct, frozen=True, kw_only=True):
+class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     id: str
-    type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     content: list[OutputText]
+
+
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought; it is shown whole, so there is no summary."""
+
+    id: str
+    summary: list[Any] = []
+    content: list[ReasoningText]
+    status: ItemStatus
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+Item = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -66,7 +91,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     background: bool
     model: str
-    output: list[OutputMessage] = []
+    output: list[Item] = []
     usage: ResponseUsage | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -81,7 +106,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     text: dict[str, Any]
     reasoning: dict[str, Any]
     parallel_tool_calls: bool = True
-    tool_choice: Literal["auto"] = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     tools: list[Any] = []
     truncation: Literal["disabled"] = "disabled"
     user: str | None = None
@@ -105,7 +130,7 @@ class ItemEvent(msgspec.Struct, frozen=True):
 
     type: str
     output_index: int
-    item: OutputMessage
+    item: Item
     sequence_number: int
 
 
@@ -116,7 +141,7 @@ class PartEvent(msgspec.Struct, frozen=True):
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
     sequence_number: int
 
 
@@ -144,4 +169,57 @@ class TextDoneEvent(msgspec.Struct, frozen=True):
     sequence_number: int
 
 
-Event = LifeEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent
+class ReasoningDeltaEvent(msgspec.Struct, frozen=True):
+    """response.reasoning_text.delta"""
+
+    type: str
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    sequence_number: int
+
+
+class ReasoningDoneEvent(msgspec.Struct, frozen=True):
+    """response.reasoning_text.done"""
+
+    type: str
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    sequence_number: int
+
+
+class ArgumentsDeltaEvent(msgspec.Struct, frozen=True):
+    """response.function_call_arguments.delta"""
+
+    type: str
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int
+
+
+class ArgumentsDoneEvent(msgspec.Struct, frozen=True):
+    """response.function_call_arguments.done"""
+
+    type: str
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    sequence_number: int
+
+
+StreamEvent = (
+    LifeEvent
+    | ItemEvent
+    | PartEvent
+    | TextDeltaEvent
+    | TextDoneEvent
+    | ReasoningDeltaEvent
+    | ReasoningDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
+)

@@ -23,16 +23,18 @@ from bough.server.messages import Message, render, text_size
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.reading import Identity, in_openai_names
 from bough.server.openai.response_events import ResponseWriter
-from bough.server.openai.response_objects import ResponseObject
+from bough.server.openai.response_input import read_input
+from bough.server.openai.response_objects import Item, ResponseObject
 from bough.server.openai.response_store import Record, ResponseStore
 from bough.server.openai.responses import (
     ResponseForm,
-    read_input,
     read_response_request,
     template_variables,
     with_instructions,
 )
 from bough.server.openai.schema import ResponsesRequest
+from bough.server.openai.tools import response_tools
+from bough.server.parsing import plan_answers
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.streaming import stream_answers
@@ -149,11 +151,15 @@ class Responses:
         with in_openai_names(input_ids="input", messages="input", max_new_tokens="max_output_tokens"):
             messages = with_instructions(body.instructions, conversation)
             tokenizer = self._context.require_tokenizer("input")
-            variables = template_variables(body)
-            ids = await aside(text_size(messages), lambda: render(tokenizer, messages, variables=variables))
-            inputs = await self._context.read_inputs(input_ids=ids, **given)
+            plan, variables = plan_answers(self._context.settings, response_tools(body)), template_variables(body)
+            prompt = await aside(
+                text_size(messages),
+                lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
+            )
+            given["sampling_params"] = plan.sampling(given["sampling_params"])
+            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         stored = self._store is not None and body.store is not False
-        return ResponseForm(body, identity, inputs, self._speller, stored)
+        return ResponseForm(body, identity, inputs, self._speller, stored, plan.answers(prompt.text))
 
     def _find(self, request: Request) -> Record:
         if self._store is None:
@@ -181,8 +187,8 @@ class Responses:
             self._store.update(record)
 
     def _stream(self, form: ResponseForm, record: Record) -> Response:
-        def keep(answer: Answer) -> ResponseObject:
-            record.end(form.ended(answer))
+        def keep(answer: Answer, items: Sequence[Item] | None) -> ResponseObject:
+            record.end(form.ended(answer, items))
             return record.response
 
         writer = ResponseWriter(form, keep)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from bough.core.errors import RequestError
 from bough.server.errors import HttpError
 from bough.server.messages import Message, text_size
+from bough.server.openai.response_input import said_in
 from bough.server.openai.response_objects import ResponseObject
 
 MAX_RESPONSES = 1000
@@ -34,9 +35,9 @@ class Record:
 
     def end(self, response: ResponseObject) -> None:
         """Keeps the final form; what was said joins the conversation."""
-        said = [part.text for message in response.output for part in message.content]
-        self.messages = [*self.messages, *({"role": "assistant", "content": text} for text in said)]
-        self.size += sum(map(len, said))
+        said = said_in(response.output)
+        self.messages = [*self.messages, *said]
+        self.size += text_size(said)
         self.response = response
         self.ended.set()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,18 +13,23 @@ from bough.client.answer import Answer
 from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
+from bough.parsers import AnswerFormat, AnswerParser
 from bough.server.errors import Failure
 from bough.server.messages import Message, read_messages
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import TokenLogprob
 from bough.server.openai.reading import Identity, options_of, sampling_of
+from bough.server.openai.response_items import ItemWriter
 from bough.server.openai.response_objects import (
     IncompleteDetails,
     InputTokensDetails,
+    Item,
+    ItemStatus,
     OutputMessage,
     OutputText,
     OutputTokensDetails,
+    ReasoningItem,
     ResponseError,
     ResponseObject,
     ResponseUsage,
@@ -58,21 +63,6 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
     return bool(request.top_logprobs) or INCLUDE_LOGPROBS in (request.include or ())
 
 
-def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The new turns of the conversation."""
-    if isinstance(given, str):
-        return read_messages([{"role": "user", "content": given}], "input")
-    for i, item in enumerate(given):
-        kind = item.get("type", "message")
-        if kind != "message":
-            raise RequestError(
-                f"input[{i}]: items of type {kind!r} are not supported by this server; send messages only.",
-                field=f"input[{i}]",
-            )
-    turns = read_messages(given, "input")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-
-
 def with_instructions(instructions: str | None, conversation: Sequence[Message]) -> list[Message]:
     """Instructions hold for one response; they are not part of what is continued."""
     own = [{"role": "system", "content": instructions}] if instructions else []
@@ -94,10 +84,16 @@ class ResponseForm:
     inputs: Inputs
     speller: TokenSpeller
     stored: bool
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     @property
     def message_id(self) -> str:
-        return f"msg_{self.identity.id.removeprefix('resp_')}"
+        return f"msg_{self.id_suffix}"
+
+    @property
+    def id_suffix(self) -> str:
+        """What the ids of this response's items have in common."""
+        return self.identity.id.removeprefix("resp_")
 
     def begun(self, status: Status) -> ResponseObject:
         """Before there is an answer."""
@@ -118,17 +114,21 @@ class ResponseForm:
             top_logprobs=request.top_logprobs or 0,
             text={"format": TEXT_FORMAT, **(request.text or {})},
             reasoning={"effort": None, "summary": None, **(request.reasoning or {})},
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            tool_choice=request.tool_choice or "auto",
+            tools=request.tools or [],
             user=request.user,
         )
 
-    def ended(self, answer: Answer) -> ResponseObject:
-        """With its answer, complete or not."""
+    def ended(self, answer: Answer, items: Sequence[Item] | None = None) -> ResponseObject:
+        """With its answer, complete or not; `items` are those that a stream has shown."""
         status = _status(answer)
+        output = self.items(answer) if items is None else list(items)
         cut = IncompleteDetails("max_output_tokens") if status == "incomplete" else None
         return msgspec.structs.replace(
             self.begun(status),
-            output=[self.message(answer)],
-            usage=_usage(answer),
+            output=output,
+            usage=_usage(answer, sum(self._thought(item) for item in output)),
             incomplete_details=cut,
             meta_info=answer.meta_info() if self.request.return_meta_info else UNSET,
             timings=answer.timings.to_dict() if self.request.return_timings else UNSET,
@@ -143,11 +143,22 @@ class ResponseForm:
         error = ResponseError("server_error" if failure.status >= 500 else code, failure.message)
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
+    def items(self, answer: Answer) -> list[Item]:
+        """The output of a finished answer."""
+        if self.answers.plain:
+            return [self.message(answer)]
+        parser, writer = AnswerParser(self.answers), ItemWriter(self.id_suffix, lambda: 0)
+        for event in [*parser.feed(answer.text), *parser.finish()]:
+            list(writer.write(event))
+        list(writer.close(item_status(answer)))
+        return [item for item in writer.items if item not in writer.failed]
+
     def message(self, answer: Answer) -> OutputMessage:
-        whole = _status(answer) == "completed"
-        return OutputMessage(
-            id=self.message_id, status="completed" if whole else "incomplete", content=[self.part(answer)]
-        )
+        return OutputMessage(id=self.message_id, status=item_status(answer), content=[self.part(answer)])
+
+    def _thought(self, item: Item) -> int:
+        """The tokens of an item that are reasoning."""
+        return self.speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
 
     def part(self, answer: Answer) -> OutputText:
         """The text of a finished answer."""
@@ -163,6 +174,11 @@ class ResponseForm:
         return chat_logprobs(answer.output_logprobs, start, end, self.speller)
 
 
+def item_status(answer: Answer) -> ItemStatus:
+    """Of the last item of a finished answer."""
+    return "completed" if _status(answer) == "completed" else "incomplete"
+
+
 def _status(answer: Answer) -> Status:
     match answer.finish:
         case FinishLength():
@@ -172,11 +188,11 @@ def _status(answer: Answer) -> Status:
     return "completed"
 
 
-def _usage(answer: Answer) -> ResponseUsage:
+def _usage(answer: Answer, reasoning: int) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=answer.prompt_tokens,
         input_tokens_details=InputTokensDetails(answer.cached_tokens, 0),
         output_tokens=len(answer.ids),
-        output_tokens_details=OutputTokensDetails(0),
+        output_tokens_details=OutputTokensDetails(min(reasoning, len(answer.ids))),
         total_tokens=answer.prompt_tokens + len(answer.ids),
     )

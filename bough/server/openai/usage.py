@@ -11,7 +11,7 @@ from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishSto
 from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
 
 
-def usage_of(answers: Sequence[Answer], samples: int = 1) -> Usage:
+def usage_of(answers: Sequence[Answer], samples: int = 1, reasoning: int = 0) -> Usage:
     """The cost of a whole call: `samples` answers for each prompt, in the order of the prompts. Samples share their
     prompt, so it counts once; what the first of them found in the cache is what the call found there."""
     firsts = answers[::samples]
@@ -19,24 +19,27 @@ def usage_of(answers: Sequence[Answer], samples: int = 1) -> Usage:
         prompt=sum(answer.prompt_tokens for answer in firsts),
         cached=sum(answer.cached_tokens for answer in firsts),
         completion=sum(len(answer.ids) for answer in answers),
+        reasoning=reasoning,
     )
 
 
-def make_usage(*, prompt: int, cached: int, completion: int) -> Usage:
+def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0) -> Usage:
+    reasoning = min(reasoning, completion)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        reasoning_tokens=0,
+        reasoning_tokens=reasoning,
         prompt_tokens_details=PromptTokensDetails(cached),
-        completion_tokens_details=CompletionTokensDetails(0),
+        completion_tokens_details=CompletionTokensDetails(reasoning),
     )
 
 
-def finish_word(finish: FinishReason) -> FinishWord:
+def finish_word(finish: FinishReason, *, called: bool = False) -> FinishWord:
+    """`called`: the answer has calls."""
     match finish:
         case FinishStop():
-            return "stop"
+            return "tool_calls" if called else "stop"
         case FinishLength():
             return "length"
         case FinishAbort():

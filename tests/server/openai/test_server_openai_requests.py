@@ -14,7 +14,8 @@ from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
 from bough.server.openai.limits import UNBUILT_IN_RESPONSES, check_request
 from bough.server.openai.reading import Identity, in_openai_names
-from bough.server.openai.responses import read_input, read_response_request, with_instructions
+from bough.server.openai.response_input import read_input
+from bough.server.openai.responses import read_response_request, with_instructions
 from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
 from tests.fakes.scripted_engine import byte_level_tokenizer
 
@@ -137,8 +138,7 @@ def test_completion_values_out_of_range_are_refused_by_name(field: str, value: A
     [
         ("top_logprobs", 5000),
         ("max_completion_tokens", -1),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("regex", "a+"),
         ("lora_path", "x"),
@@ -250,7 +250,9 @@ def test_rendering_with_the_models_template() -> None:
 
     def text(**options: Any) -> str:
         messages = [{"role": "user", "content": "hi 😀"}, {"role": "assistant", "content": "He"}]
-        return tokenizer.decode(render(tokenizer, messages, **options), skip_special_tokens=False)
+        ids, rendered = render(tokenizer, messages, **options)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
+        return rendered
 
     turns = "<|im_start|>user\nhi 😀<|im_end|>\n<|im_start|>assistant\nHe"
     assert text() == turns + "<|im_end|>\n<|im_start|>assistant\n"
@@ -286,7 +288,6 @@ def test_response_input_becomes_messages() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"regex": "a+"}, "regex"),
         ({"ebnf": "root ::= 'a'"}, "ebnf"),
         ({"json_schema": "{}"}, "json_schema"),
@@ -307,5 +308,5 @@ def test_responses_that_cannot_be_made_are_refused_by_name(fields: dict[str, Any
 
 
 def test_items_that_are_no_messages_are_refused() -> None:
-    with pytest.raises(RequestError, match="'function_call'"):
-        read_input([{"type": "function_call", "name": "f"}])
+    with pytest.raises(RequestError, match="'computer_call'"):
+        read_input([{"type": "computer_call", "name": "f"}])

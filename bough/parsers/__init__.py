@@ -1,0 +1,35 @@
+"""Tool-call and reasoning formats: text in, events out, in any chunking.
+
+`answer` reads one request's answer; `registry` and `reasoning` know the formats by name; `forcing` makes the grammar of
+a call that must come. A format is a grammar (`formats/`) over a stream that may stop anywhere (`source`). Nothing here
+raises on account of what a model writes: what is no call is text.
+"""
+
+from __future__ import annotations
+
+from bough.parsers.answer import AnswerFormat, AnswerParser
+from bough.parsers.events import Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Parsed, Reasoning, Text
+from bough.parsers.forcing import forced_calls, forced_format
+from bough.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format
+from bough.parsers.registry import TOOL_FORMATS, tool_format
+
+__all__ = [
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "AnswerFormat",
+    "AnswerParser",
+    "Call",
+    "CallArguments",
+    "CallBegin",
+    "CallEnd",
+    "CallFailed",
+    "Event",
+    "Parsed",
+    "Reasoning",
+    "ReasoningFormat",
+    "Text",
+    "forced_calls",
+    "forced_format",
+    "reasoning_format",
+    "tool_format",
+]

@@ -1,0 +1,105 @@
+"""What a parser makes of a model's text: a stream of events, and what they amount to in the end.
+
+A call is shown while it is being written: its name, its arguments piece by piece, its end. Only then is it certain that
+it is one. Text that began like a call and turned out to be none comes as `CallFailed` with everything that the model
+wrote there, so that nothing is lost: who shows whole answers shows it as text, and who streams shows it as text too,
+though the beginning of the call has gone out already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is said to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call begins. `index` counts the calls of an answer; `id` is the model's own name for it, where it has one."""
+
+    index: int
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, which are JSON when they are complete."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The call is complete and its arguments are a JSON object."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """What began as a call is none; `text` is all of it as the model wrote it."""
+
+    index: int
+    text: str
+
+
+Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | CallFailed
+
+
+@dataclass(slots=True)
+class Call:
+    """A complete call."""
+
+    name: str
+    arguments: str  # the JSON of an object
+    id: str | None = None
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What an answer amounts to."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
+def collect(events: Iterable[Event]) -> Parsed:
+    """All events of an answer together."""
+    parsed = Parsed()
+    text: list[str] = []
+    reasoning: list[str] = []
+    open_calls: dict[int, tuple[CallBegin, list[str]]] = {}
+    for event in events:
+        match event:
+            case Text():
+                text.append(event.text)
+            case Reasoning():
+                reasoning.append(event.text)
+            case CallBegin():
+                open_calls[event.index] = event, []
+            case CallArguments():
+                open_calls[event.index][1].append(event.text)
+            case CallEnd():
+                begin, pieces = open_calls.pop(event.index)
+                parsed.calls.append(Call(begin.name, "".join(pieces), begin.id))
+            case CallFailed():
+                open_calls.pop(event.index)
+                text.append(event.text)
+    parsed.text, parsed.reasoning = "".join(text), "".join(reasoning)
+    return parsed

@@ -1,0 +1,34 @@
+"""What a format is: how to read a stream of it, and, for a call that must come, what it looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bough.parsers.calls import Calls
+from bough.parsers.source import Source, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where a call's JSON arguments stand in the text; a grammar that forces a call is made of this."""
+
+    begin: Callable[[str], str]  # what stands before the arguments of a tool by this name
+    end: str
+    before: str = ""  # around all calls
+    between: str = ""
+    after: str = ""
+
+
+class ToolFormat(Protocol):
+    """A way to write calls."""
+
+    @property
+    def shape(self) -> Shape | None:
+        """None for formats whose arguments are not written as JSON."""
+        ...
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        """A whole stream."""
+        ...

@@ -1,0 +1,79 @@
+"""`<invoke name="...">` with a `<parameter name="...">` for each argument, in the tags of MiniMax M2, DeepSeek V3.2 and
+V4, and Step 3. Values are written without quotes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bough.parsers.calls import Calls, NamedArguments, read_blocks
+from bough.parsers.source import SPACE, Markers, Source, Steps
+
+QUOTE = Markers('"')
+TAG_END = Markers(">")
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """`prefix` stands before the words `invoke` and `parameter`; `before_call` and `after_call` around each invoke."""
+
+    section: str
+    section_end: str
+    prefix: str = ""
+    before_call: str = ""
+    after_call: str = ""
+
+    shape = None
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, Markers(self.section, before=SPACE), self._section)
+
+    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        opening = f'{self.before_call}<{self.prefix}invoke name="'
+        while True:
+            yield from source.skip_space()
+            yield from source.expect(opening)
+            name, _ = yield from source.until(QUOTE)
+            yield from source.until(TAG_END)
+            yield calls.begin(name)
+            yield from self._arguments(source, calls)
+            yield calls.end()
+            source.mark()
+            yield from source.skip_space()
+            if self.after_call:
+                yield from source.skip_end(self.after_call)
+                yield from source.skip_space()
+            if not (yield from source.starts(opening)):
+                break
+        yield from source.skip_end(self.section_end)
+
+    def _arguments(self, source: Source, calls: Calls) -> Steps[None]:
+        """Up to the end of the invoke. Some models write a JSON object there instead of parameters."""
+        closing = f"</{self.prefix}invoke>"
+        value_end = Markers(f"</{self.prefix}parameter>")
+        yield from source.skip_space()
+        if (yield from source.peek()) == "{":
+            yield from calls.json_arguments(source)
+            yield from source.skip_space()
+            yield from source.expect(closing)
+            return
+        arguments = NamedArguments(calls)
+        while (yield from source.skip(f'<{self.prefix}parameter name="')):
+            name, _ = yield from source.until(QUOTE)
+            kind, _ = yield from source.until(TAG_END)
+            is_text = 'string="true"' in kind if "string=" in kind else None
+            yield from arguments.raw(source, name, value_end, is_text=is_text)
+            yield from source.skip_space()
+        yield from source.expect(closing)
+        yield arguments.end()
+
+
+MINIMAX_M2 = Invoke("<minimax:tool_call>", "</minimax:tool_call>")
+DEEPSEEK_V32 = Invoke("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", prefix="｜DSML｜")
+DEEPSEEK_V4 = Invoke("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", prefix="｜DSML｜")
+STEP3 = Invoke(
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    prefix="steptml:",
+    before_call="<｜tool_call_begin｜>function<｜tool_sep｜>",
+    after_call="<｜tool_call_end｜>",
+)

@@ -1,0 +1,101 @@
+"""How models set their thinking apart from their answer, by the names that SGLang's users know (`--reasoning-parser`).
+
+The table is all there is to know of a format: the markers, and whether an answer begins inside of the thinking because
+the prompt has opened it. Where the prompt can be seen, `thinks_from_start` looks at it instead of believing the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bough.core.errors import RequestError
+from bough.parsers.events import Reasoning, Text
+from bough.parsers.source import SPACE, Markers, Source, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """`start` and `end` are the texts around the thinking."""
+
+    start: str = "<think>"
+    end: str = "</think>"
+    forced: bool = False  # an answer begins inside of the thinking, unless its prompt shows otherwise
+    calls: tuple[str, ...] = ()  # what begins a call, and so ends the thinking of a model that forgot to say so
+    shown: bool = False  # the thinking is not set apart; only its first marker, which the prompt has, is shown again
+    closing: str = ""  # what ends the thinking and begins the answer, for one who cuts it short; else `end`
+
+    @property
+    def cut(self) -> str:
+        """The text that, written by somebody else than the model, ends its thinking."""
+        return self.closing or self.end
+
+    def thinks_from_start(self, prompt: str, continued: str = "") -> bool:
+        """Whether the answer to a prompt begins inside of the thinking: what the prompt ends with tells, or, where the
+        answer goes on with words that stand there already (`continued`), the last marker in those."""
+        if self.start in continued or self.end in continued:
+            return continued.rfind(self.start) > continued.rfind(self.end)
+        said = prompt.rstrip(SPACE)
+        if said.endswith(self.start.rstrip(SPACE)):
+            return True
+        return self.forced and not said.endswith(self.end)
+
+    def read(self, source: Source, thinking: bool) -> Steps[None]:
+        """A whole stream. The thinking stands at its beginning; later markers are just text."""
+        if self.shown:
+            yield Text(self.start)
+            yield from source.rest(Text)
+            return
+        if (yield from source.starts_after_space(self.start)):
+            thinking = True
+            yield from source.skip_space()
+            yield from source.skip(self.start)
+        if not thinking and (yield from source.starts_after_space(self.end)):  # it has ended before it began
+            yield from source.skip_space()
+            yield from source.skip(self.end)
+        if thinking:
+            marker = yield from source.passage(Markers(self.end, *self.calls), Reasoning)
+            if marker in self.calls:
+                yield Text(marker)
+        yield from source.rest(Text)
+
+
+HARMONY = ReasoningFormat(
+    "<|channel|>analysis<|message|>",
+    "<|channel|>final<|message|>",
+    closing="<|end|><|start|>assistant<|channel|>final<|message|>",
+)
+THINK = ReasoningFormat()
+THINK_FORCED = ReasoningFormat(forced=True)
+THINK_OR_CALL = ReasoningFormat(calls=("<tool_call>",))
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek-r1": THINK_FORCED,
+    "deepseek-v3": THINK,
+    "deepseek-v4": THINK,
+    "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
+    "glm45": THINK_OR_CALL,
+    "gpt-oss": HARMONY,
+    "hunyuan": ReasoningFormat(calls=("<tool_calls>",)),
+    "interns1": THINK_OR_CALL,
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "kimi_k2": ReasoningFormat(calls=("<|tool_calls_section_begin|>",)),
+    "mimo": THINK_OR_CALL,
+    "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),
+    "minimax-append-think": ReasoningFormat(shown=True),
+    "minimax-m3": ReasoningFormat("<mm:think>", "</mm:think>"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "nemotron_3": THINK_OR_CALL,
+    "poolside_v1": THINK_OR_CALL,
+    "qwen3": THINK_OR_CALL,
+    "qwen3-thinking": ReasoningFormat(forced=True, calls=("<tool_call>",)),
+    "step3": THINK_FORCED,
+    "step3p5": THINK_FORCED,
+}
+
+
+def reasoning_format(name: str, field: str | None = None) -> ReasoningFormat:
+    """The format by this name; `field` is where a client gave it."""
+    if name not in REASONING_FORMATS:
+        known = ", ".join(REASONING_FORMATS)
+        raise RequestError(f"There is no reasoning parser {name!r}; the known ones are {known}.", field=field)
+    return REASONING_FORMATS[name]

@@ -1,0 +1,159 @@
+"""The output items of a response whose answer goes through parsers: reasoning, messages and calls, as they come.
+
+`ItemWriter` turns a parser's events into the events of a stream and remembers the items that these amount to; a
+response that is not streamed is made by the same steps, whose events nobody sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from bough.parsers import CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
+from bough.server.openai.response_objects import (
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    FunctionCallItem,
+    Item,
+    ItemEvent,
+    ItemStatus,
+    OutputMessage,
+    OutputText,
+    PartEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    ReasoningItem,
+    ReasoningText,
+    StreamEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+)
+from bough.server.parsing import CallIds
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that is being written: a call if it has a name, else text of one of two kinds."""
+
+    id: str
+    index: int
+    is_reasoning: bool = False
+    name: str = ""
+    call_id: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def item(self, status: ItemStatus) -> Item:
+        if self.name:
+            return FunctionCallItem(
+                id=self.id, call_id=self.call_id, name=self.name, arguments=self.text, status=status
+            )
+        if self.is_reasoning:
+            content = [ReasoningText(text=self.text)] if self.pieces else []
+            return ReasoningItem(id=self.id, content=content, status=status)
+        return OutputMessage(id=self.id, status=status, content=[OutputText(text=self.text)] if self.pieces else [])
+
+    def part(self) -> OutputText | ReasoningText:
+        return ReasoningText(text=self.text) if self.is_reasoning else OutputText(text=self.text)
+
+
+class ItemWriter:
+    """Writes one response's items; one is open at a time."""
+
+    def __init__(self, suffix: str, number: Callable[[], int]) -> None:
+        """`suffix` makes ids of this response; `number` counts the events of its stream."""
+        self.items: list[Item] = []  # those that are complete, and what failed to become a call
+        self.failed: list[Item] = []  # of them, the latter
+        self._suffix = suffix
+        self._number = number
+        self._ids = CallIds()
+        self._open: _Open | None = None
+
+    def write(self, event: Event) -> Iterator[StreamEvent]:
+        match event:
+            case Text():
+                yield from self._say(event.text, is_reasoning=False)
+            case Reasoning():
+                yield from self._say(event.text, is_reasoning=True)
+            case CallBegin():
+                yield from self._end("completed")
+                self._open = _Open(self._id("fc"), len(self.items), name=event.name, call_id=self._ids.name(event))
+                yield self._added()
+            case CallArguments():
+                opened = self._opened()
+                opened.pieces.append(event.text)
+                kind = "response.function_call_arguments.delta"
+                yield ArgumentsDeltaEvent(kind, opened.id, opened.index, event.text, self._number())
+            case CallEnd():
+                yield from self._end("completed")
+            case CallFailed():
+                yield from self._end("incomplete")
+                self.failed.append(self.items[-1])
+                yield from self._say(event.text, is_reasoning=False)
+
+    def close(self, status: ItemStatus) -> Iterator[StreamEvent]:
+        """After the last event. A response without anything in it has an empty message."""
+        if not self.items and self._open is None:
+            yield from self._begin_text(is_reasoning=False)
+        yield from self._end(status)
+
+    def _say(self, text: str, *, is_reasoning: bool) -> Iterator[StreamEvent]:
+        """More text of this kind, in a new item if something else is open."""
+        if not text:
+            return
+        if self._open is None or self._open.name or self._open.is_reasoning is not is_reasoning:
+            yield from self._end("completed")
+            yield from self._begin_text(is_reasoning=is_reasoning)
+        opened = self._opened()
+        opened.pieces.append(text)
+        if is_reasoning:
+            kind = "response.reasoning_text.delta"
+            yield ReasoningDeltaEvent(kind, opened.id, opened.index, 0, text, self._number())
+        else:
+            yield TextDeltaEvent("response.output_text.delta", opened.id, opened.index, 0, text, [], self._number())
+
+    def _begin_text(self, *, is_reasoning: bool) -> Iterator[StreamEvent]:
+        self._open = _Open(self._id("rs" if is_reasoning else "msg"), len(self.items), is_reasoning)
+        yield self._added()
+        yield self._part_event("response.content_part.added")
+
+    def _end(self, status: ItemStatus) -> Iterator[StreamEvent]:
+        opened = self._open
+        if opened is None:
+            return
+        if opened.name:
+            kind = "response.function_call_arguments.done"
+            yield ArgumentsDoneEvent(kind, opened.id, opened.index, opened.name, opened.text, self._number())
+        else:
+            yield self._text_done(opened)
+            yield self._part_event("response.content_part.done")
+        item = opened.item(status)
+        if isinstance(item, OutputMessage) and not item.content:
+            item = OutputMessage(id=opened.id, status=status, content=[OutputText(text="")])
+        self.items.append(item)
+        self._open = None
+        yield ItemEvent("response.output_item.done", opened.index, item, self._number())
+
+    def _text_done(self, opened: _Open) -> StreamEvent:
+        if opened.is_reasoning:
+            kind = "response.reasoning_text.done"
+            return ReasoningDoneEvent(kind, opened.id, opened.index, 0, opened.text, self._number())
+        return TextDoneEvent("response.output_text.done", opened.id, opened.index, 0, opened.text, [], self._number())
+
+    def _added(self) -> StreamEvent:
+        opened = self._opened()
+        return ItemEvent("response.output_item.added", opened.index, opened.item("in_progress"), self._number())
+
+    def _part_event(self, kind: str) -> StreamEvent:
+        opened = self._opened()
+        return PartEvent(kind, opened.id, opened.index, 0, opened.part(), self._number())
+
+    def _opened(self) -> _Open:
+        assert self._open is not None
+        return self._open
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}_{self._suffix}_{len(self.items)}" if self.items else f"{prefix}_{self._suffix}"

@@ -1,0 +1,323 @@
+"""Tools and thinking of chats: shapes, choices, streams, histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bough.server.openai import routes
+from tests.server.protocol_desk import Desk
+from tests.server.tool_desk import CALL, MALFORMED, NOW, OSLO, ROME, SCHEMA, TOOL, TWO_CALLS, NotingReader, say
+
+CHAT = "/v1/chat/completions"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL, NOW]}
+
+
+def joined(chunks: list[Any]) -> dict[str, Any]:
+    """The message that a stream amounts to."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            message["reasoning_content"] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(message["tool_calls"])
+                    assert call["type"] == "function" and call["function"]["arguments"] == ""
+                    message["tool_calls"].append({**call, "function": dict(call["function"])})
+                else:
+                    assert call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"}
+                    message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    message["finish_reason"] = [c["finish_reason"] for chunk in chunks for c in chunk["choices"]][-1]
+    return message
+
+
+def test_a_call() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        answer = await desk.post(CHAT, **ASK)
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert (message["content"], message["reasoning_content"]) == ("Let me see.", None)
+        (call,) = message["tool_calls"]
+        assert call["id"].startswith("call_") and call["type"] == "function"
+        assert call["function"] == {"name": "get_weather", "arguments": ROME}
+        assert notes.sampling["skip_special_tokens"] is False and not notes.grammar
+        assert desk.prompt.startswith("[{") and '"get_weather"' in desk.prompt and '"now"' in desk.prompt
+
+    say(routes, f"Let me see.\n{CALL}", use)
+
+
+@pytest.mark.parametrize("cuts", [None, [], [3, 20, 21, 60]])
+def test_a_stream_of_two_calls(cuts: list[int] | None) -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        *chunks, done = await desk.stream(CHAT, **ASK)
+        assert done == "[DONE]"
+        message = joined(chunks)
+        assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
+        assert message["finish_reason"] == "tool_calls"
+        names = [call["function"]["name"] for call in message["tool_calls"]]
+        assert names == ["get_weather", "get_weather"]
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == [ROME, OSLO]
+        assert len({call["id"] for call in message["tool_calls"]}) == 2
+        if cuts is None:
+            pieces = [c for c in chunks if c["choices"][0]["delta"].get("tool_calls")]
+            assert len(pieces) > 20  # arguments come as they are written
+
+    say(routes, f"<think>Hm.</think>\n\n{TWO_CALLS}", use, cuts=cuts)
+
+
+def test_at_most_one_call_where_only_one_is_wanted() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        (choice,) = (await desk.post(CHAT, **ASK, parallel_tool_calls=False))["choices"]
+        assert len(choice["message"]["tool_calls"]) == 1
+        assert OSLO in choice["message"]["content"]
+
+    say(routes, TWO_CALLS, use)
+
+
+def test_malformed_calls_are_text() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        (choice,) = (await desk.post(CHAT, **ASK))["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert (choice["message"]["content"], choice["message"]["tool_calls"]) == (MALFORMED, None)
+        message = joined((await desk.stream(CHAT, **ASK))[:-1])
+        assert (message["content"], message["finish_reason"]) == (MALFORMED, "stop")
+
+    say(routes, MALFORMED, use)
+
+
+def test_without_tools_calls_are_text() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        changes: list[dict[str, Any]] = [{"tools": None}, {"tools": []}, {"tool_choice": "none"}]
+        for more in changes:
+            (choice,) = (await desk.post(CHAT, **{**ASK, **more}))["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+            assert "get_weather" not in desk.prompt
+
+    say(routes, CALL, use, reasoning_parser=None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "names", "single"),
+    [
+        ("required", None, ["get_weather", "now"], False),
+        ("required", False, ["get_weather", "now"], True),
+        ({"type": "function", "function": {"name": "now"}}, None, ["now"], True),
+    ],
+)
+def test_calls_that_must_come_are_forced_by_a_grammar(
+    choice: Any, parallel: bool | None, names: list[str], single: bool
+) -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **ASK, tool_choice=choice, parallel_tool_calls=parallel)
+        form = notes.grammar["structural_tag"]["format"]
+        begins = [tag["begin"] for tag in form["tags"]]
+        assert begins == [f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in names]
+        assert form["stop_after_first"] is single and form["at_least_one"]
+        assert ('"get_weather"' in desk.prompt) == ("get_weather" in names)
+
+    say(routes, CALL, use)
+
+
+@pytest.mark.parametrize("parser", [None, "qwen3_coder"])
+def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None) -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        for read in (await desk.post(CHAT, **ASK, tool_choice="required"))["choices"]:
+            (call,) = read["message"]["tool_calls"]
+            assert call["function"] == {"name": "get_weather", "arguments": ROME}
+            assert read["finish_reason"] == "tool_calls" and read["message"]["content"] is None
+        schema = notes.grammar["json_schema"]
+        assert schema["items"]["anyOf"][0]["properties"]["parameters"] == SCHEMA
+        message = joined((await desk.stream(CHAT, **ASK, tool_choice="required"))[:-1])
+        assert message["tool_calls"][0]["function"]["arguments"] == ROME
+
+    text = f'[{{"name": "get_weather", "parameters": {ROME}}}]'
+    say(routes, text, use, tool_call_parser=parser, reasoning_parser=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "a b"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, None, "JSON schema"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two tools called 'get_weather'"),
+        ({"tool_choice": "often"}, "tool_choice", "none, auto, required"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "by name"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "messages[0].tool_calls", "list"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "name"),
+    ],
+)
+def test_what_is_wrong_is_said(fields: dict[str, Any], param: str | None, said: str) -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        error = (await desk.post(CHAT, 400, **{**ASK, **fields}))["error"]
+        assert said in error["message"]
+        assert param is None or error["param"] == param
+
+    say(routes, "x", use)
+
+
+def test_tools_need_a_parser() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        error = (await desk.post(CHAT, 400, **ASK))["error"]
+        assert "--tool-call-parser" in error["message"] and error["param"] == "tools"
+
+    say(routes, CALL, use, tool_call_parser=None)
+
+
+def test_histories_with_calls_and_results() -> None:
+    calls = [{"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": ROME}}]
+    broken = [{"id": "c2", "type": "function", "function": {"name": "now", "arguments": "{"}}]
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "c1", "name": "get_weather", "content": [{"type": "text", "text": "Rain."}]},
+        {"role": "assistant", "tool_calls": broken},
+    ]
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, messages=messages)
+        lines = desk.prompt.split("\n")
+        assert lines[1] == f"assistant:  thought Hm. called get_weather {ROME}"
+        assert lines[2] == "tool(get_weather c1): Rain."
+        assert lines[3] == 'assistant:  called now "{"'
+
+    say(routes, "Fine.", use)
+
+
+# Thinking -------------------------------------------------------------------------------------------------------------
+
+THOUGHT = "<think>One,\ntwo.</think>Three."
+SAY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count."}]}
+
+
+def test_thinking_is_set_apart() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        answer = await desk.post(CHAT, **SAY)
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("One,\ntwo.", "Three.")
+        assert answer["usage"]["reasoning_tokens"] == len("One,\ntwo.")  # tokens are bytes here
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("One,\ntwo.")}
+        *chunks, last, _ = await desk.stream(CHAT, **SAY, stream_options={"include_usage": True})
+        streamed = joined(chunks)
+        assert (streamed["reasoning_content"], streamed["content"]) == ("One,\ntwo.", "Three.")
+        assert last["usage"] == answer["usage"]
+        thoughts = [c for c in chunks if c["choices"][0]["delta"].get("reasoning_content")]
+        assert len(thoughts) > 3
+
+    say(routes, THOUGHT, use)
+
+
+def test_thinking_may_come_at_once_or_stay_where_it_is() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        chunks = (await desk.stream(CHAT, **SAY, stream_reasoning=False))[:-1]
+        thoughts = [c["choices"][0]["delta"].get("reasoning_content") for c in chunks]
+        assert [thought for thought in thoughts if thought] == ["One,\ntwo."]
+        message = (await desk.post(CHAT, **SAY, separate_reasoning=False))["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == (THOUGHT, None)
+
+    say(routes, THOUGHT, use)
+
+
+def test_the_template_opens_the_thinking() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        opened = await desk.post(CHAT, **SAY, chat_template_kwargs={"enable_thinking": True})
+        assert desk.prompt.endswith("<think>")
+        assert opened["choices"][0]["message"]["reasoning_content"] == "One."
+        plain = await desk.post(CHAT, **SAY, chat_template_kwargs={"enable_thinking": False})
+        assert plain["choices"][0]["message"]["content"] == "One.</think>Two."
+        going_on: dict[str, Any] = {"messages": [*SAY["messages"], {"role": "assistant", "content": "<think>Hm"}]}
+        more = await desk.post(CHAT, **going_on, continue_final_message=True)
+        assert more["choices"][0]["message"]["reasoning_content"] == "One."
+
+    say(routes, "One.</think>Two.", use)
+
+
+def test_logprobs_and_ids_of_all_tokens_come_with_parsed_streams() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        fields = {**ASK, "logprobs": True, "return_token_ids": True, "n": 2}
+        whole = (await desk.post(CHAT, **fields))["choices"]
+        chunks = (await desk.stream(CHAT, **fields))[:-1]
+        for choice in whole:
+            own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
+            assert [i for c in own for i in c.get("token_ids", ())] == choice["token_ids"]
+            logprobs = [entry for c in own if c["logprobs"] for entry in c["logprobs"]["content"]]
+            assert logprobs == choice["logprobs"]["content"]
+
+    say(routes, f"<think>a</think>b {TWO_CALLS}", use)
+
+
+# Responses ------------------------------------------------------------------------------------------------------------
+
+FLAT = {"type": "function", "name": "get_weather", "description": "The weather.", "parameters": SCHEMA}
+
+
+def test_responses_with_calls_whole_streamed_and_continued() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        body: dict[str, Any] = {"input": "Weather?", "tools": [FLAT]}
+        first = await desk.post("/v1/responses", **body)
+        thought, said, *calls = first["output"]
+        assert thought["type"] == "reasoning" and thought["content"][0]["text"] == "Hm."
+        assert said["type"] == "message" and said["content"][0]["text"] == "Let me see."
+        assert [(call["type"], call["arguments"], call["status"]) for call in calls] == [
+            ("function_call", ROME, "completed"),
+            ("function_call", OSLO, "completed"),
+        ]
+        assert len({item["id"] for item in first["output"]}) == 4
+        assert first["tools"] == [FLAT] and first["tool_choice"] == "auto"
+        assert first["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+        events = await desk.stream("/v1/responses", **body)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [item["arguments"] for item in events[-1]["response"]["output"][2:]] == [ROME, OSLO]
+        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert done == events[-1]["response"]["output"]
+        deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
+        assert "".join(e["delta"] for e in deltas if e["output_index"] == 2) == ROME
+        result = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "Rain."}
+        await desk.post("/v1/responses", input=[result], previous_response_id=first["id"])
+        assert f"called get_weather {ROME} called get_weather {OSLO}" in desk.prompt
+        assert f"tool( {calls[0]['call_id']}): Rain." in desk.prompt
+
+    say(routes, f"<think>Hm.</think>Let me see.\n{TWO_CALLS}", use)
+
+
+def test_items_of_calls_and_thinking_are_one_turn() -> None:
+    items = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": ROME},
+        {"type": "function_call_output", "call_id": "c1", "output": "Rain."},
+    ]
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post("/v1/responses", input=items)
+        assert desk.prompt.split("\n")[1:3] == [
+            f"assistant:  thought Hm. called get_weather {ROME}",
+            "tool(get_weather c1): Rain.",
+        ]
+        for choice in ("required", {"type": "function", "name": "get_weather"}):
+            await desk.post("/v1/responses", input="x", tools=[FLAT], tool_choice=choice)
+            assert "structural_tag" in notes.grammar
+        for wrong in ({"type": "function_call"}, {"type": "function_call_output"}):
+            error = (await desk.post("/v1/responses", 400, input=[wrong]))["error"]
+            assert error["param"] == "input[0]"
+
+    say(routes, "Fine.", use)
+
+
+def test_a_malformed_call_in_a_response_is_text() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        body: dict[str, Any] = {"input": "Weather?", "tools": [FLAT]}
+        (message,) = (await desk.post("/v1/responses", **body))["output"]
+        assert message["content"][0]["text"] == MALFORMED
+        last = (await desk.stream("/v1/responses", **body))[-1]["response"]
+        assert [item["type"] for item in last["output"]] == ["function_call", "message"]
+        assert last["output"][0]["status"] == "incomplete"
+        assert last["output"][1]["content"][0]["text"] == MALFORMED
+
+    say(routes, MALFORMED, use)

@@ -36,6 +36,17 @@ class NativeExecutor:
     def limits(self) -> Limits:
         return self._limits
 
+    @property
+    def threads(self) -> int:
+        """How many compute."""
+        return self._tapes.crew.threads
+
+    def set_threads(self, threads: int) -> None:
+        """Lets so many compute from the next step on; no more than there were at first."""
+        if threads != self.threads:
+            self._tapes.set_threads(threads)
+            self._sample = NativeSampler(self._sampling, self._tapes.crew)
+
     def run(self, plan: BatchPlan) -> StepResult:
         self._sampling.setup(plan.setups)
         layout = self._mirror.apply(plan)

@@ -124,7 +124,7 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     int64_t k = call->parts[0].k, size = token_bytes(k);
     bool needed = false;
     for (int part = 0; part < call->count; part++)
-        needed |= call->parts[part].format != BOUGH_FORMAT_F32;
+        needed |= !takes_floats((int)call->parts[part].format);
     uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
     if (!needed)
         return tokens;
@@ -152,7 +152,7 @@ static void multiply_run(const linear_call *call, const linear_kernels *kernels,
     const bough_weight *weight = run->weight;
     int format = (int)weight->format;
     const void *from = tokens + first_token * token_bytes(weight->k);
-    if (format == BOUGH_FORMAT_F32)
+    if (takes_floats(format))
         from = call->x + first_token * call->x_stride;
     for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
         tile_output out = output_of(call, run, tile, first_token);

@@ -3,7 +3,7 @@
  * Tiles of bytes would be exact, but their sums would have to leave the tiles after every group of 32 inputs to be
  * scaled, which takes longer than the products. So two tiles of weights at a time are unpacked into bfloat16, scales
  * included, and multiplied with all tokens of a panel. Activations are rounded to bfloat16 too, a smaller error than
- * that of 8 bits.
+ * that of 8 bits. Weights that are bfloat16 already lie in their tiles as the registers take them.
  *
  * A tile register has 16 rows of 64 bytes. Of activations: 16 tokens by 32 inputs. Of weights: 16 pairs of inputs by 16
  * outputs. Four registers hold the sums of 32 tokens by 32 outputs.
@@ -186,16 +186,20 @@ DEFINE_FIRST_PRODUCT(first_q4_min, BOUGH_FORMAT_Q4_MIN)
 DEFINE_FIRST_PRODUCT(first_q8, BOUGH_FORMAT_Q8)
 DEFINE_FIRST_PRODUCT(first_q8_min, BOUGH_FORMAT_Q8_MIN)
 DEFINE_FIRST_PRODUCT(first_q8_half, BOUGH_FORMAT_Q8_HALF)
-static const first_product FIRST[BOUGH_FORMATS] = {NULL, first_q4, first_q4_min, first_q8, first_q8_min, first_q8_half};
+static const first_product FIRST[BOUGH_FORMATS] = {NULL,         first_q4,      first_q4_min, first_q8,
+                                                   first_q8_min, first_q8_half, NULL};
 
-/* 32 tokens, or the last 16, with two tiles that are unpacked. Where there is no second tile, its sums are nobody's. */
-static void multiply_unpacked(bool both_tokens, int64_t k, const uint8_t *tokens, const uint8_t *weights) {
+/* 32 tokens, or the last 16, with two tiles that are unpacked, or the last. */
+static void multiply_unpacked(bool both_tokens, bool both_tiles, int64_t k, const uint8_t *tokens,
+                              const uint8_t *weights) {
     clear_sums();
     for (int64_t at = 0; at < k / GROUP * REGISTER_BYTES; at += REGISTER_BYTES) {
-        if (both_tokens)
+        if (both_tokens && both_tiles)
             multiply_group(true, true, k, tokens + at, weights + at);
-        else
+        else if (both_tiles)
             multiply_group(false, true, k, tokens + at, weights + at);
+        else
+            multiply_group(true, false, k, tokens + at, weights + at);
     }
 }
 
@@ -211,16 +215,17 @@ static void product(const bough_weight *weight, int64_t first_tile, int64_t tile
                     const tile_output *outs, void *unpacked) {
     int64_t k = weight->k;
     const uint8_t *tile = weight->blob + first_tile * tile_bytes((int)weight->format, k);
+    const bool is_unpacked = weight->format == BOUGH_FORMAT_BF16;
     _Alignas(LINE) float sums[4][16][16];
     for (int64_t first = 0; first < count; first += 2 * TILE_ROWS) {
         const uint8_t *tokens = (const uint8_t *)panel + panel_bytes(k, first);
         int64_t left = count - first;
         for (int64_t i = 0; i < tiles; i++)
             prefetch_outputs(&outs[i], first, at_most(left, 2 * TILE_ROWS));
-        if (first == 0)
+        if (first == 0 && !is_unpacked)
             FIRST[weight->format](left > TILE_ROWS, tiles == 2, tile, k, tokens, unpacked);
         else
-            multiply_unpacked(left > TILE_ROWS, k, tokens, unpacked);
+            multiply_unpacked(left > TILE_ROWS, tiles == 2, k, tokens, is_unpacked ? tile : unpacked);
         _tile_stored(0, sums[0], LINE);
         _tile_stored(1, sums[1], LINE);
         _tile_stored(2, sums[2], LINE);

@@ -150,15 +150,17 @@ static void clear_sums(void) {
 }
 
 /* Multiplies while it unpacks: the products of a group are under way while the next is unpacked, and cost nothing. */
-ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k,
-                                       const uint8_t *tokens, uint8_t *weights) {
-    int64_t groups = k / GROUP;
+ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_tiles, const uint8_t *tile,
+                                       const uint8_t *next, int64_t k, const uint8_t *tokens, uint8_t *weights) {
+    int64_t groups = k / GROUP, size = tile_bytes(format, k);
     clear_sums();
     for (int64_t group = 0; group < groups; group++) {
+        fetch_group(format, next, group);
         unpack_group(format, tile, k, group, weights + group * REGISTER_BYTES);
-        if (both_tiles)
-            unpack_group(format, tile + tile_bytes(format, k), k, group,
-                         weights + unpacked_bytes(k) / 2 + group * REGISTER_BYTES);
+        if (both_tiles) {
+            fetch_group(format, next ? next + size : NULL, group);
+            unpack_group(format, tile + size, k, group, weights + unpacked_bytes(k) / 2 + group * REGISTER_BYTES);
+        }
         __asm__ __volatile__("" ::: "memory"); /* compilers do not know that tiles are loaded from what was unpacked */
         if (group > 0)
             multiply_group(both_tokens, both_tiles, k, tokens + (group - 1) * REGISTER_BYTES,
@@ -168,18 +170,18 @@ ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_t
                    weights + (groups - 1) * REGISTER_BYTES);
 }
 
-typedef void (*first_product)(bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k, const uint8_t *tokens,
-                              uint8_t *weights);
+typedef void (*first_product)(bool both_tokens, bool both_tiles, const uint8_t *tile, const uint8_t *next, int64_t k,
+                              const uint8_t *tokens, uint8_t *weights);
 
 #define DEFINE_FIRST_PRODUCT(name, format)                                                                             \
-    static void name(bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k, const uint8_t *tokens,         \
-                     uint8_t *weights) {                                                                               \
+    static void name(bool both_tokens, bool both_tiles, const uint8_t *tile, const uint8_t *next, int64_t k,           \
+                     const uint8_t *tokens, uint8_t *weights) {                                                        \
         if (both_tokens && both_tiles)                                                                                 \
-            unpack_and_multiply(format, true, true, tile, k, tokens, weights);                                         \
+            unpack_and_multiply(format, true, true, tile, next, k, tokens, weights);                                   \
         else if (both_tiles)                                                                                           \
-            unpack_and_multiply(format, false, true, tile, k, tokens, weights);                                        \
+            unpack_and_multiply(format, false, true, tile, next, k, tokens, weights);                                  \
         else                                                                                                           \
-            unpack_and_multiply(format, true, false, tile, k, tokens, weights);                                        \
+            unpack_and_multiply(format, true, false, tile, next, k, tokens, weights);                                  \
     }
 DEFINE_FIRST_PRODUCT(first_q4, BOUGH_FORMAT_Q4)
 DEFINE_FIRST_PRODUCT(first_q4_min, BOUGH_FORMAT_Q4_MIN)
@@ -211,8 +213,8 @@ static void prefetch_outputs(const tile_output *out, int64_t first, int64_t coun
 
 static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
 
-static void product(const bough_weight *weight, int64_t first_tile, int64_t tiles, const void *panel, int64_t count,
-                    const tile_output *outs, void *unpacked) {
+static void product(const bough_weight *weight, int64_t first_tile, int64_t tiles, const uint8_t *next,
+                    const void *panel, int64_t count, const tile_output *outs, void *unpacked) {
     int64_t k = weight->k;
     const uint8_t *tile = weight->blob + first_tile * tile_bytes((int)weight->format, k);
     const bool is_unpacked = weight->format == BOUGH_FORMAT_BF16;
@@ -223,7 +225,7 @@ static void product(const bough_weight *weight, int64_t first_tile, int64_t tile
         for (int64_t i = 0; i < tiles; i++)
             prefetch_outputs(&outs[i], first, at_most(left, 2 * TILE_ROWS));
         if (first == 0 && !is_unpacked)
-            FIRST[weight->format](left > TILE_ROWS, tiles == 2, tile, k, tokens, unpacked);
+            FIRST[weight->format](left > TILE_ROWS, tiles == 2, tile, next, k, tokens, unpacked);
         else
             multiply_unpacked(left > TILE_ROWS, tiles == 2, k, tokens, is_unpacked ? tile : unpacked);
         _tile_stored(0, sums[0], LINE);

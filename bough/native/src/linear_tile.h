@@ -165,8 +165,8 @@ typedef struct linear_wide_kernels {
     void (*convert)(const float *x, int64_t x_stride, int64_t k, int64_t first, int64_t count, void *panel);
     void (*begin)(void); /* on every thread, before products and after */
     void (*end)(void);
-    void (*product)(const bough_weight *weight, int64_t first_tile, int64_t tiles, const void *panel, int64_t count,
-                    const tile_output *outs, void *unpacked);
+    void (*product)(const bough_weight *weight, int64_t first_tile, int64_t tiles, const uint8_t *next,
+                    const void *panel, int64_t count, const tile_output *outs, void *unpacked);
 } linear_wide_kernels;
 
 /* Each variant's functions; NULL where it was not compiled. */

@@ -184,7 +184,6 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, con
 
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
-    for (int64_t token = first; token < first + at_once; token += AT_ONCE)
-        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, token == first ? next : NULL, k, tokens, stride,
-                     token, out);
+    for (int64_t token = first; token < first + at_once; token += AT_ONCE, next = NULL)
+        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, next, k, tokens, stride, token, out);
 }

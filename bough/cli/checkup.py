@@ -21,7 +21,7 @@ import psutil
 
 from bough.core.errors import ResourceError
 from bough.core.settings import ModelSettings, Settings
-from bough.executor.machine import free_memory_bytes, usable_cores
+from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
 from bough.executor.sizing import size_cpu_cache
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, locate
@@ -96,7 +96,7 @@ def look_at_use(settings: Settings) -> Use:
     return Use(
         device="cpu",
         dtype=_dtype_name(settings),
-        threads=model.cpu_threads or usable_cores(),
+        threads=model.cpu_threads or compute_cores(),
         torch=None if torch is None else str(torch.__version__),
         attention_backend=_attention_backend(model),
         gpus=() if torch is None else _gpus(torch),
@@ -201,12 +201,17 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     """Counts weights and cache in the number format in which the engine would hold them."""
     from bough.distributed.topology import Topology
     from bough.executor.build import resolve_config
+    from bough.loader.load import open_source
+    from bough.loader.packed_size import packed_size
     from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
     config, dtype = resolve_config(files, settings), getattr(torch, _dtype_name(settings))
-    weight_bytes = DummySource(config, dtype).nbytes()  # whatever format the checkpoint has on disk
-    held = cache_dtype(settings.memory.kv_cache_dtype, dtype)
+    weight_bytes, cache_like = DummySource(config, dtype).nbytes(), dtype
+    if (files.gguf or files.safetensors) and dtype == torch.float32 and _attention_backend(settings.model) == "native":
+        packed = packed_size(open_source(files, config), settings.model.quantization)
+        weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
+    held = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     per_token = KVPool.bytes_per_token(config, held, Topology())
     free = free_memory_bytes()
     try:

@@ -18,10 +18,11 @@ from bough.core.plan import Executor, Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.executor.formats import capability_of, check_number_formats
-from bough.executor.machine import free_memory_bytes, usable_cores
-from bough.executor.native_build import build_native, make_recorder, native_library
+from bough.executor.machine import compute_cores, free_memory_bytes
+from bough.executor.native_build import build_native, make_recorder, native_library, tell_kernels
 from bough.executor.sizing import size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
+from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
 from bough.kernels.packed_ops import PackedOps
 from bough.kernels.quant_linear.packed import Format
@@ -29,6 +30,7 @@ from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
 from bough.loader.load import load_weights, open_source, packed_cache, packed_formats
 from bough.loader.locate import ModelFiles
+from bough.loader.packed_size import packed_size
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 from bough.models.base import CausalLM
@@ -148,13 +150,14 @@ def _load(
         packed_ops=packed_ops,
     )
     slots = list(model.slots())
-    weight_bytes = sum(s.target.nbytes for s in slots)
-    if packed_ops is not None and settings.model.quantization == "auto":
-        weight_bytes = min(weight_bytes, source.nbytes())  # they stay as they are stored
+    if packed_ops is not None:
+        weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
+    else:
+        weight_bytes, instead = sum(s.target.nbytes for s in slots), "--dtype bfloat16"
     if device.type == "cpu" and weight_bytes > free:
         raise ResourceError(
-            f"The weights need {weight_bytes / 2**30:.2f} GiB as {dtype}, but only {free / 2**30:.2f} GiB are "
-            "free; use a smaller model or --dtype bfloat16."
+            f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
+            f"model or {instead}."
         )
     cached = packed_ops is not None and load_format != "dummy"
     kept_on_disk = packed_cache(files, settings.model.quantization) if cached else None
@@ -164,7 +167,7 @@ def _load(
     kept = _kept_as(packed, settings, dtype)
     log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
-    cache_like = torch.float16 if set(packed) - {Format.F32} else dtype
+    cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
@@ -185,7 +188,7 @@ def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig)
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> LoadedModel:
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or usable_cores()
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or compute_cores()
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
@@ -213,6 +216,9 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     if library is not None and recorder is not None:
         native = build_native(library, loaded.model, recorder, pool, threads, limits)
+        if settings.model.cpu_threads is None:
+            measure_threads(native, native.set_threads, threads)
+        tell_kernels(native, pool)
         return LoadedModel(ThreadedExecutor(native), config)
     return LoadedModel(ThreadedExecutor(TorchExecutor(loaded.model, pool, TorchAttention(), limits)), config)
 

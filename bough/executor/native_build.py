@@ -54,11 +54,15 @@ def build_native(
 ) -> NativeExecutor:
     """Records the model, whose weights are loaded, and gives the executor that runs it."""
     torch.set_num_threads(1)  # it samples only: a second team of threads would stand in the way of the first
-    rows, many = variant(Format.Q8, 1), variant(Format.Q8, limits.chunk_tokens)
-    kernels = rows if rows == many else f"{rows}, {many} for prompts"
-    log.info("native kernels (%s) on %d threads, KV cache of %s", kernels, threads, pool.dtype)
     tapes = NativeTapes(library, model, recorder, pool, threads, limits.chunk_tokens + limits.rows)
     return NativeExecutor(tapes, limits)
+
+
+def tell_kernels(executor: NativeExecutor, pool: KVPool) -> None:
+    """What computes, in one line of the log."""
+    rows, many = variant(Format.Q8, 1), variant(Format.Q8, executor.limits().chunk_tokens)
+    kernels = rows if rows == many else f"{rows}, {many} for prompts"
+    log.info("native kernels (%s) on %d threads, KV cache of %s", kernels, executor.threads, pool.dtype)
 
 
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:

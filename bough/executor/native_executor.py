@@ -36,7 +36,17 @@ class NativeExecutor:
     def limits(self) -> Limits:
         return self._limits
 
-    @torch.inference_mode()
+    @property
+    def threads(self) -> int:
+        """How many compute."""
+        return self._tapes.crew.threads
+
+    def set_threads(self, threads: int) -> None:
+        """Lets so many compute from the next step on; no more than there were at first."""
+        if threads != self.threads:
+            self._tapes.set_threads(threads)
+            self._sample = NativeSampler(self._sampling, self._tapes.crew)
+
     def run(self, plan: BatchPlan) -> StepResult:
         self._sampling.setup(plan.setups)
         layout = self._mirror.apply(plan)
@@ -53,23 +63,22 @@ class NativeExecutor:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         sampling_rows = plan.rows[plan.sample]
-        sampled = self._sample(logits, sampling_rows)
-        tokens = sampled.tokens.numpy()
-        self._last_tokens[sampling_rows] = tokens
+        drawn = self._sample(logits, sampling_rows)
+        self._last_tokens[sampling_rows] = drawn.tokens
         return StepResult(
             step=plan.step,
-            tokens=tokens.astype(np.int32).reshape(-1, 1),
-            counts=np.ones(len(tokens), dtype=np.int32),
-            bad=sampled.bad.numpy(),
-            output_logprobs=self._output_logprobs(plan, logits, sampled.tokens),
+            tokens=drawn.tokens.astype(np.int32).reshape(-1, 1),
+            counts=np.ones(len(sampling_rows), dtype=np.int32),
+            bad=drawn.bad,
+            output_logprobs=self._output_logprobs(plan, logits, drawn.tokens),
             input_logprobs=inputs,
         )
 
     def _forward(self, layout: StepLayout, wanted: LongArray) -> torch.Tensor:
-        """The logits of the wanted tokens, until the next step."""
+        """The logits of the wanted tokens, until the next step: the first lines of what is returned."""
         self._describe(layout, wanted)
         self._tapes.run(self._tapes.last_tokens, self._step)
-        return self._tapes.last_tokens.result[: len(wanted)]
+        return self._tapes.last_tokens.result
 
     def _forward_whole(self, layout: StepLayout) -> torch.Tensor:
         """The hidden states of all tokens, until the next step."""
@@ -94,16 +103,16 @@ class NativeExecutor:
         step.rows, step.query_starts = layout.rows.ctypes.data, layout.query_starts.ctypes.data
         step.context_lens = layout.context_lens.ctypes.data
 
-    def _output_logprobs(
-        self, plan: BatchPlan, logits: torch.Tensor, tokens: torch.Tensor
-    ) -> dict[int, PositionLogprobs]:
+    def _output_logprobs(self, plan: BatchPlan, logits: torch.Tensor, tokens: LongArray) -> dict[int, PositionLogprobs]:
         specs = self._sampling.specs(plan.rows[plan.sample])
         if specs is None:
             return {}
-        found = output_logprobs(logits, tokens, specs).read()
+        with torch.inference_mode():
+            found = output_logprobs(logits[: len(tokens)], torch.from_numpy(tokens), specs).read()
         places = np.flatnonzero(plan.sample).tolist()
         return {place: run for place, run in zip(places, found, strict=True) if run is not None}
 
+    @torch.inference_mode()
     def _input_logprobs(
         self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: IntArray
     ) -> PositionLogprobs:

@@ -1,19 +1,32 @@
-"""Sampling on the native kernels, for rows that are greedy or have a temperature and nothing else; others use torch.
+"""Sampling on the native kernels, for rows whose logits are the model's own; others use torch.
 
-The state of the rows stays in `SamplingState`, so that a row may be in either kind of company from step to step. Random
-numbers are those of (seed, output position), as everywhere.
+The state of the rows stays in `SamplingState`, so that a row may be in either kind of company from step to step: the
+kernels read its columns where they are, and count on. Random numbers are those of (seed, output position), as
+everywhere. Between two steps every microsecond of Python is waited for, and code that has left the caches since the
+last one is slow: so what does not change is told to the kernels once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from bough.core.plan import IntArray
-from bough.kernels.sampling.uniform import uniform
+from bough.core.plan import BoolArray, IntArray
+from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Crew, Sampling
-from bough.sampling.sampler import Sampled, sample
+from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A step's tokens."""
+
+    tokens: npt.NDArray[np.int64]  # [n] 0 where bad
+    bad: BoolArray  # [n] the logits held NaN or +inf, or no token was possible
 
 
 class NativeSampler:
@@ -21,31 +34,37 @@ class NativeSampler:
 
     def __init__(self, state: SamplingState, crew: Crew) -> None:
         self._state, self._crew = state, crew
-        self._flags = state.flags
         self._fits = state.vocab_size <= MAX_VOCABULARY
-        # The same memory as the state's tensors, which never move: numpy takes a few rows out in less time.
-        self._temperature, self._generated = state.temperature.numpy(), state.generated.numpy()
-
-    def __call__(self, logits: torch.Tensor, rows: IntArray) -> Sampled:
-        """The next token of each of `rows` from contiguous `logits` [n, V]; counts it in the state."""
-        if not self._fits or not self._state.plain(rows):
-            return sample(self._state, logits, rows)
-        tokens, bad = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.bool_)
-        random = self._flags.random[rows]
-        temperatures, numbers = np.zeros(len(rows), dtype=np.float32), np.zeros(0, dtype=np.float64)
-        if random.any():
-            temperatures[random] = self._temperature[rows[random]]
-            at = torch.from_numpy(rows.astype(np.int64))
-            numbers = uniform(self._state.seed[at], self._state.generated[at]).numpy()
-        job = Sampling(
-            count=len(rows),
-            vocabulary=logits.shape[1],
-            logits=logits.data_ptr(),
-            temperatures=temperatures.ctypes.data,
-            numbers=numbers.ctypes.data,
-            tokens=tokens.ctypes.data,
-            bad=bad.ctypes.data,
+        self._rows = np.zeros(len(state.flags.random), dtype=np.int32)
+        self._scratch = aligned_bytes(crew.sampling_scratch_bytes(state.vocab_size) if self._fits else 0)
+        columns = state.parameters  # tensors that never move
+        self._job = Sampling(
+            vocabulary=state.vocab_size,
+            rows=self._rows.ctypes.data,
+            random=columns.random.data_ptr(),
+            temperature=columns.temperature.data_ptr(),
+            top_k=columns.top_k.data_ptr(),
+            top_p=columns.top_p.data_ptr(),
+            min_p=columns.min_p.data_ptr(),
+            seed=columns.seed.data_ptr(),
+            generated=columns.generated.data_ptr(),
+            scratch=self._scratch.ctypes.data,
         )
+
+    def __call__(self, logits: torch.Tensor, rows: IntArray) -> Drawn:
+        """The next token of each of `rows` from the first lines of contiguous `logits` [n or more, V]; counts it in the
+        state."""
+        if not self._fits or (self._state.adjusted_rows and self._state.flags.adjusted(rows).any()):
+            return self._by_torch(logits[: len(rows)], rows)
+        drawn = Drawn(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.bool_))
+        self._rows[: len(rows)] = rows
+        job = self._job
+        job.count, job.logits = len(rows), logits.data_ptr()
+        job.tokens, job.bad = drawn.tokens.ctypes.data, drawn.bad.ctypes.data
         self._crew.sample(job)
-        self._generated[rows] += 1
-        return Sampled(torch.from_numpy(tokens), torch.from_numpy(bad))
+        return drawn
+
+    @torch.inference_mode()
+    def _by_torch(self, logits: torch.Tensor, rows: IntArray) -> Drawn:
+        sampled = sample(self._state, logits, rows)
+        return Drawn(sampled.tokens.numpy(), sampled.bad.numpy())

@@ -48,6 +48,10 @@ class NativeTapes:
         tapes = (self.last_tokens, self.all_tokens, self.logits)
         self._scratch = aligned_bytes(max(recorded.tape.scratch_bytes(tokens, threads) for recorded in tapes))
 
+    def set_threads(self, threads: int) -> None:
+        """Another crew, of at most as many threads as the scratch memory was made for."""
+        self.crew = Crew(self._library, threads)
+
     def run(self, recorded: RecordedTape, step: Step) -> None:
         self.crew.run(recorded.tape, step, self._scratch.ctypes.data)
 

@@ -45,6 +45,10 @@ class GgufSource:
     def nbytes(self) -> int:
         return sum(info.nbytes for info in self._tensors.values())
 
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        kind = self._tensors[name].kind
+        return kind if kind in NATURAL else GGMLQuantizationType.F32
+
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         info = self._tensors[name]
         raw = self._file.raw(info)

@@ -44,7 +44,7 @@ class PackedCache:
 
     def add(self, name: str, weight: PackedWeight) -> None:
         """Notes a weight to be saved. Floats are not: mapping them gains nothing over the checkpoint itself."""
-        if weight.format != Format.F32:
+        if not weight.format.is_float:
             self._made[name] = weight
 
     def save(self) -> None:

@@ -28,6 +28,7 @@ FLOAT_TYPES = {
     torch.float16: GGMLQuantizationType.F16,
     torch.bfloat16: GGMLQuantizationType.BF16,
 }
+STORED_TYPES = {kind.name: kind for kind in FLOAT_TYPES.values()}  # by safetensors' names for them
 # A multimodal checkpoint nests its language model; older and newer Transformers at different depths.
 NESTED_PREFIXES = {
     "language_model.model.": "model.",
@@ -48,6 +49,10 @@ class WeightSource(Protocol):
 
     def nbytes(self) -> int:
         """Size of all tensors as they are stored."""
+        ...
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        """The type in which `read_stored` gives a matrix."""
         ...
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
@@ -86,6 +91,9 @@ class SafetensorsSource:
 
     def nbytes(self) -> int:
         return self._nbytes
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        return STORED_TYPES.get(str(self._slice(name).get_dtype()), GGMLQuantizationType.F32)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         part: torch.Tensor = self._slice(name)[index]
@@ -126,6 +134,9 @@ class DummySource:
 
     def nbytes(self) -> int:
         return sum(map(math.prod, self._shapes.values())) * self._dtype.itemsize
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        return FLOAT_TYPES[self._dtype]
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         first, *others = self._shapes[name]

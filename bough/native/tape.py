@@ -56,10 +56,17 @@ class Sampling(ctypes.Structure):
         ("count", Size),
         ("vocabulary", Size),
         ("logits", Address),
-        ("temperatures", Address),
-        ("numbers", Address),
+        ("rows", Address),
+        ("random", Address),
+        ("temperature", Address),
+        ("top_k", Address),
+        ("top_p", Address),
+        ("min_p", Address),
+        ("seed", Address),
+        ("generated", Address),
         ("tokens", Address),
         ("bad", Address),
+        ("scratch", Address),
     )
 
 
@@ -93,6 +100,7 @@ class Crew:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         declare(library)
         self._run, self._sample = library.bough_tape_run, library.bough_sample
+        self._sampling_scratch = library.bough_sampling_scratch
         self.threads = threads
         self.handle: int | None = library.bough_crew_create(threads)
         if not self.handle:
@@ -102,6 +110,9 @@ class Crew:
     def run(self, tape: Tape, step: Step, scratch: int) -> None:
         """Runs a tape to its end; the interpreter's lock is free meanwhile."""
         self._run(tape.handle, ctypes.byref(step), scratch, self.handle)
+
+    def sampling_scratch_bytes(self, vocabulary: int) -> int:
+        return int(self._sampling_scratch(vocabulary, self.threads))
 
     def sample(self, rows: Sampling) -> None:
         """Draws the next tokens."""
@@ -118,6 +129,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.bough_tape_run.restype, library.bough_tape_run.argtypes = None, [Address, Address, Address, Address]
     library.bough_tape_seconds.restype, library.bough_tape_seconds.argtypes = ctypes.c_double, [Address, Size]
     library.bough_sample.restype, library.bough_sample.argtypes = None, [Address, Address]
+    library.bough_sampling_scratch.restype, library.bough_sampling_scratch.argtypes = ctypes.c_size_t, [Size, Int]
     for name, arguments in SIGNATURES.items():
         function = getattr(library, f"bough_tape_{name}")
         function.restype, function.argtypes = Int, [Address, *arguments]

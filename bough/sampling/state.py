@@ -70,6 +70,7 @@ class SamplingState:
         self.scratch_row = rows
         rows += 1
         self.flags = RowFlags.none(rows)
+        self.adjusted_rows: set[int] = set()  # that `flags.adjusted` may be true of: mostly there are none
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
         self.random = self._column(rows, torch.bool)
         self.temperature = self._column(rows, torch.float32)
@@ -106,6 +107,7 @@ class SamplingState:
             slots.give_back(rows)
         for row in rows.tolist():
             self.logprob_specs[row] = None
+            self.adjusted_rows.discard(row)
 
     @property
     def parameters(self) -> RowParameters:
@@ -170,6 +172,7 @@ class SamplingState:
         flags.biased[rows] = [bool(p.logit_bias) for p in params]
         flags.guarded[rows] = [s.generated < s.sampling.min_new_tokens and bool(self._stops(s)) for s in setups]
         flags.logprobs[rows] = [s.logprobs is not None for s in setups]
+        self.adjusted_rows.update(rows[flags.adjusted(rows)].tolist())
         for s in setups:
             self.logprob_specs[s.row] = s.logprobs
 

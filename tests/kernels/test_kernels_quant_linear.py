@@ -10,9 +10,9 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from bough.kernels.quant_linear import native, reference
-from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format
+from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, packed_bytes
 from bough.native.build import compiler
-from bough.native.library import build_library, find_library
+from bough.native.library import build_library, find_library, load_library
 
 QUANTISED = [kind for kind in NATURAL if kind not in FLOATS]
 K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
@@ -122,3 +122,20 @@ def test_results_can_be_added_to_what_is_there() -> None:
     out = torch.ones(3, 20)
     reference.quant_linear(x, [weight], out=out, accumulate=True)
     torch.testing.assert_close(out, reference.quant_linear(x, [weight]) + 1)
+
+
+def test_sixteen_bit_floats_are_kept_exactly() -> None:
+    values = torch.randn(21, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    weight = native.pack(values.view(torch.uint8).numpy(), GGMLQuantizationType.BF16, 64, Format.BF16)
+    assert torch.equal(reference.dequantize(weight), values.float())
+    assert torch.equal(native.dequantize_row(weight, 20), values[20].float())
+    assert weight.blob.nbytes == 2 * 32 * 64
+
+
+@pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (37, 96), (160, 2048)])
+def test_the_size_of_a_weight_is_known_before_it_is_packed(form: Format, n: int, k: int) -> None:
+    library = load_library()
+    assert library is not None
+    native.declare(library)
+    assert packed_bytes(form, n, k) == library.bough_weight_bytes(form, n, k)

@@ -6,11 +6,21 @@ import ctypes
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from bough.native.build import compiler
 from bough.native.library import build_library, find_library, load_library
 
 TIERS = {"plain": 0, "avx2": 1, "best": 0xFFFFFFFF}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_for_torch() -> Iterator[None]:
+    """What is computed beside the kernels is small; more threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ static float random_float(void) { return (float)rand() / (float)RAND_MAX * 2.0f 
 /* Random codes, and scales and offsets of ordinary size. */
 static bough_weight random_weight(int format) {
     size_t size = bough_weight_bytes(format, N, K), tile = (size_t)tile_bytes(format, K);
-    size_t codes = format == BOUGH_FORMAT_F32 ? 0 : (size_t)scales_start(format, K);
+    size_t codes = takes_floats(format) ? 0 : (size_t)scales_start(format, K);
     uint8_t *blob = aligned_alloc(64, size);
     for (size_t i = 0; i < size; i++) {
         if (i % tile < codes)

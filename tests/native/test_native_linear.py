@@ -25,6 +25,7 @@ VARIANTS = (
 )
 KINDS = {  # one for each format
     Format.F32: GGMLQuantizationType.F32,
+    Format.BF16: GGMLQuantizationType.BF16,
     Format.Q4: GGMLQuantizationType.Q4_0,
     Format.Q4_MIN: GGMLQuantizationType.Q4_1,
     Format.Q8: GGMLQuantizationType.Q8_0,
@@ -46,7 +47,9 @@ def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[st
 def make_weight(form: Format, n: int, k: int, seed: int = 0) -> PackedWeight:
     kind = KINDS[form]
     if kind in FLOATS:
-        rows = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32).view(np.uint8)
+        values = torch.from_numpy(np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32))
+        stored = values if kind is GGMLQuantizationType.F32 else values.bfloat16()
+        rows = stored.view(torch.uint8).numpy()
     else:
         rows = random_rows(kind, n, k, seed)
     return native.pack(rows, kind, k, form)
@@ -109,7 +112,7 @@ def test_bias_strides_and_sums(variant: str, form: Format, m: int) -> None:
 def test_extreme_codes_do_not_overflow(variant: str, form: Format, m: int) -> None:
     k = 256
     weight = make_weight(form, 16, k)
-    if form is not Format.F32:
+    if not form.is_float:
         lines = k // 32 * (4 if form.has_nibbles else 8) * 64
         weight.blob[:lines] = {Format.Q8: 0x80, Format.Q8_HALF: 0xE0, Format.Q8_MIN: 31}.get(form, 0xFF)
     for sign in (1, -1):

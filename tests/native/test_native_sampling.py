@@ -1,4 +1,4 @@
-"""Tokens drawn by the native kernels are those that torch draws."""
+"""Tokens drawn by the native kernels are those of the definition, whatever the filters."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ import ctypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bough.core.plan import RowSetup
+from bough.core.plan import LogprobSpec, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.executor.native_sampling import NativeSampler
+from bough.kernels.sampling.reference import sample_rows
+from bough.native.library import load_library
 from bough.native.tape import Crew
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
 VOCAB = 1003
 NO_PAGES = (np.zeros(0, dtype=np.int32),)
+FILTERS: dict[str, dict[str, float]] = {
+    "top-p": {"top_p": 0.9},
+    "small top-p": {"top_p": 0.01},
+    "top-k": {"top_k": 20},
+    "top-k of one": {"top_k": 1},
+    "most of the vocabulary": {"top_k": VOCAB - 1, "top_p": 0.999},
+    "top-k, top-p": {"top_k": 40, "top_p": 0.7},
+    "min-p": {"min_p": 0.05},
+    "all": {"top_k": 300, "top_p": 0.95, "min_p": 0.01},
+}
 
 
-def state_of(params: list[SamplingParams]) -> SamplingState:
+def state_of(params: list[SamplingParams], logprobs: LogprobSpec | None = None) -> SamplingState:
     state = SamplingState(len(params), VOCAB, "cpu")
-    state.setup([RowSetup(i, p, 7 + i, NO_PAGES, 0, 0, None, 0, None, ()) for i, p in enumerate(params)])
+    state.setup([RowSetup(i, p, 7 + i, NO_PAGES, 0, 0, logprobs, 0, None, ()) for i, p in enumerate(params)])
     return state
 
 
@@ -41,9 +55,48 @@ def test_the_same_tokens_as_torch(any_tier: ctypes.CDLL, temperatures: list[floa
     assert native.generated.tolist() == reference.generated.tolist()
 
 
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("spread", [0.01, 3.0, 30.0])
+def test_filtered_rows_are_the_definitions(any_tier: ctypes.CDLL, filters: dict[str, float], spread: float) -> None:
+    params = [SamplingParams(temperature=t, **filters) for t in (0.3, 1.0, 2.0)]
+    native, reference = state_of(params), state_of(params)
+    sampler, rows = NativeSampler(native, Crew(any_tier, 2)), np.arange(3, dtype=np.int32)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        logits = torch.randn(3, VOCAB, generator=generator) * spread
+        expected, _ = sample_rows(logits, torch.arange(3), reference.parameters, filtered=True)
+        assert sampler(logits, rows).tokens.tolist() == expected.tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    levels=st.lists(st.sampled_from([-np.inf, -2.0, -0.0, 0.0, 1.0, 1.5, 9.0]), min_size=40, max_size=40),
+    top_k=st.integers(1, 60),
+    top_p=st.floats(0.01, 1.0),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_equal_logits_rank_by_id(levels: list[float], top_k: int, top_p: float, seed: int) -> None:
+    """With few different logits, most cuts fall between equal ones."""
+    library = load_library()
+    if library is None:
+        pytest.skip("the native kernels are not compiled")
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, 100:140] = torch.tensor(levels, dtype=torch.float32)
+    logits[0, 7] = 0.5
+    parameters = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p)
+    states = [SamplingState(1, VOCAB, "cpu") for _ in range(2)]
+    for state in states:
+        state.setup([RowSetup(0, parameters, seed, NO_PAGES, 0, 0, None, 0, None, ())])
+    expected, _ = sample_rows(logits, torch.arange(1), states[1].parameters, filtered=True)
+    found = NativeSampler(states[0], Crew(library, 1))(logits, np.zeros(1, dtype=np.int32))
+    assert found.tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_cannot_be_sampled_fail_alone(any_tier: ctypes.CDLL, temperature: float) -> None:
-    sampler = NativeSampler(state_of([SamplingParams(temperature=temperature)] * 5), Crew(any_tier, 1))
+def test_rows_that_cannot_be_sampled_fail_alone(any_tier: ctypes.CDLL, temperature: float, top_p: float) -> None:
+    params = [SamplingParams(temperature=temperature, top_p=top_p)] * 5
+    sampler = NativeSampler(state_of(params), Crew(any_tier, 1))
     logits = torch.zeros(5, VOCAB)
     logits[0, 700], logits[1, 1002], logits[2], logits[3] = torch.nan, torch.inf, -torch.inf, -torch.inf
     logits[3, 1001] = 2.0
@@ -52,8 +105,18 @@ def test_rows_that_cannot_be_sampled_fail_alone(any_tier: ctypes.CDLL, temperatu
     assert found.tokens[:4].tolist() == [0, 0, 0, 1001]
 
 
-def test_rows_with_filters_are_drawn_by_torch(any_tier: ctypes.CDLL) -> None:
-    params = [SamplingParams(temperature=1.0, top_k=1), SamplingParams(temperature=1.0)]
+def test_adjusted_rows_are_drawn_by_torch(any_tier: ctypes.CDLL) -> None:
+    params = [SamplingParams(temperature=0.0, logit_bias={5: 100.0}), SamplingParams(temperature=0.0)]
     sampler = NativeSampler(state_of(params), Crew(any_tier, 1))
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2))
-    assert sampler(logits.clone(), np.arange(2, dtype=np.int32)).tokens[0] == logits[0].argmax()
+    best = int(logits[1].argmax())
+    assert sampler(logits, np.arange(2, dtype=np.int32)).tokens.tolist() == [5, best]
+
+
+def test_logits_are_left_as_they_are_for_logprobs(any_tier: ctypes.CDLL) -> None:
+    params = [SamplingParams(temperature=1.0, top_p=0.8)]
+    sampler = NativeSampler(state_of(params, LogprobSpec()), Crew(any_tier, 1))
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
+    before = logits.clone()
+    sampler(logits, np.zeros(1, dtype=np.int32))
+    assert torch.equal(logits, before)

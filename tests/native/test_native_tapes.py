@@ -97,6 +97,13 @@ def test_long_rows_are_cut_between_threads(library: ctypes.CDLL, threads: int, p
     pair.step({1: 1, 3: 1}, ends_only=True)
 
 
+def test_fewer_threads_from_one_step_to_the_next(library: ctypes.CDLL) -> None:
+    pair = Pair(library, LLAMA, threads=3)
+    for threads in (3, 1, 2):
+        pair.native.tapes.set_threads(threads)
+        pair.step({0: 20, 1: 1})
+
+
 def test_many_rows_at_once(library: ctypes.CDLL) -> None:
     pair = Pair(library, CONFIGS["mistral"], threads=2)
     pair.step(dict.fromkeys(range(8), 9))
@@ -119,6 +126,13 @@ def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, dtype: torch.dtype, error
     wide, narrow = (NativeForward(any_tier, LLAMA, source, dtype=kind) for kind in (torch.float32, dtype))
     expected, found = wide.step(tokens)[0], narrow.step(tokens)[0]
     assert 0 < (found - expected).norm() / expected.norm() < error
+
+
+def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL) -> None:
+    source, tokens = DummySource(LLAMA, torch.bfloat16), {0: list(range(6))}
+    wide = NativeForward(any_tier, LLAMA, source, quantization="none")
+    narrow = NativeForward(any_tier, LLAMA, source, quantization="auto")
+    torch.testing.assert_close(narrow.step(tokens)[0], wide.step(tokens)[0], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -46,7 +46,7 @@ def pack(
     k: int,
     form: Format,
 ) -> PackedWeight:
-    """Puts rows into tiles. Floats can be packed as F32, Q8 and Q4_MIN; a quantised type in its natural format, F32."""
+    """Puts rows into tiles. Floats can be packed as F32, Q8 and Q4_MIN, every type in its natural format and as F32."""
     library, n = _library(), len(rows)
     size = library.bough_weight_bytes(form, n, k)
     blob = aligned_bytes(size)

@@ -27,6 +27,11 @@ class Format(IntEnum):
     Q8 = 3
     Q8_MIN = 4
     Q8_HALF = 5
+    BF16 = 6
+
+    @property
+    def is_float(self) -> bool:
+        return self in (Format.F32, Format.BF16)
 
     @property
     def has_nibbles(self) -> bool:
@@ -41,9 +46,24 @@ class Format(IntEnum):
         return 2 if self is Format.Q8_HALF else 1
 
 
+def packed_bytes(form: Format, outputs: int, inputs: int) -> int:
+    """What a weight takes, in whole tiles of rows."""
+    if form.is_float:
+        tile = inputs * TILE_ROWS * (4 if form is Format.F32 else 2)
+    else:
+        numbers = form.scales_per_group + (1 if form.has_offsets else 0)
+        tile = inputs // GROUP * TILE_ROWS * (GROUP // 2 if form.has_nibbles else GROUP) + (
+            inputs // GROUP * TILE_ROWS * 2 * numbers
+        )
+        tile = -(-tile // LINE) * LINE
+    return -(-outputs // TILE_ROWS) * tile
+
+
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 NATURAL: dict[GGMLQuantizationType, Format] = {
-    **dict.fromkeys(FLOATS, Format.F32),
+    GGMLQuantizationType.F32: Format.F32,
+    GGMLQuantizationType.F16: Format.F32,
+    GGMLQuantizationType.BF16: Format.BF16,
     GGMLQuantizationType.Q4_0: Format.Q4,
     GGMLQuantizationType.Q4_1: Format.Q4_MIN,
     GGMLQuantizationType.Q4_K: Format.Q4_MIN,

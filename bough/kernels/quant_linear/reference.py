@@ -51,7 +51,7 @@ def quant_linear(
 
 def dequantize(weight: PackedWeight) -> torch.Tensor:
     """The values that the packed weight stands for. [n, k] float32"""
-    if weight.format is Format.F32:
+    if weight.format.is_float:
         return torch.from_numpy(_floats(weight))
     codes, scales, offsets = decode(weight)
     values = (codes * scales[..., None]).reshape(weight.n, -1, GROUP) + offsets[..., None]
@@ -97,7 +97,7 @@ def _codes(form: Format, lines: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 def _product(x: torch.Tensor, weight: PackedWeight) -> Floats:
     activations = x.numpy()
-    if weight.format is Format.F32:
+    if weight.format.is_float:
         exact: Floats = activations.astype(np.float64) @ _floats(weight).astype(np.float64).T
         return exact
     codes, scales, offsets = decode(weight)
@@ -110,5 +110,9 @@ def _product(x: torch.Tensor, weight: PackedWeight) -> Floats:
 
 
 def _floats(weight: PackedWeight) -> npt.NDArray[np.float32]:
-    tiles = weight.blob.view(np.float32).reshape(-1, weight.k, TILE_ROWS)
+    if weight.format is Format.BF16:
+        pairs = weight.blob.view(np.uint16).reshape(-1, weight.k // 2, TILE_ROWS, 2).astype(np.uint32) << 16
+        tiles = pairs.view(np.float32).transpose(0, 1, 3, 2).reshape(-1, weight.k, TILE_ROWS)
+    else:
+        tiles = weight.blob.view(np.float32).reshape(-1, weight.k, TILE_ROWS)
     return np.ascontiguousarray(tiles.transpose(0, 2, 1).reshape(-1, weight.k)[: weight.n])

@@ -124,7 +124,7 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     int64_t k = call->parts[0].k, size = token_bytes(k);
     bool needed = false;
     for (int part = 0; part < call->count; part++)
-        needed |= call->parts[part].format != BOUGH_FORMAT_F32;
+        needed |= !takes_floats((int)call->parts[part].format);
     uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
     if (!needed)
         return tokens;
@@ -146,13 +146,21 @@ static const uint8_t *tile_at(const bough_weight *weight, int64_t tile) {
     return weight->blob + tile * tile_bytes((int)weight->format, weight->k);
 }
 
+/* Where run `index` begins; NULL if there are not so many. */
+static const uint8_t *start_of(const bough_weight *parts, int64_t size, int64_t runs, int64_t panels, int64_t index) {
+    if (index >= runs * panels)
+        return NULL;
+    tile_run run = find_run(parts, size, index % runs);
+    return tile_at(run.weight, run.first_tile);
+}
+
 /* `next` is the first tile of what this thread does after, or NULL. */
 static void multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
                          const uint8_t *next, const uint8_t *tokens, int64_t first_token, int64_t count) {
     const bough_weight *weight = run->weight;
     int format = (int)weight->format;
     const void *from = tokens + first_token * token_bytes(weight->k);
-    if (format == BOUGH_FORMAT_F32)
+    if (takes_floats(format))
         from = call->x + first_token * call->x_stride;
     for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
         tile_output out = output_of(call, run, tile, first_token);
@@ -173,11 +181,7 @@ static void multiply_narrow(const linear_call *call, bough_team *team) {
     for (int64_t item = bough_tile(team), following; item < runs * panels; item = following) {
         following = bough_tile(team);
         tile_run run = find_run(call->parts, size, item % runs);
-        const uint8_t *next = NULL;
-        if (following < runs * panels) {
-            tile_run after = find_run(call->parts, size, following % runs);
-            next = tile_at(after.weight, after.first_tile);
-        }
+        const uint8_t *next = start_of(call->parts, size, runs, panels, following);
         int64_t first = item / runs * panel;
         multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first));
     }
@@ -193,13 +197,15 @@ static void multiply_wide(const linear_call *call, const linear_wide_kernels *wi
     int64_t panel = at_least(CACHED_BYTES / wide->panel_bytes(k, 2 * TILE_ROWS), 1) * 2 * TILE_ROWS;
     int64_t panels = (call->m + panel - 1) / panel, runs = count_runs(call->parts, call->count, WIDE_TILES);
     wide->begin();
-    for (int64_t item; (item = bough_tile(team)) < runs * panels;) {
+    for (int64_t item = bough_tile(team), following; item < runs * panels; item = following) {
+        following = bough_tile(team);
         tile_run run = find_run(call->parts, WIDE_TILES, item % runs);
+        const uint8_t *next = start_of(call->parts, WIDE_TILES, runs, panels, following);
         int64_t first = item / runs * panel;
         tile_output outs[WIDE_TILES];
         for (int64_t tile = 0; tile < run.tiles; tile++)
             outs[tile] = output_of(call, &run, run.first_tile + tile, first);
-        wide->product(run.weight, run.first_tile, run.tiles, tokens + wide->panel_bytes(k, first),
+        wide->product(run.weight, run.first_tile, run.tiles, next, tokens + wide->panel_bytes(k, first),
                       at_most(panel, call->m - first), outs, unpacked);
     }
     wide->end();

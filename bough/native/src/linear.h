@@ -6,7 +6,7 @@
  * the K-quants, whose products of two scales are rounded (by 2^-12 at most).
  *
  * Activations are quantised on the way in: 8 bits, one scale for 32 inputs. A CPU with matrix tiles multiplies many
- * tokens as bfloat16 instead. Weights kept as float32 are multiplied in float32.
+ * tokens as bfloat16 instead. Weights kept as floats are multiplied in float32.
  */
 #ifndef BOUGH_LINEAR_H
 #define BOUGH_LINEAR_H
@@ -25,7 +25,8 @@ enum bough_format {
     BOUGH_FORMAT_Q8 = 3,      /* scale * signed code, groups of 32 */
     BOUGH_FORMAT_Q8_MIN = 4,  /* scale * code + offset, groups of 32; codes below 128 */
     BOUGH_FORMAT_Q8_HALF = 5, /* scale * signed code, groups of 16 */
-    BOUGH_FORMATS = 6,
+    BOUGH_FORMAT_BF16 = 6,    /* groups of 32, without scales */
+    BOUGH_FORMATS = 7,
 };
 
 /* What rows can be packed from: GGUF's own numbers of its types. */
@@ -49,15 +50,15 @@ typedef struct bough_weight {
     const uint8_t *blob; /* 64-byte aligned */
 } bough_weight;
 
-/* The format that keeps a source as it is (floats: as float32); -1 for a source that cannot be packed. */
+/* The format that keeps a source as it is (float16: as float32); -1 for a source that cannot be packed. */
 BOUGH_EXPORT int bough_weight_format(int source);
 
 /* Bytes of the packed blob; 0 where k does not fit the format (groups of 32 inputs). */
 BOUGH_EXPORT size_t bough_weight_bytes(int format, int64_t n, int64_t k);
 
 /* Packs `rows` rows of an n × k weight, beginning with `first_row`, a multiple of 16. Different threads may pack
- * different rows. Floats go into F32, Q8 and Q4_MIN; every quantised type into its own format, and into F32. 0, or -1
- * where that is not so. */
+ * different rows. Floats go into F32, Q8 and Q4_MIN; every type into its own format, and into F32. 0, or -1 where that
+ * is not so. */
 BOUGH_EXPORT int bough_weight_pack(int format, int source, int64_t n, int64_t k, const void *data, void *blob,
                                    int64_t first_row, int64_t rows);
 

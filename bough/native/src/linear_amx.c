@@ -3,7 +3,7 @@
  * Tiles of bytes would be exact, but their sums would have to leave the tiles after every group of 32 inputs to be
  * scaled, which takes longer than the products. So two tiles of weights at a time are unpacked into bfloat16, scales
  * included, and multiplied with all tokens of a panel. Activations are rounded to bfloat16 too, a smaller error than
- * that of 8 bits.
+ * that of 8 bits. Weights that are bfloat16 already lie in their tiles as the registers take them.
  *
  * A tile register has 16 rows of 64 bytes. Of activations: 16 tokens by 32 inputs. Of weights: 16 pairs of inputs by 16
  * outputs. Four registers hold the sums of 32 tokens by 32 outputs.
@@ -150,15 +150,17 @@ static void clear_sums(void) {
 }
 
 /* Multiplies while it unpacks: the products of a group are under way while the next is unpacked, and cost nothing. */
-ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k,
-                                       const uint8_t *tokens, uint8_t *weights) {
-    int64_t groups = k / GROUP;
+ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_tiles, const uint8_t *tile,
+                                       const uint8_t *next, int64_t k, const uint8_t *tokens, uint8_t *weights) {
+    int64_t groups = k / GROUP, size = tile_bytes(format, k);
     clear_sums();
     for (int64_t group = 0; group < groups; group++) {
+        fetch_group(format, next, group);
         unpack_group(format, tile, k, group, weights + group * REGISTER_BYTES);
-        if (both_tiles)
-            unpack_group(format, tile + tile_bytes(format, k), k, group,
-                         weights + unpacked_bytes(k) / 2 + group * REGISTER_BYTES);
+        if (both_tiles) {
+            fetch_group(format, next ? next + size : NULL, group);
+            unpack_group(format, tile + size, k, group, weights + unpacked_bytes(k) / 2 + group * REGISTER_BYTES);
+        }
         __asm__ __volatile__("" ::: "memory"); /* compilers do not know that tiles are loaded from what was unpacked */
         if (group > 0)
             multiply_group(both_tokens, both_tiles, k, tokens + (group - 1) * REGISTER_BYTES,
@@ -168,34 +170,38 @@ ALWAYS_INLINE void unpack_and_multiply(int format, bool both_tokens, bool both_t
                    weights + (groups - 1) * REGISTER_BYTES);
 }
 
-typedef void (*first_product)(bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k, const uint8_t *tokens,
-                              uint8_t *weights);
+typedef void (*first_product)(bool both_tokens, bool both_tiles, const uint8_t *tile, const uint8_t *next, int64_t k,
+                              const uint8_t *tokens, uint8_t *weights);
 
 #define DEFINE_FIRST_PRODUCT(name, format)                                                                             \
-    static void name(bool both_tokens, bool both_tiles, const uint8_t *tile, int64_t k, const uint8_t *tokens,         \
-                     uint8_t *weights) {                                                                               \
+    static void name(bool both_tokens, bool both_tiles, const uint8_t *tile, const uint8_t *next, int64_t k,           \
+                     const uint8_t *tokens, uint8_t *weights) {                                                        \
         if (both_tokens && both_tiles)                                                                                 \
-            unpack_and_multiply(format, true, true, tile, k, tokens, weights);                                         \
+            unpack_and_multiply(format, true, true, tile, next, k, tokens, weights);                                   \
         else if (both_tiles)                                                                                           \
-            unpack_and_multiply(format, false, true, tile, k, tokens, weights);                                        \
+            unpack_and_multiply(format, false, true, tile, next, k, tokens, weights);                                  \
         else                                                                                                           \
-            unpack_and_multiply(format, true, false, tile, k, tokens, weights);                                        \
+            unpack_and_multiply(format, true, false, tile, next, k, tokens, weights);                                  \
     }
 DEFINE_FIRST_PRODUCT(first_q4, BOUGH_FORMAT_Q4)
 DEFINE_FIRST_PRODUCT(first_q4_min, BOUGH_FORMAT_Q4_MIN)
 DEFINE_FIRST_PRODUCT(first_q8, BOUGH_FORMAT_Q8)
 DEFINE_FIRST_PRODUCT(first_q8_min, BOUGH_FORMAT_Q8_MIN)
 DEFINE_FIRST_PRODUCT(first_q8_half, BOUGH_FORMAT_Q8_HALF)
-static const first_product FIRST[BOUGH_FORMATS] = {NULL, first_q4, first_q4_min, first_q8, first_q8_min, first_q8_half};
+static const first_product FIRST[BOUGH_FORMATS] = {NULL,         first_q4,      first_q4_min, first_q8,
+                                                   first_q8_min, first_q8_half, NULL};
 
-/* 32 tokens, or the last 16, with two tiles that are unpacked. Where there is no second tile, its sums are nobody's. */
-static void multiply_unpacked(bool both_tokens, int64_t k, const uint8_t *tokens, const uint8_t *weights) {
+/* 32 tokens, or the last 16, with two tiles that are unpacked, or the last. */
+static void multiply_unpacked(bool both_tokens, bool both_tiles, int64_t k, const uint8_t *tokens,
+                              const uint8_t *weights) {
     clear_sums();
     for (int64_t at = 0; at < k / GROUP * REGISTER_BYTES; at += REGISTER_BYTES) {
-        if (both_tokens)
+        if (both_tokens && both_tiles)
             multiply_group(true, true, k, tokens + at, weights + at);
-        else
+        else if (both_tiles)
             multiply_group(false, true, k, tokens + at, weights + at);
+        else
+            multiply_group(true, false, k, tokens + at, weights + at);
     }
 }
 
@@ -207,20 +213,21 @@ static void prefetch_outputs(const tile_output *out, int64_t first, int64_t coun
 
 static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
 
-static void product(const bough_weight *weight, int64_t first_tile, int64_t tiles, const void *panel, int64_t count,
-                    const tile_output *outs, void *unpacked) {
+static void product(const bough_weight *weight, int64_t first_tile, int64_t tiles, const uint8_t *next,
+                    const void *panel, int64_t count, const tile_output *outs, void *unpacked) {
     int64_t k = weight->k;
     const uint8_t *tile = weight->blob + first_tile * tile_bytes((int)weight->format, k);
+    const bool is_unpacked = weight->format == BOUGH_FORMAT_BF16;
     _Alignas(LINE) float sums[4][16][16];
     for (int64_t first = 0; first < count; first += 2 * TILE_ROWS) {
         const uint8_t *tokens = (const uint8_t *)panel + panel_bytes(k, first);
         int64_t left = count - first;
         for (int64_t i = 0; i < tiles; i++)
             prefetch_outputs(&outs[i], first, at_most(left, 2 * TILE_ROWS));
-        if (first == 0)
-            FIRST[weight->format](left > TILE_ROWS, tiles == 2, tile, k, tokens, unpacked);
+        if (first == 0 && !is_unpacked)
+            FIRST[weight->format](left > TILE_ROWS, tiles == 2, tile, next, k, tokens, unpacked);
         else
-            multiply_unpacked(left > TILE_ROWS, k, tokens, unpacked);
+            multiply_unpacked(left > TILE_ROWS, tiles == 2, k, tokens, is_unpacked ? tile : unpacked);
         _tile_stored(0, sums[0], LINE);
         _tile_stored(1, sums[1], LINE);
         _tile_stored(2, sums[2], LINE);

@@ -95,21 +95,35 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
     }
 }
 
-ALWAYS_INLINE void multiply_floats(int at_once, const float *tile, int64_t k, const float *x, int64_t stride,
-                                   __m512 sums[8]) {
+/* 16 rows' weights of an input and of the one behind it. */
+ALWAYS_INLINE void load_pair(int format, const uint8_t *tile, int64_t input, __m512 pair[2]) {
+    if (format == BOUGH_FORMAT_F32) {
+        pair[0] = _mm512_loadu_ps((const float *)tile + input * TILE_ROWS);
+        pair[1] = _mm512_loadu_ps((const float *)tile + (input + 1) * TILE_ROWS);
+        return;
+    }
+    __m512i both = _mm512_loadu_si512(tile + input / 2 * LINE); /* a bfloat16 is the upper half of its float32 */
+    pair[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    pair[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xFFFF0000)));
+}
+
+ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
+                                   const float *x, int64_t stride, __m512 sums[8]) {
     __m512 odd[8]; /* a second chain of sums, because one token's alone would wait for itself */
     for (int t = 0; t < at_once; t++)
         odd[t] = _mm512_setzero_ps();
     int64_t i = 0;
     for (; i + 2 <= k; i += 2) {
-        __m512 first = _mm512_loadu_ps(tile + i * TILE_ROWS), second = _mm512_loadu_ps(tile + (i + 1) * TILE_ROWS);
+        __m512 pair[2];
+        load_pair(format, tile, i, pair);
+        fetch_pair(format, next, i);
         for (int t = 0; t < at_once; t++) {
-            sums[t] = _mm512_fmadd_ps(first, _mm512_set1_ps(x[t * stride + i]), sums[t]);
-            odd[t] = _mm512_fmadd_ps(second, _mm512_set1_ps(x[t * stride + i + 1]), odd[t]);
+            sums[t] = _mm512_fmadd_ps(pair[0], _mm512_set1_ps(x[t * stride + i]), sums[t]);
+            odd[t] = _mm512_fmadd_ps(pair[1], _mm512_set1_ps(x[t * stride + i + 1]), odd[t]);
         }
     }
-    for (; i < k; i++) {
-        __m512 last = _mm512_loadu_ps(tile + i * TILE_ROWS);
+    if (i < k) { /* of float32: groups have an even number of inputs */
+        __m512 last = _mm512_loadu_ps((const float *)tile + i * TILE_ROWS);
         for (int t = 0; t < at_once; t++)
             sums[t] = _mm512_fmadd_ps(last, _mm512_set1_ps(x[t * stride + i]), sums[t]);
     }
@@ -122,8 +136,8 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
     __m512 sums[8];
     for (int t = 0; t < at_once; t++)
         sums[t] = _mm512_setzero_ps();
-    if (format == BOUGH_FORMAT_F32)
-        multiply_floats(at_once, (const float *)tile, k, (const float *)tokens + first * stride, stride, sums);
+    if (takes_floats(format))
+        multiply_floats(format, at_once, tile, next, k, (const float *)tokens + first * stride, stride, sums);
     else
         multiply_groups(format, at_once, tile, next, k, (const uint8_t *)token_at(tokens, first, k), sums);
     __mmask16 rows = (__mmask16)((1u << out->rows) - 1);

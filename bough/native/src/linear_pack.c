@@ -35,8 +35,8 @@ static inline float half_at(const uint8_t *bytes) { return half_to_float((uint16
 int bough_weight_format(int source) {
     switch (source) {
     case BOUGH_SOURCE_F32:
-    case BOUGH_SOURCE_F16:
-    case BOUGH_SOURCE_BF16: return BOUGH_FORMAT_F32;
+    case BOUGH_SOURCE_F16: return BOUGH_FORMAT_F32;
+    case BOUGH_SOURCE_BF16: return BOUGH_FORMAT_BF16;
     case BOUGH_SOURCE_Q4_0: return BOUGH_FORMAT_Q4;
     case BOUGH_SOURCE_Q4_1:
     case BOUGH_SOURCE_Q4_K: return BOUGH_FORMAT_Q4_MIN;
@@ -49,7 +49,7 @@ int bough_weight_format(int source) {
     }
 }
 
-static bool is_float(int source) { return bough_weight_format(source) == BOUGH_FORMAT_F32; }
+static bool is_float(int source) { return takes_floats(bough_weight_format(source)); }
 
 static int64_t source_row_bytes(int source, int64_t k) {
     switch (source) {
@@ -149,9 +149,7 @@ static float read_float(int source, const uint8_t *row, int64_t i) {
     }
     if (source == BOUGH_SOURCE_F16)
         return half_at(row + 2 * i);
-    uint32_t bits = (uint32_t)row[2 * i] << 16 | (uint32_t)row[2 * i + 1] << 24;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return bfloat_to_float((uint16_t)(row[2 * i] | row[2 * i + 1] << 8));
 }
 
 /* Quantises floats: around zero to 8 bits, or from the least to the largest to 4. Codes are found for the scale and
@@ -207,6 +205,14 @@ static void pack_row_as_floats(int source, int64_t k, const uint8_t *data, float
     }
 }
 
+/* Where a row's input is in a tile of bfloat16. */
+static int64_t place_of(int row, int64_t input) { return input / 2 * 2 * TILE_ROWS + row * 2 + input % 2; }
+
+static void pack_row_of_bfloats(int64_t k, const uint8_t *data, uint16_t *tile, int row) {
+    for (int64_t i = 0; i < k; i++)
+        tile[place_of(row, i)] = (uint16_t)(data[2 * i] | data[2 * i + 1] << 8);
+}
+
 static void pack_row(int format, int source, int64_t k, const uint8_t *data, uint8_t *tile, int row) {
     for (int64_t group = 0; group < k / GROUP; group++) {
         code_group read;
@@ -247,6 +253,8 @@ int bough_weight_pack(int format, int source, int64_t n, int64_t k, const void *
             memset(tile, 0, (size_t)tile_bytes(format, k));
         if (format == BOUGH_FORMAT_F32)
             pack_row_as_floats(source, k, from, (float *)tile, (int)(row % TILE_ROWS));
+        else if (format == BOUGH_FORMAT_BF16)
+            pack_row_of_bfloats(k, from, (uint16_t *)tile, (int)(row % TILE_ROWS));
         else
             pack_row(format, source, k, from, tile, (int)(row % TILE_ROWS));
     }
@@ -259,6 +267,11 @@ void bough_weight_row(const bough_weight *weight, int64_t row, float *out) {
     if (format == BOUGH_FORMAT_F32) {
         for (int64_t i = 0; i < weight->k; i++)
             out[i] = ((const float *)tile)[i * TILE_ROWS + in_tile];
+        return;
+    }
+    if (format == BOUGH_FORMAT_BF16) {
+        for (int64_t i = 0; i < weight->k; i++)
+            out[i] = bfloat_to_float(((const uint16_t *)tile)[place_of(in_tile, i)]);
         return;
     }
     const uint16_t *scales = (const uint16_t *)(tile + scales_start(format, weight->k));

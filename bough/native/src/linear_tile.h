@@ -7,7 +7,8 @@
  *   4 bits: 256 bytes a group: the low halves of its bytes are inputs 0-15, laid out like that, the high halves 16-31.
  *
  * So one 64-byte line (one AVX-512 register, two of AVX2, four of NEON) times four broadcast activations adds to the
- * sums of 16 rows without any shuffling. As float32 a tile holds for every input the 16 rows' weights.
+ * sums of 16 rows without any shuffling. As float32 a tile holds for every input the 16 rows' weights, as bfloat16 for
+ * every two inputs: row 0's two weights, row 1's, … row 15's, which is how matrix instructions take them.
  */
 #ifndef BOUGH_LINEAR_TILE_H
 #define BOUGH_LINEAR_TILE_H
@@ -26,6 +27,9 @@ enum { TILE_ROWS = 16, GROUP = 32, LINE = 64 };
 
 static inline bool has_offsets(int format) { return format == BOUGH_FORMAT_Q4_MIN || format == BOUGH_FORMAT_Q8_MIN; }
 
+/* Whether activations are multiplied as they are, not quantised. */
+static inline bool takes_floats(int format) { return format == BOUGH_FORMAT_F32 || format == BOUGH_FORMAT_BF16; }
+
 static inline bool has_nibbles(int format) { return format == BOUGH_FORMAT_Q4 || format == BOUGH_FORMAT_Q4_MIN; }
 
 static inline int scales_of_group(int format) { return format == BOUGH_FORMAT_Q8_HALF ? 2 : 1; }
@@ -41,17 +45,27 @@ static inline int64_t offsets_start(int format, int64_t k) {
 static inline int64_t tile_bytes(int format, int64_t k) {
     if (format == BOUGH_FORMAT_F32)
         return k * TILE_ROWS * (int64_t)sizeof(float);
+    if (format == BOUGH_FORMAT_BF16)
+        return k * TILE_ROWS * (int64_t)sizeof(uint16_t);
     int64_t offsets = has_offsets(format) ? k / GROUP * TILE_ROWS * (int64_t)sizeof(uint16_t) : 0;
     return (offsets_start(format, k) + offsets + LINE - 1) / LINE * LINE;
 }
 
 /* Asks for a tile's lines before they are needed: those that are its share for one of its groups. A product with few
- * tokens takes no longer than its weights take to arrive, and they do not arrive at full speed unasked. */
+ * tokens takes no longer than its weights take to arrive, and they do not arrive at full speed unasked: a tile's scales
+ * and offsets are streams of their own, and the machine's own foresight ends with every page. */
 ALWAYS_INLINE void fetch_group(int format, const uint8_t *tile, int64_t group) {
     int halves = scales_of_group(format) + (has_offsets(format) ? 1 : 0);
     int64_t share = group_bytes(format) + halves * TILE_ROWS * (int64_t)sizeof(uint16_t);
     for (int64_t at = 0; tile != NULL && at < share; at += LINE)
         __builtin_prefetch(tile + group * share + at);
+}
+
+/* The same for two inputs of a tile of floats. */
+ALWAYS_INLINE void fetch_pair(int format, const uint8_t *tile, int64_t input) {
+    int64_t share = (format == BOUGH_FORMAT_F32 ? 2 : 1) * LINE;
+    for (int64_t at = 0; tile != NULL && at < share; at += LINE)
+        __builtin_prefetch(tile + input / 2 * share + at);
 }
 
 /* 32 activations of a token: one line of the cache, at which a single pointer suffices. */
@@ -133,10 +147,11 @@ typedef struct linear_kernels {
     DEFINE_PRODUCT(multiply_q8, BOUGH_FORMAT_Q8)                                                                       \
     DEFINE_PRODUCT(multiply_q8_min, BOUGH_FORMAT_Q8_MIN)                                                               \
     DEFINE_PRODUCT(multiply_q8_half, BOUGH_FORMAT_Q8_HALF)                                                             \
+    DEFINE_PRODUCT(multiply_bf16, BOUGH_FORMAT_BF16)                                                                   \
     static const linear_kernels kernels = {#variant,                                                                   \
                                            quantize,                                                                   \
                                            {multiply_f32, multiply_q4, multiply_q4_min, multiply_q8, multiply_q8_min,  \
-                                            multiply_q8_half}};                                                        \
+                                            multiply_q8_half, multiply_bf16}};                                         \
     const linear_kernels *linear_##variant(void) { return &kernels; }
 
 /* The same for many tokens at a time, by matrix instructions: two tiles of weights are unpacked once into `unpacked`
@@ -150,8 +165,8 @@ typedef struct linear_wide_kernels {
     void (*convert)(const float *x, int64_t x_stride, int64_t k, int64_t first, int64_t count, void *panel);
     void (*begin)(void); /* on every thread, before products and after */
     void (*end)(void);
-    void (*product)(const bough_weight *weight, int64_t first_tile, int64_t tiles, const void *panel, int64_t count,
-                    const tile_output *outs, void *unpacked);
+    void (*product)(const bough_weight *weight, int64_t first_tile, int64_t tiles, const uint8_t *next,
+                    const void *panel, int64_t count, const tile_output *outs, void *unpacked);
 } linear_wide_kernels;
 
 /* Each variant's functions; NULL where it was not compiled. */
@@ -161,6 +176,13 @@ const linear_kernels *linear_avxvnni(void);
 const linear_kernels *linear_avx512(void);
 const linear_kernels *linear_neon(void);
 const linear_wide_kernels *linear_amx(void);
+
+static inline float bfloat_to_float(uint16_t bfloat) {
+    uint32_t bits = (uint32_t)bfloat << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
 
 /* 16-bit floats, for code that no instruction helps. */
 static inline float half_to_float(uint16_t half) {

@@ -135,11 +135,23 @@ ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half,
     }
 }
 
-ALWAYS_INLINE void multiply_floats(int tokens, int halves, int half, const float *tile, int64_t k, const float *x,
-                                   int64_t stride, __m256 results[AT_ONCE]) {
+/* Eight rows' weights of an input. A bfloat16 is the upper half of its float32. */
+ALWAYS_INLINE __m256 load_floats(int format, const uint8_t *tile, int64_t input, int half) {
+    if (format == BOUGH_FORMAT_F32)
+        return _mm256_loadu_ps((const float *)tile + input * TILE_ROWS + 8 * half);
+    __m256i both = _mm256_loadu_si256((const __m256i *)(tile + input / 2 * LINE + half * LINE / 2));
+    return _mm256_castsi256_ps(input % 2 ? _mm256_and_si256(both, _mm256_set1_epi32((int)0xFFFF0000))
+                                         : _mm256_slli_epi32(both, 16));
+}
+
+ALWAYS_INLINE void multiply_floats(int format, int tokens, int halves, int half, const uint8_t *tile,
+                                   const uint8_t *next, int64_t k, const float *x, int64_t stride,
+                                   __m256 results[AT_ONCE]) {
     for (int64_t i = 0; i < k; i++)
         for (int h = 0; h < halves; h++) {
-            __m256 weights = _mm256_loadu_ps(tile + i * TILE_ROWS + 8 * (half + h));
+            if (h == 0 && i % 2 == 0)
+                fetch_pair(format, next, i);
+            __m256 weights = load_floats(format, tile, i, half + h);
             for (int t = 0; t < tokens; t++) {
                 __m256 *result = &results[t * halves + h];
                 *result = _mm256_fmadd_ps(weights, _mm256_set1_ps(x[t * stride + i]), *result);
@@ -157,10 +169,11 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, con
         for (int i = 0; i < tokens * halves; i++)
             results[i] = _mm256_setzero_ps();
         const float *x = (const float *)all + first * stride;
-        if (format == BOUGH_FORMAT_F32)
-            multiply_floats(tokens, halves, half, (const float *)tile, k, x, stride, results);
+        const uint8_t *ahead = half == 0 ? next : NULL;
+        if (takes_floats(format))
+            multiply_floats(format, tokens, halves, half, tile, ahead, k, x, stride, results);
         else
-            multiply_groups(format, tokens, halves, half, tile, half == 0 ? next : NULL, k,
+            multiply_groups(format, tokens, halves, half, tile, ahead, k,
                             (const uint8_t *)token_at(all, first, k), results);
         for (int i = 0; i < tokens * halves; i++)
             _mm256_storeu_ps(&sums[i / halves][8 * (half + i % halves)], results[i]);
@@ -171,7 +184,6 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, con
 
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
-    for (int64_t token = first; token < first + at_once; token += AT_ONCE)
-        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, token == first ? next : NULL, k, tokens, stride,
-                     token, out);
+    for (int64_t token = first; token < first + at_once; token += AT_ONCE, next = NULL)
+        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, next, k, tokens, stride, token, out);
 }

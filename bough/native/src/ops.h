@@ -45,6 +45,8 @@ typedef struct bough_ops {
     void (*narrow)(const float *x, int number, int64_t size, void *out);
     /* The first place of the largest number, and that number; NaN counts as largest. */
     int64_t (*best)(const float *x, int64_t size, float *peak);
+    /* The places of the numbers that are not below `bar`, in order; how many. */
+    int64_t (*find_above)(const float *x, int64_t size, float bar, int32_t *places);
     /* The sum of exp((x - peak) / temperature). */
     float (*sum_weights)(const float *x, int64_t size, float peak, float temperature);
     /* The first place at which the sum of the weights passes `target`; the last one with a weight if none does. */

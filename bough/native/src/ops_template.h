@@ -378,6 +378,24 @@ static int64_t best(const float *x, int64_t size, float *peak) {
     return place;
 }
 
+static int64_t find_above(const float *x, int64_t size, float bar, int32_t *places) {
+    enum { AT_ONCE = 4 * LANES };
+    int64_t count = 0, whole = size - size % AT_ONCE;
+    for (int64_t i = 0; i < whole; i += AT_ONCE) {
+        vec most = larger(larger(load(x + i), load(x + i + LANES)),
+                          larger(load(x + i + 2 * LANES), load(x + i + 3 * LANES)));
+        if (largest_of(most) < bar)
+            continue;
+        for (int64_t at = i; at < i + AT_ONCE; at++)
+            if (x[at] >= bar)
+                places[count++] = (int32_t)at;
+    }
+    for (int64_t at = whole; at < size; at++)
+        if (x[at] >= bar)
+            places[count++] = (int32_t)at;
+    return count;
+}
+
 static float sum_weights(const float *x, int64_t size, float peak, float temperature) {
     vec sum = {0}, top = splat(peak), divisor = splat(temperature);
     int64_t whole = size - size % LANES;
@@ -404,4 +422,4 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
 }
 
 static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
-                              attend,   narrow, best,     sum_weights,   find_weight};
+                              attend,   narrow, best,     find_above,    sum_weights, find_weight};

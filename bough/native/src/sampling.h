@@ -1,21 +1,36 @@
-/* The next token of rows that need no more than the best logit, or a temperature and a random number. */
+/* The next token of rows whose logits are the model's own: the best one, or one that is drawn by temperature from what
+ * top-k, top-p and min-p leave, in that order. Equal logits rank by token id.
+ *
+ * What a row asks for is looked up in columns that have one entry for each of the engine's rows. Random numbers are a
+ * function of a row's seed and of how many tokens it has generated, which is counted on.
+ */
 #ifndef BOUGH_SAMPLING_H
 #define BOUGH_SAMPLING_H
 
 #include "team.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum { BOUGH_MAX_VOCABULARY = 1 << 19 };
 
 typedef struct {
     int64_t count, vocabulary; /* at most BOUGH_MAX_VOCABULARY */
     const float *logits;       /* [count][vocabulary] */
-    const float *temperatures; /* [count] 0: the best token */
-    const double *numbers;     /* [count] random ones, from 0 to below 1 */
-    int64_t *tokens;           /* [count] written; 0 where bad */
-    bool *bad;                 /* [count] written: NaN or infinity, or no token is possible */
+    const int32_t *rows;       /* [count] places in the columns */
+    const bool *random;        /* false: the best token */
+    const float *temperature;
+    const int64_t *top_k; /* the vocabulary's size, or more: off */
+    const double *top_p;  /* 1: off */
+    const float *min_p;   /* 0: off */
+    const int64_t *seed;
+    int64_t *generated; /* grows by one */
+    int64_t *tokens;    /* [count] written; 0 where bad */
+    bool *bad;          /* [count] written: NaN or infinity, or no token is possible */
+    void *scratch;      /* bough_sampling_scratch bytes, 64-byte aligned */
 } bough_sampling;
+
+BOUGH_EXPORT size_t bough_sampling_scratch(int64_t vocabulary, int threads);
 
 BOUGH_EXPORT void bough_sample(const bough_sampling *rows, bough_crew *crew);
 

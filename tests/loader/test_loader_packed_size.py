@@ -1,0 +1,44 @@
+"""What packed weights take is known before they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import save_file
+
+from bough.loader.config import read_config
+from bough.loader.gguf_file import GgufFile
+from bough.loader.gguf_source import GgufSource
+from bough.loader.locate import ModelFiles
+from bough.loader.packed_size import PackedSize, packed_size
+from bough.loader.source import SafetensorsSource
+from tests.loader.conftest import MakeGguf
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ("auto", PackedSize(48 * 64 * 2 + 4 * 64, quantised=False)),
+        ("none", PackedSize(48 * 64 * 4 + 4 * 64, quantised=False)),
+        ("int8", PackedSize(48 * (64 + 4) + 4 * 64, quantised=True)),
+        ("int4", PackedSize(48 * (32 + 8) + 4 * 64, quantised=True)),
+    ],
+)
+def test_of_floats(tmp_path: Path, quantization: str, expected: PackedSize) -> None:
+    """Tiles have 16 rows: 33 take as much as 48."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.zeros(33, 64, dtype=torch.bfloat16), "norm": torch.zeros(64)}, path)
+    assert packed_size(SafetensorsSource([path]), quantization) == expected
+
+
+@pytest.mark.parametrize(("quantization", "row_bytes"), [("auto", 64 + 4), ("int4", 64 + 4), ("none", 256)])
+def test_of_what_is_quantised_already(make_gguf: MakeGguf, quantization: str, row_bytes: int) -> None:
+    tensors = {"token_embd.weight": np.zeros((16, 64), np.float32)}
+    path = make_gguf(tensors=tensors, kinds={"token_embd.weight": GGMLQuantizationType.Q5_0})
+    config = read_config(ModelFiles("tiny", path.parent, gguf=path), {})
+    found = packed_size(GgufSource(GgufFile.open(path), config), quantization)
+    assert found == PackedSize(16 * row_bytes, quantised=quantization != "none")

@@ -21,6 +21,7 @@ from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.shapes import find_files
 from bough.messages.channels import Addresses
+from bough.tokenizer.chat_template import given_template
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -31,6 +32,8 @@ class Replica:
         self, settings: Settings, cleanup: contextlib.ExitStack, clients: int = 1, executor: str = MODEL_EXECUTOR
     ) -> None:
         self.settings = settings
+        if settings.model.chat_template is not None:
+            given_template(settings.model.chat_template)  # a wrong one is reported before a model is fetched or loaded
         self._executor = executor
         self.files = find_files(settings.model)
         self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients)

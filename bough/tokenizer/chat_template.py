@@ -14,9 +14,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -64,6 +65,27 @@ class ChatTemplate:
             "start the server with --chat-template.",
             field="messages",
         )
+
+
+def given_template(given: str) -> str:
+    """The template that a user named (`--chat-template`): a file, or text with Jinja in it. It is compiled here, so
+    that what cannot be parsed is reported before anything is started with it."""
+    from jinja2 import TemplateSyntaxError
+
+    source = given
+    if "{{" not in given and "{%" not in given:
+        try:
+            source = Path(given).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:  # the second: no text, or no name that a file could have
+            reason = getattr(error, "strerror", None) or error
+            raise SettingsError(
+                f"--chat-template {given!r} is neither a Jinja template nor a file that can be read ({reason})."
+            ) from None
+    try:
+        compile_template(source)
+    except TemplateSyntaxError as error:
+        raise SettingsError(f"--chat-template, line {error.lineno}: {error.message}") from None
+    return source
 
 
 def _run(source: str, variables: Mapping[str, Any]) -> str:

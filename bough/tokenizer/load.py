@@ -16,9 +16,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from bough.core.errors import ModelError, SettingsError
+from bough.core.errors import ModelError
 from bough.tokenizer import gguf_tokenizer
-from bough.tokenizer.chat_template import ChatTemplate, compile_template
+from bough.tokenizer.chat_template import ChatTemplate, given_template
 from bough.tokenizer.tokenizer import Tokenizer
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -141,23 +141,8 @@ def _ensure_bos(backend: tokenizers.Tokenizer, bos: str) -> None:
 
 def _make_template(given: str | None, own: Mapping[str, str], variables: Mapping[str, str]) -> ChatTemplate | None:
     if given is not None:
-        return ChatTemplate(_given_template(given), variables)
+        return ChatTemplate(given_template(given), variables)
     return ChatTemplate(own, variables) if own else None
-
-
-def _given_template(given: str) -> str:
-    """The template that a user named: a file, or text with Jinja in it. It is compiled now, to fail at the start."""
-    from jinja2 import TemplateSyntaxError
-
-    inline = "{{" in given or "{%" in given
-    if not inline and not Path(given).is_file():
-        raise SettingsError(f"--chat-template {given!r} is neither a file nor a Jinja template.")
-    source = given if inline else Path(given).read_text(encoding="utf-8")
-    try:
-        compile_template(source)
-    except TemplateSyntaxError as error:
-        raise SettingsError(f"--chat-template, line {error.lineno}: {error.message}") from None
-    return source
 
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

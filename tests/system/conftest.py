@@ -1,5 +1,5 @@
-"""One engine on the default model for all tests of a module that need no other; always ended. Other modules count the
-processes of this one, so it does not outlive its module."""
+"""One engine and one server on the default model for all tests that need no other; always ended. Other modules count
+the processes of this one, so the engine does not outlive its module; the server is a process of its own and does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from bough import Engine
+from tests.system.serving import running
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with Engine(dtype="float32", quantization="none", max_total_tokens=20_000) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def model_url() -> Iterator[str]:
+    """Where the default model is served, in full precision. Modules share its cache."""
+    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
+        yield server.url

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.system.foreign import require, what_it_saw
-from tests.system.serving import running
 
 
 @pytest.mark.slow
-def test_litellm_gets_the_same_answers_whole_and_streamed() -> None:
+def test_litellm_gets_the_same_answers_whole_and_streamed(model_url: str) -> None:
     require("litellm")
-    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
-        seen = what_it_saw("litellm_calls", server.url)
+    seen = what_it_saw("litellm_calls", model_url)
     assert seen["chat"] and seen["finish"] in ("stop", "length")
     assert seen["chat"] == seen["streamed"] == seen["async_streamed"] and seen["pieces"] > 2
     assert seen["streamed_usage"][-1] == seen["usage"]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from tests.system.serving import running
 
 ollama = pytest.importorskip("ollama", reason="the ollama package is not installed (pip install bough[dev])")
 
@@ -18,14 +15,8 @@ GREEDY: dict[str, Any] = {"model": "any-name", "options": {"temperature": 0, "nu
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Any:
-    return ollama.Client(host=address)
+def client(model_url: str) -> Any:
+    return ollama.Client(host=model_url)
 
 
 def test_a_chat_whole_and_streamed(client: Any) -> None:
@@ -86,12 +77,12 @@ def test_what_cannot_be_served_is_refused(client: Any, fields: dict[str, Any], n
         list(client.chat(**asked, stream=True))
 
 
-def test_many_async_streams_at_once(address: str, client: Any) -> None:
+def test_many_async_streams_at_once(model_url: str, client: Any) -> None:
     asked = [[{"role": "user", "content": f"What is {i} plus {i}?"}] for i in range(6)]
     alone = [client.chat(**GREEDY, messages=turns).message.content for turns in asked]
 
     async def one(turns: Any) -> str:
-        stream = await ollama.AsyncClient(host=address).chat(**GREEDY, messages=turns, stream=True)
+        stream = await ollama.AsyncClient(host=model_url).chat(**GREEDY, messages=turns, stream=True)
         return "".join([part.message.content async for part in stream])
 
     async def go() -> list[str]:

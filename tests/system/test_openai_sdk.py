@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.serving import load_of, running, until
+from tests.system.serving import load_of, until
 
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed (pip install bough[dev])")
 
@@ -20,14 +20,8 @@ GREEDY: dict[str, Any] = {"model": "any-name", "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+def client(model_url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{model_url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -55,8 +49,8 @@ def test_a_completion_whole_and_streamed(client: Any) -> None:
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 4
 
 
-def test_completions_of_lists_and_token_ids_agree(client: Any, address: str) -> None:
-    ids = httpx.post(f"{address}/tokenize", json={"prompt": FRANCE}).json()["tokens"]
+def test_completions_of_lists_and_token_ids_agree(client: Any, model_url: str) -> None:
+    ids = httpx.post(f"{model_url}/tokenize", json={"prompt": FRANCE}).json()["tokens"]
     by_text = client.completions.create(**GREEDY, prompt=[FRANCE, "Two plus two is"], max_tokens=6)
     by_ids = client.completions.create(**GREEDY, prompt=[ids], max_tokens=6)
     alone = client.completions.create(**GREEDY, prompt=ids, max_tokens=6, echo=True)
@@ -156,7 +150,7 @@ def test_sglang_extras_come_back(client: Any) -> None:
     assert "prefill;dur=" in raw.headers["server-timing"]
 
 
-def test_many_async_streams_at_once(address: str, client: Any) -> None:
+def test_many_async_streams_at_once(model_url: str, client: Any) -> None:
     prompts = [f"{i} and {i} make" for i in range(12)]
     alone = [client.completions.create(**GREEDY, prompt=p, max_tokens=12).choices[0].text for p in prompts]
 
@@ -165,19 +159,19 @@ def test_many_async_streams_at_once(address: str, client: Any) -> None:
         return "".join([chunk.choices[0].text async for chunk in stream])
 
     async def go() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as made:
+        async with openai.AsyncOpenAI(base_url=f"{model_url}/v1", api_key="none") as made:
             return list(await asyncio.gather(*(one(made, prompt) for prompt in prompts)))
 
     assert asyncio.run(go()) == alone
 
 
-def test_leaving_a_stream_ends_its_request(client: Any, address: str) -> None:
+def test_leaving_a_stream_ends_its_request(client: Any, model_url: str) -> None:
     stream = client.completions.create(
         **GREEDY, prompt=FRANCE, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     stream.close()
-    until(lambda: load_of(address)["num_running_reqs"] == 0, "the abandoned request is gone")
+    until(lambda: load_of(model_url)["num_running_reqs"] == 0, "the abandoned request is gone")
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

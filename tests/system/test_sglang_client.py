@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from tests.system.foreign import require, what_it_saw
-from tests.system.serving import running
 
 
-def test_programs_of_sglang_run_unchanged() -> None:
+def test_programs_of_sglang_run_unchanged(model_url: str) -> None:
     require("sglang")
-    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
-        seen = what_it_saw("sglang_calls", server.url)
+    seen = what_it_saw("sglang_calls", model_url)
     assert seen["context_length"] == 8192 and seen["model"]
     assert seen["whole"].startswith(" Paris")
     assert "".join(seen["pieces"]) == seen["whole"] and len(seen["pieces"]) > 1

@@ -126,7 +126,10 @@ def test_without_a_template_the_error_says_how_to_give_one(folder: Path) -> None
         prompt(load_tokenizer(folder))
 
 
-@pytest.mark.parametrize(("given", "reason"), [("no/such/file", "neither a file"), ("a\n{% if %}", "line 2")])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("no/such/file", "No such file"), ("x" * 5000, "too long"), ("a\0b", "null"), ("a\n{% if %}", "line 2")],
+)
 def test_a_bad_chat_template_flag_is_found_at_the_start(folder: Path, given: str, reason: str) -> None:
     with pytest.raises(SettingsError, match=reason):
         load_tokenizer(folder, chat_template=given)

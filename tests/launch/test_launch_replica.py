@@ -1,0 +1,19 @@
+"""What is found to be wrong before anything is fetched, loaded or started."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from bough.core.errors import SettingsError
+from bough.core.settings import Settings
+from bough.launch import replica
+from bough.launch.replica import Replica
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ messages[0 }}", "no/such/template.jinja"])
+def test_a_chat_template_that_cannot_be_parsed(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="--chat-template"):
+        Replica(Settings.from_flat({"chat_template": template}), cleanup)

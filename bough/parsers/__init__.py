@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bough.parsers.answer import AnswerFormat, AnswerParser
 from bough.parsers.events import Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Parsed, Reasoning, Text
-from bough.parsers.forcing import forced_calls, forced_format
+from bough.parsers.forcing import forced_calls, forced_format, forced_openings
 from bough.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format
 from bough.parsers.registry import TOOL_FORMATS, tool_format
 
@@ -30,6 +30,7 @@ __all__ = [
     "Text",
     "forced_calls",
     "forced_format",
+    "forced_openings",
     "reasoning_format",
     "tool_format",
 ]

@@ -25,6 +25,7 @@ class AnswerFormat:
     tool_format: ToolFormat | None = None
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     most_calls: int | None = None
+    openings: tuple[str, ...] = ()  # what an answer begins with that is nothing but calls, and so does not think
 
     @property
     def plain(self) -> bool:
@@ -50,7 +51,7 @@ class AnswerParser:
             self._caller = StreamParser(lambda source: Harmony().read(source, calls))
             return
         if reasoning is not None:
-            self._splitter = StreamParser(lambda source: reasoning.read(source, form.thinking))
+            self._splitter = StreamParser(lambda source: reasoning.read(source, form.thinking, form.openings))
         if tool_format is not None:
             self._caller = StreamParser(lambda source: tool_format.read(source, calls))
 

@@ -7,7 +7,7 @@ which `JsonList` reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bough.parsers.formats.base import Shape, ToolFormat
@@ -20,6 +20,14 @@ NO_ARGUMENTS: Schema = {"type": "object", "properties": {}}
 def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
     """The format of an answer that `forced_calls` governs."""
     return tool_format if tool_format is not None and tool_format.shape is not None else JsonList()
+
+
+def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tuple[str, ...]:
+    """What such an answer may begin with."""
+    shape = forced_format(tool_format).shape
+    if shape is None:
+        return ("[",)
+    return (shape.before,) if shape.before else tuple(shape.begin(name) for name in names)
 
 
 def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the prompt has opened it. Where the prompt can be seen, `thinks_from_start` look
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bough.core.errors import RequestError
@@ -39,12 +40,17 @@ class ReasoningFormat:
             return True
         return self.forced and not said.endswith(self.end)
 
-    def read(self, source: Source, thinking: bool) -> Steps[None]:
-        """A whole stream. The thinking stands at its beginning; later markers are just text."""
+    def read(self, source: Source, thinking: bool, openings: Iterable[str] = ()) -> Steps[None]:
+        """A whole stream. The thinking stands at its beginning; later markers are just text. An answer that begins with
+        one of `openings` has no thinking at all."""
         if self.shown:
             yield Text(self.start)
             yield from source.rest(Text)
             return
+        for opening in openings:
+            if (yield from source.starts_after_space(opening)):
+                yield from source.rest(Text)
+                return
         if (yield from source.starts_after_space(self.start)):
             thinking = True
             yield from source.skip_space()

@@ -26,6 +26,7 @@ from bough.parsers import (
     ReasoningFormat,
     forced_calls,
     forced_format,
+    forced_openings,
     reasoning_format,
     tool_format,
 )
@@ -65,6 +66,7 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
+            openings=forced_openings(self.calls, self.tools.schemas) if self.tools.must else (),
         )
 
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from bough.parsers import TOOL_FORMATS, AnswerFormat, forced_calls, forced_format
+from bough.parsers import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    AnswerFormat,
+    forced_calls,
+    forced_format,
+    forced_openings,
+)
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: dict[str, dict[str, Any]] = {"weather": WEATHER, "now": {}}
@@ -52,6 +59,25 @@ def test_a_forced_call_can_be_read_back(name: str, single: bool) -> None:
         ("now", {}),
     ]
     assert not parsed.text
+
+
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "glm45"])
+def test_a_forced_call_is_no_thinking_even_where_thinking_was_to_come(name: str) -> None:
+    tool_format = TOOL_FORMATS[name]
+    form = AnswerFormat(
+        reasoning=REASONING_FORMATS["deepseek-r1"],
+        thinking=True,
+        tool_format=forced_format(tool_format),
+        tools=TOOLS,
+        openings=forced_openings(tool_format, TOOLS),
+    )
+    shape = tool_format.shape
+    call = '[{"name": "now", "parameters": {}}]'
+    if shape is not None:
+        call = f"{shape.before}{shape.begin('now')}{{}}{shape.end}{shape.after}"
+    for text, thought in ((call, ""), (f"Hm.</think>{call}", "Hm.")):
+        parsed = form.parse(text)
+        assert ([call.name for call in parsed.calls], parsed.reasoning, parsed.text) == (["now"], thought, "")
 
 
 def test_without_a_format_calls_are_forced_as_a_list() -> None:

@@ -12,7 +12,7 @@ from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
-from bough.parsers import AnswerFormat
+from bough.parsers import AnswerFormat, Event, Reasoning, Text
 from bough.server.chunks import PreparedChunk
 from bough.server.messages import Message, Rendered, render
 from bough.server.openai.chat_deltas import delta_of
@@ -149,16 +149,24 @@ class ChatWriter:
     def __init__(self, form: ChatForm) -> None:
         self._form = form
         self._answers: dict[int, Answer] = {}
-        self._prepared: dict[int, PreparedChunk] = {}
+        self._prepared: dict[int, dict[type[Event], PreparedChunk]] = {}  # by answer, for text and for thinking
         self._tracks: dict[int, AnswerTrack] = {}  # empty where answers are plain text
-        self._fast = form.shown.logprobs is None and not form.shown.usage_throughout and form.answers.plain
+        self._fast = form.shown.logprobs is None and not form.shown.usage_throughout
 
     def chunk(self, piece: Piece) -> bytes:
-        """The events for a piece. Between its first and last, a plain stream fills in a prepared one."""
-        prepared = self._prepared.get(piece.index)
-        if prepared is not None and self._fast and piece.finish is None:
-            return prepared.fill(piece.text, piece.ids)
+        """The events for a piece. Between its first and last, text fills in a prepared one."""
+        if piece.index in self._prepared and self._fast and piece.finish is None:
+            return self._quick(piece)
         return b"".join(event(encode_json(chunk)) for chunk in self.full_chunks(piece))
+
+    def _quick(self, piece: Piece) -> bytes:
+        prepared, track = self._prepared[piece.index], self._tracks.get(piece.index)
+        if track is None:
+            return prepared[Text].fill(piece.text, piece.ids)
+        events = track.events(piece)
+        if len(events) == 1 and isinstance(events[0], Text | Reasoning):
+            return prepared[type(events[0])].fill(events[0].text, piece.ids)
+        return b"".join(event(encode_json(chunk)) for chunk in self._parsed(piece, track, events))
 
     def full_chunks(self, piece: Piece) -> list[ChatChunk]:
         """The same through the schema."""
@@ -171,28 +179,31 @@ class ChatWriter:
             if not answer.resumed:
                 chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
         track = self._tracks.get(piece.index)
-        if track is not None or piece.text or piece.ids:
-            chunks += self._news(piece, track)
+        if track is not None:
+            chunks += self._parsed(piece, track, track.events(piece))
+        elif piece.text or piece.ids:
+            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **self._told(piece)))
         if piece.finish is not None:
             called = track is not None and track.called
             chunks.append(self._chunk(piece, ChatDelta(), **self._form.ending(answer, called=called)))
         return chunks
 
-    def _news(self, piece: Piece, track: AnswerTrack | None) -> list[ChatChunk]:
-        """The chunks for a piece's text. What is told of its tokens goes with the first of them; there is one for that
-        alone where a parser holds the text back."""
-        shown = self._form.shown
-        told = {
-            "logprobs": self._form.logprobs(piece),
-            "token_ids": piece.ids if shown.token_ids else UNSET,
-        }
-        if track is None:
-            return [self._chunk(piece, ChatDelta(content=piece.text), **told)]
-        deltas = [delta for event in track.events(piece) if (delta := delta_of(event, track.ids)) is not None]
+    def _parsed(self, piece: Piece, track: AnswerTrack, events: Sequence[Event]) -> list[ChatChunk]:
+        """The chunks for what a parser makes of a piece. What is told of its tokens goes with the first of them; there
+        is one for that alone where the text is held back."""
+        told, shown = self._told(piece), self._form.shown
+        deltas = [delta for event in events if (delta := delta_of(event, track.ids)) is not None]
         if not deltas and piece.ids and (shown.logprobs is not None or shown.token_ids):
             deltas = [ChatDelta(content="")]
         first = [self._chunk(piece, delta, **told) for delta in deltas[:1]]
         return first + [self._chunk(piece, delta) for delta in deltas[1:]]
+
+    def _told(self, piece: Piece) -> dict[str, Any]:
+        """What an answer shows of its tokens."""
+        return {
+            "logprobs": self._form.logprobs(piece),
+            "token_ids": piece.ids if self._form.shown.token_ids else UNSET,
+        }
 
     def end(self) -> bytes:
         """After the last piece."""
@@ -208,13 +219,14 @@ class ChatWriter:
             track = self._tracks[piece.index] = AnswerTrack(self._form.answers)
             for past in track.recall(piece.answer.resumed_text):
                 delta_of(past, track.ids)  # names that are taken
-        shown = self._form.shown
-        empty = ChatChunkChoice(
-            index=piece.index, delta=ChatDelta(content=""), token_ids=[] if shown.token_ids else UNSET
-        )
-        self._prepared[piece.index] = PreparedChunk(
-            event(encode_json(self._envelope([empty], self._no_usage()))), "content"
-        )
+        self._prepared[piece.index] = {
+            Text: self._prepare(piece.index, ChatDelta(content=""), "content"),
+            Reasoning: self._prepare(piece.index, ChatDelta(reasoning_content=""), "reasoning_content"),
+        }
+
+    def _prepare(self, index: int, delta: ChatDelta, text_field: str) -> PreparedChunk:
+        empty = ChatChunkChoice(index=index, delta=delta, token_ids=[] if self._form.shown.token_ids else UNSET)
+        return PreparedChunk(event(encode_json(self._envelope([empty], self._no_usage()))), text_field)
 
     def _chunk(self, piece: Piece, delta: ChatDelta, **more: Any) -> ChatChunk:
         shown, answer = self._form.shown, piece.answer

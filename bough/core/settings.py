@@ -24,6 +24,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines")
 # Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
 UNBUILT_SETTINGS: dict[str, Any] = {
     "tp_size": 1,
@@ -146,6 +147,16 @@ class SchedulerSettings:
         40.0, "while streams run, prompts are cut so that a step takes about this long; 0: never", low=0.0
     )
     stream_interval: int = setting(1, "tokens between two pieces of a stream", low=1)
+    grammar_backend: str = setting(
+        "xgrammar", "what turns schemas, regexes and grammars into masks of tokens", choices=GRAMMAR_BACKENDS
+    )
+    grammar_timeout_s: float = setting(
+        10.0, "a grammar that takes longer to compile is refused, its request alone", low=0.1
+    )
+    grammar_any_whitespace: bool = setting(
+        False, "JSON may be written with any blanks, not only one after each comma and colon"
+    )
+    disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
     decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)
 
 

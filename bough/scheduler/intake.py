@@ -81,6 +81,7 @@ class Intake:
             names=frozenset({message.rid, *message.names}),
             stream=message.stream,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
+            logprob_end=no_more,
         )
 
     def _check_prompt(self, tokens: IntArray) -> None:

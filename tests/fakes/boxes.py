@@ -51,6 +51,7 @@ def waiting_request(arrival: int = 0, prompt: Sequence[int] = (1, 2, 3), **field
         "arrival": arrival,
         "since": 0.0,
         "logprob_next": len(prompt) - 1,
+        "logprob_end": len(prompt) - 1,
     }
     return Request(**(made | own))
 
@@ -81,6 +82,7 @@ class FakeOutbox:
     def __init__(self) -> None:
         self.opened: set[int] = set()
         self.outputs: dict[int, list[int]] = defaultdict(list)
+        self.scored: dict[int, list[int]] = defaultdict(list)  # output tokens whose logprobs came
         self.started: dict[int, Started] = {}
         self.ended: dict[int, FinishReason] = {}
         self.retractions: dict[int, int] = {}
@@ -95,6 +97,13 @@ class FakeOutbox:
         for handle, token in zip(handles, np.frombuffer(message.tokens, dtype=np.int32).tolist(), strict=True):
             assert handle in self.opened and handle not in self.ended
             self.outputs[handle].append(token)
+        for handle, run in message.runs.items():
+            assert handle in self.opened and handle not in self.ended and handle not in handles
+            self.outputs[handle] += np.frombuffer(run, dtype=np.int32).tolist()
+        for handle, logprobs in message.logprobs.items():
+            tokens = np.frombuffer(logprobs.tokens, dtype=np.int32).tolist()
+            assert np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist() == [-token for token in tokens]
+            self.scored[handle] += tokens
         for start in message.started:
             assert start.handle not in self.started
             self.started[start.handle] = start

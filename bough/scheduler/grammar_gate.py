@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from bough.constrained.interface import GrammarSpec, Ticket
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.core.errors import RequestError
@@ -66,7 +68,8 @@ class GrammarGate:
         try:
             compiled = ticket.result()
         except RequestError as error:
-            return FinishAbort.because(error)
+            field = None if error.field is None else request.sampling.grammar_field
+            return msgspec.structs.replace(FinishAbort.because(error), field=field)
         request.constraint = Constraint(compiled, request.sampling, request.stop_ids, self._eos_ids)
         return None
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 from bough.core.sampling_params import (
     ABOVE_LOWEST,
     INT32_MAX,
+    JSON_TEXT_FIELDS,
     MAX_STOPS,
     RANGES,
     UNBUILT_FIELDS,
@@ -32,6 +33,9 @@ def _sampling_schema() -> dict[str, Any]:
     for name, low, high, _ in RANGES:
         properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}
     properties["top_k"]["not"] = {"const": 0}
+    for name in sorted(JSON_TEXT_FIELDS):
+        properties[name] = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "boolean"}]}
+    properties["choices"] = {"anyOf": [text, {"type": "array", "items": text}]}
     nothing = {"type": "null"}
     properties = {name: {"anyOf": [schema, nothing]} for name, schema in properties.items()}
     properties |= dict.fromkeys(sorted(UNBUILT_FIELDS), nothing)
@@ -124,6 +128,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weight_version: str
     queue_time: float
     e2e_latency: float
+    warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Logprob] | None = None
     output_token_logprobs: list[Logprob] | None = None

@@ -11,7 +11,6 @@ from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateReques
 
 ROLES = ("system", "user", "assistant", "tool")
 UNBUILT: Harmless = {
-    "format": (),
     "think": (),
     "logprobs": (),
     "top_logprobs": (),
@@ -28,6 +27,7 @@ NAMES = {
     "max_new_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "sampling_seed": "options.seed",
+    "json_schema": "format",
 }
 
 

@@ -8,11 +8,6 @@ from bough.server.limits import Harmless, check_ranges, check_stops, refuse_unbu
 from bough.server.openai.schema import ResponsesRequest
 
 UNBUILT: Harmless = {
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "structural_tag": (),
-    "response_format": ({"type": "text"},),
     "tools": (),
     "tool_choice": ("auto", "none"),
     "functions": (),

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, MAX_TEMPERATURE
+from bough.server.grammars import GrammarFields
 from bough.server.limits import TOP_K, above, between
 
 MAX_CHOICES = 1024
@@ -36,7 +37,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(GrammarFields, kw_only=True):
     """How tokens are chosen; the same in all three APIs."""
 
     temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
@@ -72,11 +73,6 @@ class EngineFields(SamplingFields, kw_only=True):
 class UnbuiltFields(EngineFields, kw_only=True):
     """Fields whose feature this engine does not have; `limits` refuses them where they ask for something."""
 
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: Any = None
-    structural_tag: Any = None
-    response_format: dict[str, Any] | None = None
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None
     session_params: dict[str, Any] | None = None

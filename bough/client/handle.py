@@ -233,6 +233,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         logprobs=prompt.logprobs,
         stream=stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
+        thinking=prompt.thinking,
     )
 
 

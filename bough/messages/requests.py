@@ -19,6 +19,16 @@ class LogprobRequest(msgspec.Struct, frozen=True):
     ids: tuple[int, ...] = ()
 
 
+class Thinking(msgspec.Struct, frozen=True):
+    """How a model's thinking is marked, in tokens. A grammar holds for what comes after it; a `budget` ends it."""
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    cut: tuple[int, ...]  # what is said for the model when the budget is used up
+    begun: bool = False  # the prompt has opened it
+    budget: int | None = None  # most tokens
+
+
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One prompt to continue. `handle` names the request between processes, `rid` to the user."""
 
@@ -32,6 +42,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     logprobs: LogprobRequest | None = None
     stream: bool = False
     names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
+    thinking: Thinking | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bough.constrained.interface import GrammarSpec, Ticket
+from bough.constrained.interface import Compiled, GrammarSpec, Ticket
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
@@ -70,8 +70,16 @@ class GrammarGate:
         except RequestError as error:
             field = None if error.field is None else request.sampling.grammar_field
             return msgspec.structs.replace(FinishAbort.because(error), field=field)
-        request.constraint = Constraint(compiled, request.sampling, request.stop_ids, self._eos_ids)
+        request.constraint = self._constraint(request, compiled)
         return None
+
+    def pass_by(self, request: Request) -> None:
+        """A request without a grammar; its thinking may have a budget."""
+        if request.thinking is not None and request.thinking.budget is not None:
+            request.constraint = self._constraint(request, None)
+
+    def _constraint(self, request: Request, compiled: Compiled | None) -> Constraint:
+        return Constraint(compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking)
 
 
 def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:

@@ -11,7 +11,7 @@ import numpy as np
 from bough.core.finish import FinishAbort
 from bough.core.plan import BoolArray, IntArray, TokenMasks, mask_words
 from bough.scheduler.assembly import PlannedStep
-from bough.scheduler.constraint import DEAD_END, STRAYED
+from bough.scheduler.constraint import STRAYED
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
@@ -56,7 +56,7 @@ class GrammarSteps:
         constraint = request.constraint
         assert constraint is not None
         if bad:
-            return DEAD_END if constraint.dead_end else None
+            return constraint.dead_end
         if not constraint.accept(token):
             return STRAYED
         generated = int(self._table.known[request.row]) - request.prompt_len

@@ -46,6 +46,8 @@ class Intake:
         self._check_ids("logit_bias", sampling.logit_bias)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_ids("token_ids_logprob", () if spec is None else spec.ids)
+        if (marks := message.thinking) is not None:
+            self._check_ids("thinking", (*marks.start, *marks.end, *marks.cut))
         longest = min(self._limits.context_length, self._pool_tokens)
         room_for = longest - (sampling.max_new_tokens > 0)
         if len(tokens) > room_for:
@@ -82,6 +84,7 @@ class Intake:
             stream=message.stream,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
             logprob_end=no_more,
+            thinking=message.thinking,
         )
 
     def _check_prompt(self, tokens: IntArray) -> None:

@@ -281,10 +281,11 @@ class Scheduler:
             return
         self._outbox.tokens(opening(message, request.tokens))
         self._requests[request.handle] = request
-        if ticket is None:
-            self._queue.add(request)
-        else:
+        if ticket is not None:
             self._gate.enter(request, ticket)
+            return
+        self._gate.pass_by(request)
+        self._queue.add(request)
 
     def _answer_garbled(self, message: Garbled) -> None:
         log.error("a message to the scheduler cannot be read (handle %s): %s", message.handle, message.error)

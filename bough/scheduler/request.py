@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
 from bough.core.sampling_params import SamplingParams
 from bough.memory.tree import Node
+from bough.messages.requests import Thinking
 from bough.scheduler.constraint import Constraint
 
 
@@ -41,7 +42,8 @@ class Request:
     queue_time_s: float = 0.0  # from its arrival until it was first admitted
     ran_s: float = 0.0  # in the stays that a retraction ended
     input_logprobs: list[PositionLogprobs] = field(default_factory=list)
-    constraint: Constraint | None = None  # its grammar, once compiled
+    thinking: Thinking | None = None
+    constraint: Constraint | None = None  # its grammar, once compiled, or the budget of its thinking
     untold: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
 

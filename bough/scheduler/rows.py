@@ -76,7 +76,7 @@ class RowTable:
         self.phase[row] = Phase.PREFILL
         self.constrained[row] = request.constraint is not None
         # Under a grammar the end comes only where it must: its mask heeds `ignore_eos`.
-        self.heeds_eos[row] = not request.sampling.ignore_eos or request.constraint is not None
+        self.heeds_eos[row] = not request.sampling.ignore_eos or request.sampling.constrained
         self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
         self.wants_logprobs[row] = request.logprobs is not None
         self.requests[row] = request

@@ -11,6 +11,7 @@ from bough.client.inputs import InputReader, ThinkingMarks
 from bough.core.errors import RequestError
 from bough.core.sampling_params import SamplingParams
 from bough.core.seeds import derive_seed
+from bough.messages.requests import Thinking
 from tests.fakes.scripted_engine import byte_level_tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 

@@ -14,7 +14,7 @@ from bough.constrained import charsets
 from bough.constrained.pattern_tree import EMPTY, RAW_IN_JSON, Chars, Node, Repeat, Row, choice, literal, repeat
 from bough.constrained.regexes import parse_regex
 
-ANY_DEPTH = 2
+ANY_DEPTH = 1
 INTEGER = parse_regex("-?(?:0|[1-9][0-9]{0,14})")
 NUMBER = parse_regex("-?(?:0|[1-9][0-9]{0,14})(?:\\.[0-9]{1,15})?(?:[eE][+-]?[0-9]{1,2})?")
 CHARACTER = choice([Chars(RAW_IN_JSON), parse_regex('\\\\(?:["\\\\/bfnrt]|u[0-9A-CE-F][0-9A-F]{3})')])

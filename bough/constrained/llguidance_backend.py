@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -21,7 +21,7 @@ from bough.constrained.interface import GrammarSpec, Matcher
 from bough.constrained.masks import allow_also, allow_only
 from bough.constrained.pattern_tree import pattern_text
 from bough.constrained.regexes import choices_regex
-from bough.constrained.tag_lark import tag_to_lark
+from bough.constrained.tag_lark import lark_regex, tag_to_lark
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
@@ -51,24 +51,29 @@ class LLGuidanceBackend:
 
 
 def to_grammar(spec: GrammarSpec) -> str:
-    """The spec in the library's own language."""
+    """The spec in the library's own language.
+
+    `no_forcing`: the library would narrow masks to its own idea of how forced text is tokenised; that is the engine's
+    to say, which knows the model's tokenizer.
+    """
+    return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + _rules(spec))
+
+
+def _rules(spec: GrammarSpec) -> str:
     spacing = ANY_SPACING if spec.any_whitespace else FIXED_SPACING
-    matcher = llguidance.LLMatcher
     match spec.kind:
         case "json_schema" | "json_object":
-            return str(matcher.grammar_from_json_schema(spec.text, overrides=cast(Any, spacing)))
+            return f"start: %json {json.dumps({**json.loads(spec.text), 'x-guidance': spacing})}\n"
         case "regex":
-            return str(matcher.grammar_from_regex(spec.text))
+            return f"start: {lark_regex(spec.text)}\n"
         case "choice":
-            return str(matcher.grammar_from_regex(choices_regex(json.loads(spec.text))))
+            return f"start: {lark_regex(choices_regex(json.loads(spec.text)))}\n"
         case "ebnf":
             rules = parse_ebnf(spec.text)
             regular = inline(rules)
-            if regular is not None:
-                return str(matcher.grammar_from_regex(pattern_text(regular)))
-            return str(matcher.grammar_from_lark(lark_text(rules)))
+            return lark_text(rules) if regular is None else f"start: {lark_regex(pattern_text(regular))}\n"
         case "structural_tag":
-            return str(matcher.grammar_from_lark(tag_to_lark(json.loads(spec.text), spacing)))
+            return tag_to_lark(json.loads(spec.text), spacing)
 
 
 class _GreedyVocabulary:

@@ -22,3 +22,8 @@ def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """The ids whose bit is set, ascending."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     return np.flatnonzero(bits)
+
+
+def tail_bits(size: int) -> np.int32:
+    """The bits of the last word that stand for tokens."""
+    return np.array([0xFFFFFFFF >> (-size % 32)], np.uint32).view(np.int32)[0]

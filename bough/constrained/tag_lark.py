@@ -21,7 +21,12 @@ def tag_to_lark(tag: dict[str, Any], spacing: Mapping[str, Any]) -> str:
     """A grammar of the whole answer."""
     writer = _Writer(spacing)
     start = writer.write(tag["format"], last=True)
-    return "\n".join(["%llguidance {}", f"start: {start}", *writer.rules]) + "\n"
+    return "\n".join([f"start: {start}", *writer.rules]) + "\n"
+
+
+def lark_regex(pattern: str) -> str:
+    """A pattern between slashes."""
+    return f"/{pattern.replace('/', chr(92) + '/')}/" if pattern else '""'
 
 
 class _Writer:
@@ -40,7 +45,7 @@ class _Writer:
             case "json_schema":
                 return "%json " + json.dumps({**found["json_schema"], "x-guidance": dict(self._spacing)})
             case "regex":
-                return f"/{found['pattern'].replace('/', chr(92) + '/')}/"
+                return lark_regex(found["pattern"])
             case "grammar":
                 return self._grammar(found["grammar"])
             case "sequence":
@@ -75,14 +80,14 @@ class _Writer:
     def _content_and_end(self, tag: dict[str, Any]) -> str:
         """What stands between a tag's beginning and its end, and the end."""
         ends = [tag["end"]] if isinstance(tag["end"], str) else tag["end"]
-        closing = "|".join(pattern_text(literal(end)) for end in ends).replace("/", "\\/")
+        closing = "|".join(pattern_text(literal(end)) for end in ends)
         if tag["content"]["type"] == "any_text":
             if not all(ends) or tag["content"].get("excludes"):
                 raise RequestError(
                     "The grammar back end llguidance can enforce text inside a tag only up to the tag's end.",
                     field="structural_tag",
                 )
-            return self._rule(f"/(.|\\n)*?({closing})/", lazy=True)
+            return self._rule(lark_regex(f"(.|\\n)*({closing})"), lazy=True)
         content = self._rule(self.write(tag["content"]))
         return f"{content} ({' | '.join(map(_quoted, ends))})" if any(ends) else content
 
@@ -96,8 +101,7 @@ class _Writer:
         options = []
         for trigger in found["triggers"]:
             tags = [tag for tag in found["tags"] if tag["begin"].startswith(trigger)]
-            pattern = pattern_text(literal(trigger)).replace("/", "\\/")
-            head = self._rule(f"/(.|\\n)*{pattern}/", lazy=True)
+            head = self._rule(lark_regex(f"(.|\\n)*{pattern_text(literal(trigger))}"), lazy=True)
             bodies = [f"{_quoted(tag['begin'].removeprefix(trigger))} {self._content_and_end(tag)}" for tag in tags]
             if bodies:
                 options.append(f"{head} {self._rule(' | '.join(bodies))}")

@@ -17,7 +17,7 @@ import xgrammar
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.masks import allow_only
+from bough.constrained.masks import allow_only, tail_bits
 from bough.constrained.regexes import choices_regex
 from bough.constrained.vocabulary import Vocabulary
 
@@ -29,7 +29,7 @@ class XGrammarBackend:
     """The library's compiler over one vocabulary, without a cache of its own: `compiler.py` has one for all."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._stops = vocabulary.stop_ids
+        self._vocabulary = vocabulary
         self._info = xgrammar.TokenizerInfo(
             list(vocabulary.pieces), vocab_size=vocabulary.size, stop_token_ids=list(vocabulary.stop_ids)
         )
@@ -43,7 +43,7 @@ class XGrammarBackend:
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
         compiled = xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._info)
-        return lambda: XGrammarMatcher(compiled, self._stops)
+        return lambda: XGrammarMatcher(compiled, self._vocabulary)
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         match spec.kind:
@@ -81,9 +81,10 @@ def with_fixed_spacing(tag: Any, any_whitespace: bool) -> Any:
 class XGrammarMatcher:
     """One request's place in the grammar."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, stops: tuple[int, ...]) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._inner = xgrammar.GrammarMatcher(compiled)
-        self._stops = stops
+        self._stops = vocabulary.stop_ids
+        self._tail = tail_bits(vocabulary.size)
 
     def accept(self, token: int) -> bool:
         if self.finished:
@@ -95,6 +96,7 @@ class XGrammarMatcher:
             allow_only(self._stops, mask)
         else:
             self._inner.fill_next_token_bitmask(mask.reshape(1, -1))
+            mask[-1] &= self._tail  # the library leaves the bits behind the last token set
 
     def rollback(self, tokens: int) -> None:
         if tokens:

@@ -31,7 +31,8 @@ def wait(ticket: Ticket) -> Compiled:
 
 def test_a_small_grammar_is_compiled_and_walked(compiler: GrammarCompiler) -> None:
     matcher = wait(compiler.request(choice_spec(["yes", "no", "maybe (later)"]))).matcher()
-    assert [accepts(matcher, text) for text in ("yes", "no", "maybe (later)", "ye", "yesno")] == [True] * 3 + [False] * 2
+    assert all(accepts(matcher, text) for text in ("yes", "no", "maybe (later)"))
+    assert not any(accepts(matcher, text) for text in ("ye", "yesno", ""))
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -39,10 +40,15 @@ def backend_of(name: str) -> Backend:
     return load_backend(name, BYTES)
 
 
+@lru_cache(32)
+def compiled(spec: GrammarSpec, name: str) -> Callable[[], Matcher]:
+    backend = backend_of(name)
+    return backend.load(backend.compile(prepare(spec, name).spec))
+
+
 def matcher_of(spec: GrammarSpec, name: str) -> Matcher:
     """A matcher, compiled here and now; `RequestError` where the spec is refused."""
-    backend = backend_of(name)
-    return backend.load(backend.compile(prepare(spec, name).spec))()
+    return compiled(spec, name)()
 
 
 def accepts(matcher: Matcher, text: str) -> bool:

@@ -234,6 +234,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         stream=stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
         thinking=prompt.thinking,
+        custom_logit_processor=prompt.processor,
     )
 
 

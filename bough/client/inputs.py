@@ -40,6 +40,7 @@ class Prompt:
     logprob_texts: bool  # logprob entries carry the tokens' text
     show_ids: bool  # the answer carries the prompt's token ids
     thinking: Thinking | None = None
+    processor: str | None = None  # the user's own code over its logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class InputReader:
         priority: int | None = None,
         extra_key: str | Sequence[str] | None = None,
         cache_salt: str | Sequence[str] | None = None,
+        custom_logit_processor: str | Sequence[str | None] | None = None,
         thinking: ThinkingMarks | None = None,
         limit: int | None = None,
     ) -> Inputs:
@@ -107,6 +109,7 @@ class InputReader:
             "ids": _column(token_ids_logprob, count, many and nested_ids, "token_ids_logprob", shared=not nested_ids),
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
+            "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and abs(priority) <= INT64_MAX):
             raise RequestError(f"priority must be a 64-bit whole number, got {priority!r}.", field="priority")
@@ -140,6 +143,7 @@ class InputReader:
                         logprob_texts=return_text_in_logprobs,
                         show_ids=return_prompt_token_ids,
                         thinking=marks,
+                        processor=_processor(columns["processor"][i]),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -269,6 +273,15 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
         raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
     return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen))
+
+
+def _processor(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise RequestError(
+            "custom_logit_processor must be the text that CustomLogitProcessor.to_str() made.",
+            field="custom_logit_processor",
+        )
+    return given or None
 
 
 def _namespace(extra_key: Any, cache_salt: Any) -> str:

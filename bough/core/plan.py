@@ -56,6 +56,7 @@ class RowSetup:
     prompt_len: int  # how much of `history` is prompt
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
+    processor: str | None = None  # the user's own code over its logits, as its text
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     sampling_seed: int | None = None
     stream_interval: int | None = None
+    custom_params: dict[str, Any] = {}  # for the request's custom logit processor
     # What the answer must match: at most one of these. Schemas and tags are JSON text here, whatever the client gave.
     json_schema: str | None = None
     regex: str | None = None
@@ -95,10 +96,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         values = {k: v for k, v in (defaults or {}).items() if v is not None}
         values.update({k: v for k, v in (given or {}).items() if v is not None})
-        for name in UNBUILT_FIELDS & values.keys():
-            if not values.pop(name):  # empty: it asks for nothing
-                continue
-            raise RequestError(f"sampling_params.{name} is not supported by this engine; leave it out.", field=name)
         unknown = [name for name in values if name not in cls.__struct_fields__]
         if unknown:
             raise RequestError(unknown_field_text(str(unknown[0]), cls.__struct_fields__), field=str(unknown[0]))
@@ -172,9 +169,6 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("stream_interval", 1, INT32_MAX, f"between 1 and {INT32_MAX}"),
 )
 ABOVE_LOWEST = frozenset({"top_p", "repetition_penalty"})  # their lowest value itself is refused
-
-# Fields of SGLang's requests whose feature this engine does not have: refused by name when given.
-UNBUILT_FIELDS = frozenset({"custom_params"})
 
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to many clients, text on the wire
@@ -263,6 +257,7 @@ TYPE_WORDS: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str | None: "a string",
+    dict[str, Any]: "an object",
     tuple[str, ...]: "a string or a list of strings",
     tuple[int, ...]: "a token id or a list of token ids",
 }

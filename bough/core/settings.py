@@ -156,6 +156,9 @@ class SchedulerSettings:
     grammar_any_whitespace: bool = setting(
         False, "JSON may be written with any blanks, not only one after each comma and colon"
     )
+    enable_custom_logit_processor: bool = setting(
+        False, "requests may bring code that changes their logits; it runs in the engine, so only for clients you trust"
+    )
     disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
     decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)
 

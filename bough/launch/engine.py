@@ -39,7 +39,6 @@ UNBUILT_ARGUMENTS = frozenset(
         "video_data",
         "audio_data",
         "lora_path",
-        "custom_logit_processor",
         "return_hidden_states",
         "session_params",
         "input_embeds",
@@ -89,7 +88,8 @@ class Engine:
     ) -> Any:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
-        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt; and what the answer must
+        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt,
+        custom_logit_processor; and what the answer must
         match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
         structural_tag or choices."""
         inputs = self._read(prompt, sampling_params, input_ids, options)

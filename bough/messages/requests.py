@@ -43,6 +43,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stream: bool = False
     names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
     thinking: Thinking | None = None
+    custom_logit_processor: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -26,6 +26,10 @@ BAD_LOGITS = FinishAbort(
     status_code=500,
     err_type="InternalServerError",
 )
+BAD_PROCESSOR = FinishAbort(
+    "The request's custom_logit_processor failed, or made numbers that are not finite; the engine's log says more.",
+    field="custom_logit_processor",
+)
 
 
 class Committer:
@@ -147,7 +151,8 @@ class Committer:
         for i in sorted({*np.flatnonzero(stopped | full | bad).tolist(), *failed}):
             reason: FinishReason
             if bad[i] or i in failed:
-                reason = failed.get(i, BAD_LOGITS)
+                own_code = table.request_in(int(rows[i])).processor is not None
+                reason = failed.get(i, BAD_PROCESSOR if own_code else BAD_LOGITS)
             elif stopped[i]:
                 reason = FinishStop(int(tokens[i]))
             else:

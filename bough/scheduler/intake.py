@@ -6,7 +6,7 @@ A refused request gets its terminal message like any other; nothing that was sen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -23,8 +23,16 @@ PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spe
 class Intake:
     """Checks requests against the engine's limits and gives them their place in the order of arrival."""
 
-    def __init__(self, limits: Limits, settings: SchedulerSettings, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        settings: SchedulerSettings,
+        eos_ids: Sequence[int],
+        load_processor: Callable[[str], object] | None = None,
+    ) -> None:
+        """`load_processor` unpacks a custom logit processor or says why it cannot be; None: they are not allowed."""
         self._limits = limits
+        self._load_processor = load_processor
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
         self._max_queued = settings.max_queued_requests
@@ -85,7 +93,20 @@ class Intake:
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
             logprob_end=no_more,
             thinking=message.thinking,
+            processor=self._processor(message.custom_logit_processor),
         )
+
+    def _processor(self, text: str | None) -> str | None:
+        """A custom logit processor that can be run."""
+        if text is not None and self._load_processor is None:
+            raise RequestError(
+                "custom_logit_processor brings code, which this engine does not run; start it with "
+                "--enable-custom-logit-processor if you trust all its clients.",
+                field="custom_logit_processor",
+            )
+        if text is not None and self._load_processor is not None:
+            self._load_processor(text)
+        return text
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):

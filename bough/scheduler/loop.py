@@ -77,6 +77,7 @@ class Scheduler:
         timeline: Timeline | None = None,
         profiler: Profiler | None = None,
         grammars: Grammars | None = None,
+        load_processor: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -88,7 +89,7 @@ class Scheduler:
         self._residents = Residents(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
-        self._intake = Intake(limits, settings, eos_ids)
+        self._intake = Intake(limits, settings, eos_ids, load_processor)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         jump_forward = None
         if grammars is not None and not settings.disable_jump_forward:

@@ -75,6 +75,7 @@ class Residents:
             logprobs=request.logprobs,
             # A grammar's mask knows when the end may come.
             stop_ids=() if request.constraint is not None else tuple(sorted(request.stop_ids)),
+            processor=request.processor,
         )
 
     def grow(self, row: int, count: int) -> IntArray:

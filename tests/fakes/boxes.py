@@ -17,7 +17,7 @@ from bough.scheduler.request import Request
 
 def generate(handle: int, prompt: list[int], **options: object) -> Generate:
     """A request as the client would send it; sampling fields and request fields mixed."""
-    names = ("rid", "priority", "namespace", "seed", "stream", "names", "thinking")
+    names = ("rid", "priority", "namespace", "seed", "stream", "names", "thinking", "custom_logit_processor")
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)
     assert logprobs is None or isinstance(logprobs, LogprobRequest)

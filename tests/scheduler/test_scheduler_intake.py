@@ -114,3 +114,13 @@ def test_an_opening_carries_the_end_of_the_prompt_that_is_used() -> None:
     opened = opening(message, intake(allow_auto_truncate=True).request(message, 0, 0.0).tokens)
     assert (opened.handle, opened.stream) == (3, True)
     assert np.frombuffer(opened.prompt_tail, np.int32).tolist() == list(range(CONTEXT - 9, CONTEXT - 1))
+
+
+def test_code_is_refused_unless_it_is_allowed() -> None:
+    loaded: list[str] = []
+    limits = Limits(4, 1, (64,), CONTEXT, VOCAB, 16, "test")
+    message = generate(0, [1, 2], custom_logit_processor="code")
+    with pytest.raises(RequestError, match="--enable-custom-logit-processor"):
+        Intake(limits, SchedulerSettings(), ()).request(message, 0, 0.0)
+    request = Intake(limits, SchedulerSettings(), (), loaded.append).request(message, 0, 0.0)
+    assert loaded == ["code"] and request.processor == "code"

@@ -82,7 +82,7 @@ def test_a_budget_without_a_grammar(overlap: bool) -> None:
     assert b.out.ended[0] == FinishLength(12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_whatever_is_thought_the_answer_follows_the_grammar(
     asked: list[tuple[bool, int]], overlap: bool, jumps: bool

@@ -104,7 +104,7 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
         ({"text": "a", "stream": "yes"}, "stream", "expected bool"),
         ({"text": "a", "sampling_params": {"top_p": 3}}, "top_p", r"\(0, 1\]"),
         ({"text": "a", "sampling_params": {"top_q": 3}}, "top_q", "Did you mean"),
-        ({"text": "a", "sampling_params": {"custom_params": {"a": 1}}}, "custom_params", "not supported"),
+        ({"text": "a", "sampling_params": {"custom_params": 5}}, "custom_params", "must be an object"),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf", "give one of them"),
         ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
         ({"text": "a", "image_data": ["x"]}, "image_data", "not supported"),

@@ -84,7 +84,7 @@ def test_fields_without_a_feature_may_be_null_on_the_page_as_in_fact() -> None:
     assert validator.is_valid({"text": "hi", "sampling_params": {"regex": None, "custom_params": None}})
     assert validator.is_valid({"text": "hi", "sampling_params": {"regex": "a+"}})
     assert validator.is_valid({"text": "hi", "sampling_params": {"json_schema": {"type": "object"}}})
-    assert not validator.is_valid({"text": "hi", "sampling_params": {"custom_params": {"a": 1}}})
+    assert not validator.is_valid({"text": "hi", "sampling_params": {"custom_params": 5}})
 
 
 def test_the_page_names_the_media_types_of_answers() -> None:

@@ -13,6 +13,7 @@ import jsonschema
 import pydantic
 import pytest
 
+from bough.sampling.custom_logit_processor import CustomLogitProcessor
 from tests.system.serving import running
 
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed (pip install bough[dev])")
@@ -30,6 +31,9 @@ CITY = {
 }
 
 
+CODE = ("--enable-custom-logit-processor",)
+
+
 class City(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=20)
     continent: Literal["Africa", "Asia", "Europe"]
@@ -38,7 +42,7 @@ class City(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with running("--max-total-tokens", "20000", "--grammar-timeout-s", "5") as server:
+    with running("--max-total-tokens", "20000", "--grammar-timeout-s", "5", *CODE) as server:
         yield server.url
 
 
@@ -121,6 +125,26 @@ def test_a_cut_answer_says_length_and_logprobs_are_of_the_free_distribution(addr
     (best, *_), (first, *_) = (o["meta_info"]["output_token_logprobs"][0] for o in (free, forced))
     assert forced["text"] == "{x" and first < best < 0
     assert len(forced["meta_info"]["output_token_logprobs"]) == len(forced["output_ids"])
+
+
+def test_a_custom_logit_processor(address: str) -> None:
+    class OnlyToken(CustomLogitProcessor):
+        def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
+            for line, params in zip(logits, custom_param_list, strict=True):
+                line[:] = -1e9
+                line[params["token"]] = 0.0
+            return logits
+
+    def ask(status: int, processor: str, **params: Any) -> Any:
+        body = {"text": "a", "sampling_params": params, "custom_logit_processor": processor}
+        answer = httpx.post(f"{address}/generate", json=body, timeout=120)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    told = ask(200, OnlyToken.to_str(), max_new_tokens=3, custom_params={"token": 300})
+    assert told["output_ids"] == [300] * 3
+    assert ask(400, "{}", max_new_tokens=3)["error"]["param"] == "custom_logit_processor"
+    assert ask(400, OnlyToken.to_str(), max_new_tokens=3)["error"]["param"] == "custom_logit_processor"
 
 
 def test_pathological_grammars_fail_alone_while_streams_go_on(address: str) -> None:

@@ -16,7 +16,6 @@ from bough.core.sampling_params import (
     JSON_TEXT_FIELDS,
     MAX_STOPS,
     RANGES,
-    UNBUILT_FIELDS,
     SamplingParams,
 )
 
@@ -38,7 +37,6 @@ def _sampling_schema() -> dict[str, Any]:
     properties["choices"] = {"anyOf": [text, {"type": "array", "items": text}]}
     nothing = {"type": "null"}
     properties = {name: {"anyOf": [schema, nothing]} for name, schema in properties.items()}
-    properties |= dict.fromkeys(sorted(UNBUILT_FIELDS), nothing)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -76,6 +74,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    custom_logit_processor: str | list[str | None] | None = None
     # Fields whose feature this engine does not have: accepted when they ask for nothing.
     input_embeds: Any = None
     image_data: Any = None
@@ -83,7 +82,6 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     audio_data: Any = None
     lora_path: Any = None
     session_params: Any = None
-    custom_logit_processor: Any = None
     return_hidden_states: Any = None
     routing_key: Any = None
     routed_dp_rank: Any = None
@@ -101,7 +99,6 @@ UNBUILT_BODY_FIELDS = (
     "audio_data",
     "lora_path",
     "session_params",
-    "custom_logit_processor",
     "return_hidden_states",
     "routing_key",
     "routed_dp_rank",

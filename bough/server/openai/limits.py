@@ -16,8 +16,6 @@ UNBUILT: Harmless = {
     "lora_path": (),
     "session_id": (),
     "session_params": (),
-    "custom_logit_processor": (),
-    "custom_params": (),
     "return_hidden_states": (),
     "return_cached_tokens_details": (),
     "audio": (),

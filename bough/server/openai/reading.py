@@ -37,6 +37,7 @@ SAME_NAMES = (
     "no_stop_trim",
     "ignore_eos",
     "skip_special_tokens",
+    "custom_params",
 )
 
 
@@ -100,6 +101,7 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "priority": request.priority,
         "extra_key": request.extra_key,
         "cache_salt": request.cache_salt,
+        "custom_logit_processor": request.custom_logit_processor,
     }
 
 

@@ -56,6 +56,7 @@ class SamplingFields(GrammarFields, kw_only=True):
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    custom_params: dict[str, Any] | None = None
 
 
 class EngineFields(SamplingFields, kw_only=True):
@@ -65,6 +66,7 @@ class EngineFields(SamplingFields, kw_only=True):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    custom_logit_processor: str | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
@@ -76,8 +78,6 @@ class UnbuiltFields(EngineFields, kw_only=True):
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None
     session_params: dict[str, Any] | None = None
-    custom_logit_processor: str | list[str | None] | None = None
-    custom_params: dict[str, Any] | None = None
     return_hidden_states: bool | None = None
     return_cached_tokens_details: bool | None = None
 

@@ -288,7 +288,6 @@ def test_response_input_becomes_messages() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"lora_path": "x"}, "lora_path"),
         ({"session_params": {"id": "1"}}, "session_params"),
-        ({"custom_logit_processor": "x"}, "custom_logit_processor"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"return_hidden_states": True}, "return_hidden_states"),
         ({"n": 2}, "n"),

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CLIENTS := $(VENV)/clients
 PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install clients demo serve test test-slow check format clean
+.PHONY: install clients schemas demo serve test test-slow check format clean
 
 install: $(STAMP)
 
@@ -37,10 +37,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check bough tests examples
 	$(BIN)/mypy
 
-test: $(STAMP) clients check
+test: $(STAMP) clients schemas check
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test-slow: $(STAMP) clients
+test-slow: $(STAMP) clients schemas
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 format: $(STAMP)
@@ -49,3 +49,9 @@ format: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Schemas that other people wrote, for the tests of structured output. Where they cannot be had, those tests skip.
+schemas: build/schemas/.fetched
+
+build/schemas/.fetched: | $(STAMP)
+	($(BIN)/python -m tests.constrained.fetch_suites && touch $@) || echo "no schemas: their tests are skipped"

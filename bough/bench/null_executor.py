@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bough.core.model_config import ModelConfig
-from bough.core.plan import BatchPlan, IntArray, Limits, StepResult
+from bough.core.plan import BatchPlan, IntArray, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
 from bough.loader.config import read_config
 from bough.loader.locate import ModelFiles
@@ -51,6 +51,7 @@ class NullExecutor:
         self._limits = Limits(ROWS, 1, (TOKENS,), context_length, vocab_size, CHUNK_TOKENS, "no model: made-up tokens")
         self._step_s = step_s
         self._done_at = 0.0  # when the step before will be done
+        self._newest: tuple[BatchPlan, IntArray] | None = None  # the newest step and its tokens
 
     def limits(self) -> Limits:
         return self._limits
@@ -58,11 +59,20 @@ class NullExecutor:
     def launch(self, plan: BatchPlan) -> NullStep:
         tokens = self._tokens(plan.rows[plan.sample], plan.step)
         count = len(tokens)
+        self._newest = plan, tokens
         self._done_at = max(self._done_at, time.monotonic()) + self._step_s
         result = StepResult(
             plan.step, tokens[:, None], np.ones(count, dtype=np.int32), np.zeros(count, dtype=np.bool_), {}, {}
         )
         return NullStep(result, self._done_at)
+
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        """Masked rows take the first token that they may."""
+        assert self._newest is not None and self._newest[0].step == step
+        plan, tokens = self._newest
+        assert plan.masked is not None
+        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, bitorder="little")
+        tokens[plan.masked[plan.sample]] = bits.argmax(axis=1)
 
     def idle(self) -> bool:
         return False

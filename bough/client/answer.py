@@ -173,6 +173,11 @@ class Answer:
         return 0 if self._started is None else self._started.cached_tokens
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of its grammar is not enforced."""
+        return () if self._started is None else self._started.warnings
+
+    @property
     def timings(self) -> Timings:
         end = self._finished_at or time.perf_counter()
         return Timings(
@@ -204,6 +209,8 @@ class Answer:
             "queue_time": 0.0 if self._started is None else self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }
+        if self.warnings:
+            meta["warnings"] = list(self.warnings)
         if self.prompt.show_ids:
             meta["prompt_token_ids"] = self.prompt.ids[: self.prompt_tokens].tolist()
         if self.prompt.logprobs is not None:

@@ -239,6 +239,8 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         stream=stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
+        thinking=prompt.thinking,
+        custom_logit_processor=prompt.processor,
     )
 
 

@@ -22,7 +22,7 @@ from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
-from bough.messages.requests import LogprobRequest
+from bough.messages.requests import LogprobRequest, Thinking
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -41,6 +41,20 @@ class Prompt:
     logprob_texts: bool  # logprob entries carry the tokens' text
     show_ids: bool  # the answer carries the prompt's token ids
     resumption: Resumption | None = None  # its stream broke elsewhere and goes on here
+    thinking: Thinking | None = None
+    processor: str | None = None  # the user's own code over its logits
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """How a model's thinking is marked in its text. `begun`: the prompt has opened it. With a `budget`, `cut` is said
+    for the model after so many tokens."""
+
+    start: str
+    end: str
+    cut: str
+    begun: bool = False
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +94,12 @@ class InputReader:
         extra_key: str | Sequence[str] | None = None,
         cache_salt: str | Sequence[str] | None = None,
         resumption: Resumption | None = None,
+        custom_logit_processor: str | Sequence[str | None] | None = None,
+        thinking: ThinkingMarks | None = None,
         limit: int | None = None,
     ) -> Inputs:
-        """`limit` is the most requests (prompts, times their samples) that this call may make."""
+        """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
+        match holds for what comes after the `thinking`."""
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
         nested_ids = _is_list(token_ids_logprob) and any(_is_list(x) for x in token_ids_logprob or ())
@@ -95,10 +112,12 @@ class InputReader:
             "ids": _column(token_ids_logprob, count, many and nested_ids, "token_ids_logprob", shared=not nested_ids),
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
+            "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and abs(priority) <= INT64_MAX):
             raise RequestError(f"priority must be a 64-bit whole number, got {priority!r}.", field="priority")
         samplings = self._samplings(columns["sampling_params"])
+        marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
             raise RequestError(
                 f"{count} prompts with n samples each make more than {limit} requests, which is the most that one call "
@@ -129,6 +148,8 @@ class InputReader:
                         logprob_texts=return_text_in_logprobs,
                         show_ids=return_prompt_token_ids,
                         resumption=resumption,
+                        thinking=marks,
+                        processor=_processor(columns["processor"][i]),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -148,6 +169,16 @@ class InputReader:
                 check_patterns(patterns)
             samplings.append(sampling)
         return samplings
+
+    def _marks(self, thinking: ThinkingMarks) -> Thinking:
+        """The marks in tokens."""
+        if self._tokenizer is None:
+            raise RequestError(
+                "This engine has no tokenizer (--skip-tokenizer-init), so it cannot tell thinking apart."
+            )
+        texts = [thinking.start, thinking.end, thinking.cut]
+        start, end, cut = (tuple(ids) for ids in self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        return Thinking(start, end, cut, thinking.begun, thinking.budget)
 
     def _require_text_for(self, sampling: SamplingParams) -> None:
         for name in ("stop", "stop_regex"):
@@ -251,6 +282,15 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
         raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
     return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen))
+
+
+def _processor(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise RequestError(
+            "custom_logit_processor must be the text that CustomLogitProcessor.to_str() made.",
+            field="custom_logit_processor",
+        )
+    return given or None
 
 
 def _namespace(extra_key: Any, cache_salt: Any) -> str:

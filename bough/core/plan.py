@@ -10,6 +10,10 @@ first `setups`, then `edits`, then the new pages, then the forward pass, in whic
 of all rows before any row attends. Hence a row may read pages that another row of the same plan writes, and a page may
 be handed to a new owner as soon as the plans that read it have been launched.
 
+Grammars are the one thing that comes late. What a row may say after step t depends on the token of step t, which the
+host learns only when step t + 1 is running; so a plan says which of its rows are `masked`, and the masks follow by
+`supply_masks`. The forward pass does not wait for them, only the sampling of that step does.
+
 Pages come in *groups* (one table per kind of KV: full attention now; sliding-window or state pools can be added), so
 everything about pages is a tuple with one array per group. Page 0 belongs to nobody: padding is written there.
 """
@@ -39,18 +43,20 @@ class LogprobSpec:
 
 @dataclass(frozen=True, slots=True)
 class RowSetup:
-    """Sent once, when a request takes a row; overwrites whatever the row held."""
+    """Sent when a request takes a row, and again when it goes on behind tokens that were not sampled there (forced by
+    its grammar); overwrites whatever the row held."""
 
     row: int
     sampling: SamplingParams
     seed: int  # resolved: random numbers are a function of (seed, output position)
-    pages: tuple[IntArray, ...]  # per group: the pages of the cached prefix
+    pages: tuple[IntArray, ...]  # per group: the pages of the cached prefix, or all that the row has
     length: int  # tokens those pages hold
-    generated: int  # output tokens so far: > 0 after a retraction, and of a resumed request
+    generated: int  # output tokens so far: > 0 after a retraction or forced tokens, and of a resumed request
     history: IntArray | None  # prompt + output so far, only for rows with penalties
     prompt_len: int  # how much of `history` is prompt
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
+    processor: str | None = None  # the user's own code over its logits, as its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,19 @@ class BatchPlan:
     new_page_counts: tuple[IntArray, ...]  # per group: [batch]
     sample: BoolArray  # [batch] decodes and the last chunk of a prefill sample; earlier chunks do not
     input_logprobs: tuple[InputLogprobs, ...] = ()
+    masked: BoolArray | None = None  # [batch] rows that sample under a mask; None: none does, and none is supplied
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """What the masked rows of a step may sample, in batch order: bit i % 32 of word i // 32 allows token i."""
+
+    words: IntArray  # [masked rows, mask_words(vocab_size)]
+
+
+def mask_words(vocab_size: int) -> int:
+    """32-bit words in one row's mask."""
+    return -(-vocab_size // 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +129,7 @@ class StepResult:
     step: int
     tokens: IntArray  # [sampled rows, width]; width > 1 only with speculation
     counts: IntArray  # [sampled rows] how many of them hold
-    bad: BoolArray  # [sampled rows] the logits were not finite: that request fails, alone
+    bad: BoolArray  # [sampled rows] the logits were not finite or no token was allowed: that request fails, alone
     output_logprobs: dict[int, PositionLogprobs]  # by index in the batch
     input_logprobs: dict[int, PositionLogprobs]  # by index in the batch
     device_span: tuple[float, float] | None = (
@@ -144,6 +163,11 @@ class Executor(Protocol):
 
     def launch(self, plan: BatchPlan) -> InFlight:
         """Returns at once; the step runs after all those launched before."""
+        ...
+
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        """Lets the newest step launched, which has masked rows, sample; comes once for each such step, before its
+        `wait` and before the next launch."""
         ...
 
     def idle(self) -> bool:

@@ -7,6 +7,7 @@ and the allowed range. Lists that clients may give as a single value are tuples 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import typing
 from collections.abc import Iterable, Mapping
@@ -50,6 +51,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     sampling_seed: int | None = None
     stream_interval: int | None = None
+    custom_params: dict[str, Any] = {}  # for the request's custom logit processor
+    # What the answer must match: at most one of these. Schemas and tags are JSON text here, whatever the client gave.
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar_strict: bool = True  # False: what a back end cannot enforce is named in a warning instead of refused
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar says which tokens may come."""
+        return self.grammar_field is not None
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that names the grammar, if one does."""
+        return next((name for name in GRAMMAR_FIELDS if getattr(self, name)), None)
 
     @property
     def greedy(self) -> bool:
@@ -77,14 +96,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         values = {k: v for k, v in (defaults or {}).items() if v is not None}
         values.update({k: v for k, v in (given or {}).items() if v is not None})
-        for name in UNBUILT_FIELDS & values.keys():
-            if not values.pop(name):  # empty: it asks for nothing
-                continue
-            raise RequestError(f"sampling_params.{name} is not supported by this engine; leave it out.", field=name)
         unknown = [name for name in values if name not in cls.__struct_fields__]
         if unknown:
             raise RequestError(unknown_field_text(str(unknown[0]), cls.__struct_fields__), field=str(unknown[0]))
-        for name in ("stop", "stop_token_ids", "stop_regex"):
+        for name in GRAMMAR_FIELDS:
+            if isinstance(values.get(name), str | list | tuple) and not values[name]:
+                del values[name]  # empty: it asks for nothing
+        for name in JSON_TEXT_FIELDS & values.keys():
+            values[name] = _json_text(values[name], name)
+        for name in ("stop", "stop_token_ids", "stop_regex", "choices"):
             if name in values:
                 values[name] = _as_tuple(values[name])
         if "logit_bias" in values:
@@ -119,7 +139,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _require_token_ids(self.logit_bias, "logit_bias")
         if self.stop_regex:
             check_patterns(self.stop_regex)
+        self._verify_grammar()
         return self
+
+    def _verify_grammar(self) -> None:
+        given = [name for name in GRAMMAR_FIELDS if getattr(self, name)]
+        if len(given) > 1:
+            raise RequestError(
+                f"{' and '.join(given)} each say what the answer must match; give one of them.", field=given[1]
+            )
+        for name in given:
+            for text in self.choices if name == "choices" else (getattr(self, name),):
+                require_utf8(text, name)
 
 
 # name, lowest, highest, how the range reads in the error
@@ -139,8 +170,8 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
 )
 ABOVE_LOWEST = frozenset({"top_p", "repetition_penalty"})  # their lowest value itself is refused
 
-# Fields of SGLang's requests whose feature this engine does not have: refused by name when given.
-UNBUILT_FIELDS = frozenset({"json_schema", "regex", "ebnf", "structural_tag", "custom_params"})
+GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
+JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to many clients, text on the wire
 
 
 def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
@@ -164,6 +195,18 @@ def _require_token_ids(ids: Iterable[int], name: str) -> None:
     for token in ids:
         if not 0 <= token <= INT32_MAX:
             raise RequestError(f"{name}: {token} is not a token id (0 to {INT32_MAX}).", field=name)
+
+
+def _json_text(value: Any, name: str) -> Any:
+    """An object or a pydantic model as JSON text; text stays as it is."""
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    if not isinstance(value, Mapping | bool):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{name} cannot be written as JSON: {error}.", field=name) from None
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -213,6 +256,8 @@ TYPE_WORDS: dict[Any, str] = {
     int | None: "a whole number",
     float: "a number",
     bool: "true or false",
+    str | None: "a string",
+    dict[str, Any]: "an object",
     tuple[str, ...]: "a string or a list of strings",
     tuple[int, ...]: "a token id or a list of token ids",
 }

@@ -72,6 +72,7 @@ REASONING_PARSERS = (
     "step3",
     "step3p5",
 )
+GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines")
 # Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
 UNBUILT_SETTINGS: dict[str, Any] = {
     "tp_size": 1,
@@ -203,6 +204,19 @@ class SchedulerSettings:
         40.0, "while streams run, prompts are cut so that a step takes about this long; 0: never", low=0.0
     )
     stream_interval: int = setting(1, "tokens between two pieces of a stream", low=1)
+    grammar_backend: str = setting(
+        "xgrammar", "what turns schemas, regexes and grammars into masks of tokens", choices=GRAMMAR_BACKENDS
+    )
+    grammar_timeout_s: float = setting(
+        10.0, "a grammar that takes longer to compile is refused, its request alone", low=0.1
+    )
+    grammar_any_whitespace: bool = setting(
+        False, "JSON may be written with any blanks, not only one after each comma and colon"
+    )
+    enable_custom_logit_processor: bool = setting(
+        False, "requests may bring code that changes their logits; it runs in the engine, so only for clients you trust"
+    )
+    disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
     decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)
 
 

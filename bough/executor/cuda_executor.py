@@ -3,6 +3,9 @@
 `launch` copies a step's few integers to the device, queues the forward pass (a captured graph, or kernel by kernel
 where there is none), the sampling and the copy of the tokens back to pinned memory, and returns. Sampled tokens stay on
 the device as the input of the next step. The order of things on the stream is described in `cuda_inputs`.
+
+A step with masked rows is queued in two parts: `launch` stops at the logits, and `supply_masks` queues the rest. By
+then the device is at work on the forward pass, so it hardly ever waits for a grammar.
 """
 
 from __future__ import annotations
@@ -17,9 +20,18 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
-from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.plan import (
+    BatchPlan,
+    InFlight,
+    InputLogprobs,
+    IntArray,
+    Limits,
+    LogprobSpec,
+    TokenMasks,
+)
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.device_clock import DeviceClock, TimedStep
+from bough.executor.cuda_steps import CudaStep, MaskedStep
+from bough.executor.device_clock import DeviceClock
 from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses
 from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
@@ -27,7 +39,8 @@ from bough.executor.staging import Staging
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
-from bough.sampling.logprobs import PendingLogprobs, Scores, output_logprobs, score_inputs
+from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
+from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
 
@@ -42,34 +55,6 @@ class DecodeGraph:
 
     forward: Captured[torch.Tensor]
     sample: Captured[torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class CudaStep:
-    """A step on the device; its results are in pinned memory once `done` has happened."""
-
-    plan: BatchPlan
-    done: TimedStep
-    tokens: torch.Tensor | None  # [sampled] int64, pinned; -1 where the logits were not finite
-    output_logprobs: PendingLogprobs | None
-    input_logprobs: dict[int, Scores]
-
-    def wait(self) -> StepResult:
-        span = self.done.wait()
-        plan = self.plan
-        inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
-        if self.tokens is None:
-            none = np.zeros(0, dtype=np.int32)
-            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
-        tokens = self.tokens.numpy().astype(np.int32)
-        bad = tokens < 0
-        outputs: dict[int, PositionLogprobs] = {}
-        if self.output_logprobs is not None:
-            places = np.flatnonzero(plan.sample).tolist()
-            found = zip(places, self.output_logprobs.read(), strict=True)
-            outputs = {place: run for place, run in found if run is not None}
-        counts = np.ones(len(tokens), dtype=np.int32)
-        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs, span)
 
 
 class CudaExecutor:
@@ -101,6 +86,7 @@ class CudaExecutor:
         self._decode_graphs = Ladder("decode", graphs.decode, self._capture_decode, pauses)
         self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graph_memory = torch.cuda.graph_pool_handle()
+        self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
 
     def limits(self) -> Limits:
         return self._limits
@@ -114,7 +100,7 @@ class CudaExecutor:
         return self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 
     @torch.inference_mode()
-    def launch(self, plan: BatchPlan) -> CudaStep:
+    def launch(self, plan: BatchPlan) -> InFlight:
         self._clock.start()
         self._staging.next_step()
         self._sampling.setup(plan.setups)
@@ -123,7 +109,16 @@ class CudaExecutor:
             return self._launch_decodes(plan, layout)
         return self._launch_mixed(plan, layout)
 
-    def _launch_decodes(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
+    @torch.inference_mode()
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        waiting, self._masked = self._masked, None
+        assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
+        masked = waiting.plan.masked[waiting.plan.sample]
+        places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
+        batch = BatchMasks(masked, places, words)
+        waiting.rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
+
+    def _launch_decodes(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         batch = len(plan.rows)
         captured = self._decode_graphs.find(batch)
         if captured is None:
@@ -133,12 +128,12 @@ class CudaExecutor:
             size, graph = captured
             self._inputs.send_decode(plan, layout, size)
             logits = graph.forward.replay()[:batch]
-            if self._sampling.plain(plan.rows):
+            if plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay()[:batch])
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
         return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
 
-    def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> CudaStep:
+    def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         self._inputs.append_pages(layout)
         hidden, inputs = self._mixed_hidden(plan, layout)
         if not plan.sample.any():
@@ -193,11 +188,25 @@ class CudaExecutor:
         inputs = self._mixed.take(size)
         return self._forward(inputs.token_ids, inputs.batch, inputs.wanted)
 
-    def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> CudaStep:
+    def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
+        """Samples, at once or, where grammars have a say, when their masks have come."""
+        if plan.masked is None:
+            return self._sample(plan, logits, rows, inputs)
+        self._masked = MaskedStep(plan, logits, rows, inputs)
+        return self._masked
+
+    def _sample(
+        self,
+        plan: BatchPlan,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        inputs: dict[int, Scores],
+        masks: BatchMasks | None = None,
+    ) -> CudaStep:
         """Samples, and sends the tokens on two ways: to the next step, and to the host."""
         numbers = plan.rows[plan.sample]
         rows = rows.long()
-        sampled = sample_rows_on_device(self._sampling, logits, rows, numbers)
+        sampled = sample_rows_on_device(self._sampling, logits, rows, numbers, masks=masks)
         self._inputs.advance(rows, sampled.tokens)
         specs = self._sampling.specs(numbers)
         outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()

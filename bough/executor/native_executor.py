@@ -5,15 +5,27 @@ Owns the rows and the sampling state, as `torch_executor` does; the forward pass
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
-from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.plan import (
+    BatchPlan,
+    InputLogprobs,
+    IntArray,
+    Limits,
+    LogprobSpec,
+    PositionLogprobs,
+    StepResult,
+    TokenMasks,
+)
 from bough.executor.layout import LongArray, RowMirror, StepLayout, prompt_targets
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.native.tape import Step
 from bough.sampling.logprobs import input_logprobs, output_logprobs
+from bough.sampling.masks import batch_masks
 from bough.sampling.state import SamplingState
 
 
@@ -47,7 +59,7 @@ class NativeExecutor:
             self._tapes.set_threads(threads)
             self._sample = NativeSampler(self._sampling, self._tapes.crew)
 
-    def run(self, plan: BatchPlan) -> StepResult:
+    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._sampling.setup(plan.setups)
         layout = self._mirror.apply(plan)
         layout.token_ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
@@ -63,7 +75,7 @@ class NativeExecutor:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         sampling_rows = plan.rows[plan.sample]
-        drawn = self._sample(logits, sampling_rows)
+        drawn = self._sample(logits, sampling_rows, batch_masks(plan, masks))
         self._last_tokens[sampling_rows] = drawn.tokens
         return StepResult(
             step=plan.step,

@@ -17,6 +17,7 @@ import torch
 from bough.core.plan import BoolArray, IntArray
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Crew, Sampling
+from bough.sampling.masks import BatchMasks, apply_masks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
@@ -51,11 +52,13 @@ class NativeSampler:
             scratch=self._scratch.ctypes.data,
         )
 
-    def __call__(self, logits: torch.Tensor, rows: IntArray) -> Drawn:
+    def __call__(self, logits: torch.Tensor, rows: IntArray, masks: BatchMasks | None = None) -> Drawn:
         """The next token of each of `rows` from the first lines of contiguous `logits` [n or more, V]; counts it in the
-        state."""
+        state. Rows with masks may be overwritten there, unless one of them wants logprobs."""
         if not self._fits or (self._state.adjusted_rows and self._state.flags.adjusted(rows).any()):
-            return self._by_torch(logits[: len(rows)], rows)
+            return self._by_torch(logits[: len(rows)], rows, masks)
+        if masks is not None:
+            logits = apply_masks(self._state, logits[: len(rows)], rows, masks, raw=True)
         drawn = Drawn(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.bool_))
         self._rows[: len(rows)] = rows
         job = self._job
@@ -65,6 +68,6 @@ class NativeSampler:
         return drawn
 
     @torch.inference_mode()
-    def _by_torch(self, logits: torch.Tensor, rows: IntArray) -> Drawn:
-        sampled = sample(self._state, logits, rows)
+    def _by_torch(self, logits: torch.Tensor, rows: IntArray, masks: BatchMasks | None) -> Drawn:
+        sampled = sample(self._state, logits, rows, masks)
         return Drawn(sampled.tokens.numpy(), sampled.bad.numpy())

@@ -6,11 +6,12 @@ Torch lets go of the interpreter's lock while it computes, so the scheduler plan
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bough.core.plan import BatchPlan, Limits, StepResult
+from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 
 
 class SynchronousExecutor(Protocol):
@@ -18,7 +19,15 @@ class SynchronousExecutor(Protocol):
 
     def limits(self) -> Limits: ...
 
-    def run(self, plan: BatchPlan) -> StepResult: ...
+    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
+        """`masks` gives those of the plan's masked rows, and waits for them: it is to be asked last, before sampling,
+        and only where the plan has masked rows."""
+        ...
+
+
+def no_masks() -> TokenMasks:
+    """For plans without masked rows."""
+    raise AssertionError("no row of this plan is masked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +46,30 @@ class ThreadedExecutor:
     def __init__(self, inner: SynchronousExecutor) -> None:
         self._inner = inner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
+        self._masks: dict[int, Future[TokenMasks]] = {}  # that steps in flight wait for
 
     def limits(self) -> Limits:
         return self._inner.limits()
 
     def launch(self, plan: BatchPlan) -> RunningStep:
-        return RunningStep(self._thread.submit(self._run, plan))
+        masks: Future[TokenMasks] = Future()
+        if plan.masked is not None:
+            self._masks[plan.step] = masks
+        return RunningStep(self._thread.submit(self._run, plan, masks))
 
-    def _run(self, plan: BatchPlan) -> StepResult:
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        self._masks.pop(step).set_result(masks)
+
+    def _run(self, plan: BatchPlan, masks: Future[TokenMasks]) -> StepResult:
         """A plan, and when it ran: the thread is the device here."""
         began = time.monotonic()
-        result = self._inner.run(plan)
+        result = self._inner.run(plan, masks.result)
         return replace(result, device_span=(began, time.monotonic()))
 
     def idle(self) -> bool:
         return False
 
     def close(self) -> None:
+        for masks in self._masks.values():  # nobody waits for those steps any more, but the thread does
+            masks.cancel()
         self._thread.shutdown(wait=True)

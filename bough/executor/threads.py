@@ -14,7 +14,7 @@ import numpy as np
 
 from bough.core.plan import Limits
 from bough.executor.plain_plans import decode_plan, prompt_plan
-from bough.executor.threaded import SynchronousExecutor
+from bough.executor.threaded import SynchronousExecutor, no_masks
 
 FEW_CORES = 4  # up to here every core helps, and a measurement on a busy machine would only mislead
 TOLERANCE = 0.05  # a time within this of the best is as good
@@ -66,9 +66,9 @@ def _rehearse(executor: SynchronousExecutor, clock: Clock) -> float:
     prompt = min(PROMPT_TOKENS, limits.chunk_tokens, limits.context_length - DECODES)
     pages = np.arange(1, 2 + (prompt + DECODES - 1) // limits.page_size, dtype=np.int32)
     began = clock()
-    executor.run(prompt_plan(0, _some_tokens(limits, prompt), pages))
+    executor.run(prompt_plan(0, _some_tokens(limits, prompt), pages), no_masks)
     for step in range(DECODES):
-        executor.run(decode_plan(step, 1))
+        executor.run(decode_plan(step, 1), no_masks)
     return clock() - began
 
 

@@ -6,17 +6,29 @@ sampling. `threaded` wraps it so that the scheduler need not wait.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
-from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.plan import (
+    BatchPlan,
+    InputLogprobs,
+    IntArray,
+    Limits,
+    LogprobSpec,
+    PositionLogprobs,
+    StepResult,
+    TokenMasks,
+)
 from bough.executor.device_rows import DeviceRows
 from bough.executor.layout import prompt_targets, sampled_tokens
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import input_logprobs, output_logprobs
+from bough.sampling.masks import batch_masks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
@@ -36,7 +48,7 @@ class TorchExecutor:
         return self._limits
 
     @torch.inference_mode()
-    def run(self, plan: BatchPlan) -> StepResult:
+    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._sampling.setup(plan.setups)
         token_ids, batch = self._rows.apply(plan)
         self._attention.prepare(batch)
@@ -52,7 +64,7 @@ class TorchExecutor:
         if plan.input_logprobs:
             hidden = hidden.index_select(0, last)
         logits = self._model.logits(hidden).float()
-        sampled = sample(self._sampling, logits, sampling_rows)
+        sampled = sample(self._sampling, logits, sampling_rows, batch_masks(plan, masks))
         tokens = sampled.tokens.numpy()
         self._rows.advance(sampling_rows, tokens)
         return StepResult(

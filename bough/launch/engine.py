@@ -12,7 +12,7 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from bough.client.inputs import Inputs
 from bough.core.errors import EngineDeadError, RequestError
+from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.link import Link
 from bough.launch.replica import Replica
@@ -38,7 +39,6 @@ UNBUILT_ARGUMENTS = frozenset(
         "video_data",
         "audio_data",
         "lora_path",
-        "custom_logit_processor",
         "return_hidden_states",
         "session_params",
         "input_embeds",
@@ -88,7 +88,10 @@ class Engine:
     ) -> Any:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
-        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt."""
+        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt,
+        custom_logit_processor; and what the answer must
+        match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
+        structural_tag or choices."""
         inputs = self._read(prompt, sampling_params, input_ids, options)
         if stream:
             return self._iterate(inputs)
@@ -187,6 +190,9 @@ class Engine:
         for name in UNBUILT_ARGUMENTS & options.keys():
             if options.pop(name):
                 raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
+        grammar = {name: value for name in GRAMMAR_FIELDS if (value := options.pop(name, None)) is not None}
+        if grammar:
+            sampling_params = _with_fields(sampling_params, grammar)
         try:
             return self._reader.read(prompt=prompt, input_ids=input_ids, sampling_params=sampling_params, **options)
         except TypeError as error:
@@ -229,6 +235,17 @@ class Engine:
         """Not waited for: an abandoned stream may be closed by the garbage collector, on the link's own thread."""
         if not self._closed:
             self._schedule(_close(outputs))
+
+
+def _with_fields(sampling_params: Any, fields: dict[str, Any]) -> Any:
+    """The parameters with further fields, for every prompt."""
+    if isinstance(sampling_params, list | tuple):
+        return [_with_fields(each, fields) for each in sampling_params]
+    if isinstance(sampling_params, SamplingParams):
+        sampling_params = {name: getattr(sampling_params, name) for name in SamplingParams.__struct_fields__}
+    if not isinstance(sampling_params, Mapping | None):
+        return sampling_params  # whoever reads it will say what is wrong with it
+    return {**(sampling_params or {}), **fields}
 
 
 async def _next_of(outputs: AsyncGenerator[Output, None]) -> Output | None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import zmq
 
-from bough.core.settings import ProcessSettings
+from bough.core.settings import ProcessSettings, Settings
 from bough.launch.garbage import settle_garbage
+from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher, parse_config
-from bough.launch.parts import end_ids
+from bough.launch.parts import end_ids, open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
 from bough.messages.channels import ClientSenders, Receiver, Sender
@@ -51,6 +52,14 @@ def open_trace(settings: ProcessSettings) -> StepTrace | None:
     return trace
 
 
+def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarDesk | None:
+    """Where grammars are compiled; None where token ids have no text that one could speak of."""
+    model = settings.model
+    if model.skip_tokenizer_init or (model.model_shape is not None and model.tokenizer_path is None):
+        return None
+    return GrammarDesk(lambda: open_tokenizer(spec.files, model), eos_ids, vocab_size, settings.scheduler)
+
+
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     began = time.monotonic()
     settings = spec.parse_settings()
@@ -66,22 +75,27 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     trace = open_trace(settings.process)
 
     from bough.executor.profiler import TorchProfiler
+    from bough.sampling.custom_logit_processor import load_processor
     from bough.scheduler.loop import Scheduler
 
     module, _, function = spec.executor.partition(":")
     loaded = getattr(importlib.import_module(module), function)(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
+    eos_ids = end_ids(spec.files, loaded.config, settings.model)
+    grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
     scheduler = Scheduler(
         loaded.executor,
         inbox,
         outbox,
         memory=settings.memory,
         settings=settings.scheduler,
-        eos_ids=end_ids(spec.files, loaded.config, settings.model),
+        eos_ids=eos_ids,
         events=events,
         timeline=trace,
         profiler=TorchProfiler(),
+        grammars=grammars,
+        load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()
@@ -100,6 +114,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     )
     scheduler.run()
     loaded.executor.close()
+    if grammars is not None:
+        grammars.close()
     if trace is not None:
         trace.close()
     context.destroy(linger=500)

@@ -50,6 +50,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     queue_time_s: float
     input_logprobs: LogprobRun | None = None
     prefill_time_s: float = 0.0  # from when it was admitted
+    warnings: tuple[str, ...] = ()  # what of its grammar is not enforced
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +70,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     ended: list[Ended] = []
     logprobs: dict[int, LogprobRun] = {}  # by handle
     retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
+    runs: dict[int, bytes] = {}  # by handle, int32: several tokens of one request, which is not among `handles` then
 
 
 ToDetokenizer = Open | StepOutput | Ping | Shutdown

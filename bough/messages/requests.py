@@ -19,6 +19,16 @@ class LogprobRequest(msgspec.Struct, frozen=True):
     ids: tuple[int, ...] = ()
 
 
+class Thinking(msgspec.Struct, frozen=True):
+    """How a model's thinking is marked, in tokens. A grammar holds for what comes after it; a `budget` ends it."""
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    cut: tuple[int, ...]  # what is said for the model when the budget is used up
+    begun: bool = False  # the prompt has opened it
+    budget: int | None = None  # most tokens
+
+
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One prompt to continue. `handle` names the request between processes, `rid` to the user. A request whose stream
     broke elsewhere is resumed: it comes with the tokens that it has generated already."""
@@ -34,6 +44,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stream: bool = False
     names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
     output_ids: bytes = b""  # int32: of a resumed request
+    thinking: Thinking | None = None
+    custom_logit_processor: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

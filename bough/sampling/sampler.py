@@ -21,6 +21,7 @@ from bough.sampling.adjust import adjust
 from bough.sampling.batch import Part, to_device
 from bough.sampling.draw import draw
 from bough.sampling.filters import keep_min_p, keep_top, softmax_weights
+from bough.sampling.masks import BatchMasks, apply_masks
 from bough.sampling.rowwise import best
 from bough.sampling.state import SamplingState
 
@@ -33,15 +34,16 @@ class Sampled:
     bad: Tensor  # [n] bool: the logits held NaN or +inf, or no token was possible
 
 
-def sample(state: SamplingState, logits: Tensor, rows: IntArray) -> Sampled:
+def sample(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks | None = None) -> Sampled:
     """Draws the next token of each of `rows`, which are distinct, from `logits` [n, V] and counts it in the state.
 
-    Rows with a bias, penalties or barred tokens may be overwritten in `logits`, but never where one of them wants
-    logprobs: for those rows `logits` still holds the model's own values afterwards.
+    Rows with a bias, penalties, barred tokens or a mask may be overwritten in `logits`, but never where one of them
+    wants logprobs: for those rows `logits` still holds the model's own values afterwards.
     """
     if state.device.type == "cuda":
-        return sample_rows_on_device(state, logits, to_device(rows.astype(np.int64), state.device), rows)
-    logits = adjust(state, logits, rows)
+        numbers = to_device(rows.astype(np.int64), state.device)
+        return sample_rows_on_device(state, logits, numbers, rows, masks=masks)
+    logits = _shape(state, logits, rows, masks)
     peak, tokens = best(logits)
     bad = peak.isfinite().logical_not_()
     random = Part.where(state.flags.random[rows], rows, state.device)
@@ -63,6 +65,7 @@ def sample_rows_on_device(
     tokens: Tensor | None = None,
     bad: Tensor | None = None,
     filtered: bool | None = None,
+    masks: BatchMasks | None = None,
 ) -> Sampled:
     """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
 
@@ -73,12 +76,20 @@ def sample_rows_on_device(
     """
     from bough.kernels.sampling.triton import sample_rows  # Triton is installed only where it has a device to drive
 
-    logits = adjust(state, logits, numbers)
+    logits = _shape(state, logits, numbers, masks)
     if filtered is None:
         filtered = bool(state.flags.filtered(numbers).any())
     sampled = Sampled(*sample_rows(logits, rows, state.parameters, filtered, tokens, bad))
     state.count(numbers, sampled.tokens)
     return sampled
+
+
+def _shape(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks | None) -> Tensor:
+    """The logits to sample from: what requests do to them, then what their grammars allow, which nothing may lift."""
+    adjusted = adjust(state, logits, rows)
+    if masks is None:
+        return adjusted
+    return apply_masks(state, adjusted, rows, masks, raw=adjusted is logits)
 
 
 def _draw(state: SamplingState, part: Part, logits: Tensor, peak: Tensor) -> Tensor:

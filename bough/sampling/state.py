@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
+from bough.sampling.custom_logit_processor import Processor, load_processor
 from bough.sampling.rowwise import Workspace
 from bough.sampling.slots import VocabularySlots
 
@@ -38,6 +40,7 @@ class RowFlags:
     biased: BoolArray
     guarded: BoolArray  # stop ids are barred until min_new_tokens
     logprobs: BoolArray
+    processed: BoolArray  # by the user's own code
 
     @classmethod
     def none(cls, rows: int) -> RowFlags:
@@ -57,7 +60,7 @@ class RowFlags:
 
     def adjusted(self, rows: IntArray) -> BoolArray:
         """Which of these rows sample from other logits than the model's."""
-        return self.penalised(rows) | self.biased[rows] | self.guarded[rows]
+        return self.penalised(rows) | self.biased[rows] | self.guarded[rows] | self.processed[rows]
 
 
 class SamplingState:
@@ -72,6 +75,7 @@ class SamplingState:
         self.flags = RowFlags.none(rows)
         self.adjusted_rows: set[int] = set()  # that `flags.adjusted` may be true of: mostly there are none
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
+        self.processors: dict[int, tuple[Processor, dict[str, Any]]] = {}  # by row, with the request's `custom_params`
         self.random = self._column(rows, torch.bool)
         self.temperature = self._column(rows, torch.float32)
         self.top_k = self._column(rows, torch.int64)  # the vocabulary's size: off
@@ -108,6 +112,7 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
             self.adjusted_rows.discard(row)
+            self.processors.pop(row, None)
 
     @property
     def parameters(self) -> RowParameters:
@@ -172,9 +177,12 @@ class SamplingState:
         flags.biased[rows] = [bool(p.logit_bias) for p in params]
         flags.guarded[rows] = [s.generated < s.sampling.min_new_tokens and bool(self._stops(s)) for s in setups]
         flags.logprobs[rows] = [s.logprobs is not None for s in setups]
+        flags.processed[rows] = [s.processor is not None for s in setups]
         self.adjusted_rows.update(rows[flags.adjusted(rows)].tolist())
         for s in setups:
             self.logprob_specs[s.row] = s.logprobs
+            if s.processor is not None:
+                self.processors[s.row] = load_processor(s.processor), s.sampling.custom_params
 
     def _set_columns(self, rows: IntArray, setups: Sequence[RowSetup]) -> None:
         at, params = to_device(rows.astype(np.int64), self.device), [s.sampling for s in setups]

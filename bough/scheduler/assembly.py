@@ -64,6 +64,8 @@ class Assembly:
         chunk_pages = np.array([len(c.pages) for c in chunks], dtype=np.int32)
         rows = np.concatenate([decodes.rows, chunk_rows])
         samples = [c.final and c.request.max_new > 0 for c in chunks]
+        sample = np.concatenate([np.ones(n, dtype=np.bool_), np.array(samples, dtype=np.bool_)])
+        masked = table.constrained[rows] & sample
         plan = BatchPlan(
             step=next(self._steps),
             setups=tuple(setups),
@@ -74,15 +76,16 @@ class Assembly:
             tokens=_joined([table.tokens[c.request.row, c.first : c.first + c.count] for c in chunks]),
             new_pages=(_joined([decodes.pages, *(c.pages for c in chunks)]),),
             new_page_counts=(np.concatenate([decodes.page_counts, chunk_pages]),),
-            sample=np.concatenate([np.ones(n, dtype=np.bool_), np.array(samples, dtype=np.bool_)]),
+            sample=sample,
             input_logprobs=tuple(w for i, c in enumerate(chunks) if (w := self._input_logprobs(n + i, c)) is not None),
+            masked=masked if masked.any() else None,
         )
         return PlannedStep(plan, table.serial[rows], tuple(chunks), n)
 
     def _input_logprobs(self, index: int, chunk: Chunk) -> InputLogprobs | None:
-        """The part of the prompt logprobs that this chunk can give: position p tells of token p + 1."""
+        """The part of the logprobs of given tokens that this chunk can give: position p tells of token p + 1."""
         request = chunk.request
-        end = min(chunk.first + chunk.count, request.prompt_len - 1)
+        end = min(chunk.first + chunk.count, request.logprob_end)
         start = request.logprob_next
         if start >= end:
             return None

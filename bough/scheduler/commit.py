@@ -16,6 +16,7 @@ from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import Ended, LogprobRun, Open, Started, StepOutput
 from bough.scheduler.assembly import Chunk, PlannedStep
+from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
@@ -25,6 +26,10 @@ BAD_LOGITS = FinishAbort(
     status_code=500,
     err_type="InternalServerError",
 )
+BAD_PROCESSOR = FinishAbort(
+    "The request's custom_logit_processor failed, or made numbers that are not finite; the engine's log says more.",
+    field="custom_logit_processor",
+)
 
 
 class Committer:
@@ -33,6 +38,7 @@ class Committer:
     def __init__(
         self,
         residents: Residents,
+        grammars: GrammarSteps,
         outbox: Outbox,
         eos_ids: Sequence[int],
         forget: Callable[[Request], None],
@@ -40,6 +46,7 @@ class Committer:
     ) -> None:
         self._residents = residents
         self._table = residents.table
+        self._grammars = grammars
         self._outbox = outbox
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
         self._clock = clock
@@ -55,20 +62,29 @@ class Committer:
         kept = live[sampling]
         positions = sampling[kept]
         rows = plan.rows[positions]
-        tokens = result.tokens[kept, 0]
-        table.tokens[rows, table.known[rows]] = tokens
+        tokens, bad = result.tokens[kept, 0], result.bad[kept]
+        before = table.known[rows]
+        table.tokens[rows, before] = tokens
         table.known[rows] += 1
-        self.generated_tokens += len(rows)
+        failed = self._grammars.advance(rows, tokens, bad)
+        self.generated_tokens += int((table.known[rows] - before).sum())
 
         started = self._starts(step, result, live)
-        logprobs = {
-            int(table.handle[plan.rows[i]]): pack_logprobs(run) for i, run in result.output_logprobs.items() if live[i]
-        }
+        logprobs = {int(table.handle[plan.rows[i]]): run for i, run in result.output_logprobs.items() if live[i]}
+        single, runs = self._told_together(rows, before, logprobs)
         # A retracted request computes its tokens again before it gets the next one: that is when its count goes out.
         chunks = (chunk for _, chunk in self._live_chunks(step, live))
         retractions = {c.request.handle: c.request.retractions for c in chunks if c.final and c.request.retractions}
-        message = StepOutput(table.handle[rows].tobytes(), tokens.tobytes(), started, [], logprobs, retractions)
-        ended = self._ended_rows(rows, tokens, result.bad[kept])
+        message = StepOutput(
+            table.handle[rows[single]].tobytes(),
+            tokens[single].tobytes(),
+            started,
+            [],
+            {handle: pack_logprobs(run) for handle, run in logprobs.items()},
+            retractions,
+            runs,
+        )
+        ended = self._ended_rows(rows, tokens, bad, failed)
         ended += [
             (c.request, FinishLength(0)) for i, c in self._live_chunks(step, live) if c.final and c.request.max_new == 0
         ]
@@ -95,7 +111,35 @@ class Committer:
         self._outbox.tokens(Open(handle, SamplingParams(), b"", False))
         self._outbox.tokens(StepOutput(b"", b"", [], [Ended(handle, reason, 0)]))
 
-    def _ended_rows(self, rows: IntArray, tokens: IntArray, bad: BoolArray) -> list[tuple[Request, FinishReason]]:
+    def _told_together(
+        self, rows: IntArray, before: IntArray, logprobs: dict[int, PositionLogprobs]
+    ) -> tuple[BoolArray, dict[int, bytes]]:
+        """Which rows tell the one token they sampled, and what the others tell, by handle. Those that a grammar pushed
+        on have more to tell, or less: forced tokens wait for their logprobs, which are brought into line here."""
+        table = self._table
+        single, runs = np.ones(len(rows), dtype=np.bool_), dict[int, bytes]()
+        for place in np.flatnonzero(table.constrained[rows]).tolist():
+            row, first = int(rows[place]), int(before[place])
+            request, known = table.request_in(row), int(table.known[row])
+            awaiting = known - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
+            told = slice(first - request.untold, known - awaiting)
+            request.untold = awaiting
+            if told == slice(first, known) and known == first + 1:
+                continue
+            single[place] = False
+            if told.stop > told.start:
+                runs[request.handle] = table.tokens[row, told].tobytes()
+            if request.logprobs is not None:
+                sampled = logprobs.pop(request.handle)
+                pieces = [*request.forced_logprobs, *([sampled] if told.stop > first else [])]
+                request.forced_logprobs.clear()
+                if pieces:
+                    logprobs[request.handle] = _joined(pieces)
+        return single, runs
+
+    def _ended_rows(
+        self, rows: IntArray, tokens: IntArray, bad: BoolArray, failed: dict[int, FinishAbort]
+    ) -> list[tuple[Request, FinishReason]]:
         """Requests that end with the token they just got, and why."""
         table = self._table
         stopped = np.isin(tokens, self._eos_ids) & table.heeds_eos[rows]
@@ -104,10 +148,11 @@ class Committer:
         generated = table.known[rows] - table.prompt_len[rows]
         full = generated >= table.max_new[rows]
         ended: list[tuple[Request, FinishReason]] = []
-        for i in np.flatnonzero(stopped | full | bad).tolist():
+        for i in sorted({*np.flatnonzero(stopped | full | bad).tolist(), *failed}):
             reason: FinishReason
-            if bad[i]:
-                reason = BAD_LOGITS
+            if bad[i] or i in failed:
+                own_code = table.request_in(int(rows[i])).processor is not None
+                reason = failed.get(i, BAD_PROCESSOR if own_code else BAD_LOGITS)
             elif stopped[i]:
                 reason = FinishStop(int(tokens[i]))
             else:
@@ -121,7 +166,8 @@ class Committer:
         for index, chunk in self._live_chunks(step, live):
             request = chunk.request
             if index in result.input_logprobs:
-                request.input_logprobs.append(result.input_logprobs[index])
+                scored = request.forced_logprobs if request.started else request.input_logprobs
+                scored.append(result.input_logprobs[index])
             if chunk.final and not request.started:
                 request.started = True
                 self.prompt_tokens += request.prompt_len
@@ -132,8 +178,9 @@ class Committer:
                         request.prompt_len,
                         request.cached_tokens,
                         request.queue_time_s,
-                        _join_logprobs(request.input_logprobs),
+                        pack_logprobs(_joined(request.input_logprobs)) if request.input_logprobs else None,
                         request.ran_s + self._clock() - request.since,
+                        () if request.constraint is None else request.constraint.warnings,
                     )
                 )
         return started
@@ -153,15 +200,12 @@ def pack_logprobs(run: PositionLogprobs) -> LogprobRun:
     )
 
 
-def _join_logprobs(runs: list[PositionLogprobs]) -> LogprobRun | None:
-    if not runs:
-        return None
-    return pack_logprobs(
-        PositionLogprobs(
-            np.concatenate([r.tokens for r in runs]),
-            np.concatenate([r.logprobs for r in runs]),
-            np.concatenate([r.top_logprobs for r in runs]),
-            np.concatenate([r.top_ids for r in runs]),
-            np.concatenate([r.id_logprobs for r in runs]),
-        )
+def _joined(runs: Sequence[PositionLogprobs]) -> PositionLogprobs:
+    """Logprobs of consecutive positions as one run."""
+    return PositionLogprobs(
+        np.concatenate([r.tokens for r in runs]),
+        np.concatenate([r.logprobs for r in runs]),
+        np.concatenate([r.top_logprobs for r in runs]),
+        np.concatenate([r.top_ids for r in runs]),
+        np.concatenate([r.id_logprobs for r in runs]),
     )

@@ -6,7 +6,7 @@ A refused request gets its terminal message like any other; nothing that was sen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -24,8 +24,16 @@ PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spe
 class Intake:
     """Checks requests against the engine's limits and gives them their place in the order of arrival."""
 
-    def __init__(self, limits: Limits, settings: SchedulerSettings, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        settings: SchedulerSettings,
+        eos_ids: Sequence[int],
+        load_processor: Callable[[str], object] | None = None,
+    ) -> None:
+        """`load_processor` unpacks a custom logit processor or says why it cannot be; None: they are not allowed."""
         self._limits = limits
+        self._load_processor = load_processor
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
         self._max_queued = settings.max_queued_requests
@@ -47,6 +55,8 @@ class Intake:
         self._check_ids("logit_bias", sampling.logit_bias)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_ids("token_ids_logprob", () if spec is None else spec.ids)
+        if (marks := message.thinking) is not None:
+            self._check_ids("thinking", (*marks.start, *marks.end, *marks.cut))
         longest = min(self._limits.context_length, self._pool_tokens)
         room_for = longest - (sampling.max_new_tokens > 0)
         if len(tokens) > room_for:
@@ -83,6 +93,9 @@ class Intake:
             names=frozenset({message.rid, *message.names}),
             stream=message.stream,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
+            logprob_end=no_more,
+            thinking=message.thinking,
+            processor=self._processor(message.custom_logit_processor),
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -97,6 +110,18 @@ class Intake:
                 field="resume.output_ids",
             )
         return output
+
+    def _processor(self, text: str | None) -> str | None:
+        """A custom logit processor that can be run."""
+        if text is not None and self._load_processor is None:
+            raise RequestError(
+                "custom_logit_processor brings code, which this engine does not run; start it with "
+                "--enable-custom-logit-processor if you trust all its clients.",
+                field="custom_logit_processor",
+            )
+        if text is not None and self._load_processor is not None:
+            self._load_processor(text)
+        return text
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):

@@ -8,6 +8,7 @@ that lasts, it checks the books.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -38,9 +39,12 @@ from bough.messages.requests import (
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
+from bough.scheduler.grammar_gate import POLL_S, GrammarGate
+from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
+from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
-from bough.scheduler.ports import CacheEvents, Inbox, Outbox, Profiler
+from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Profiler
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
@@ -72,6 +76,8 @@ class Scheduler:
         events: CacheEvents | None = None,
         timeline: Timeline | None = None,
         profiler: Profiler | None = None,
+        grammars: Grammars | None = None,
+        load_processor: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -83,15 +89,21 @@ class Scheduler:
         self._residents = Residents(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
-        self._intake = Intake(limits, settings, eos_ids)
+        self._intake = Intake(limits, settings, eos_ids, load_processor)
+        self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
+        jump_forward = None
+        if grammars is not None and not settings.disable_jump_forward:
+            jump_forward = JumpForward(self._residents, grammars)
+        self._grammar_steps = GrammarSteps(self._table, limits.vocab_size, jump_forward)
         self._planner = Planner(self._residents, self._queue, settings, limits.chunk_tokens, seed)
-        self._committer = Committer(self._residents, outbox, eos_ids, self._forget, clock)
+        self._committer = Committer(self._residents, self._grammar_steps, outbox, eos_ids, self._forget, clock)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
         self._timeline = timeline or Silence()
         self._recording = Recording(profiler)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
+        self._masked_step = -1  # the last that got its masks
         self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
         self._closing = False
         self._paused = False
@@ -113,6 +125,7 @@ class Scheduler:
             for message in self._messages():
                 self._handle(message)
             self._expire()
+            self._open_gate()
         self._launch_next()
         while len(self._in_flight) > self._depth:
             self._commit_oldest()
@@ -125,8 +138,10 @@ class Scheduler:
         """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
         if self._paused and self._requests:
             return self._inbox.receive(QUIET_S)  # and no longer: their time may run out meanwhile
-        if self._in_flight or self._requests:
+        if self._in_flight or len(self._requests) > len(self._gate):
             return self._inbox.receive(0.0)
+        if self._requests:
+            return self._inbox.receive(POLL_S)
         with self._timeline.phase("idle"):
             return self._rest()
 
@@ -152,12 +167,24 @@ class Scheduler:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
                 self._commit_oldest()
-            elif self._requests:
+            elif len(self._requests) > len(self._gate):
                 self._stuck()
             return
         with self._timeline.phase("launch", planned.plan.step):
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
         self._dirty = True
+        self._supply_masks()
+
+    def _supply_masks(self) -> None:
+        """Once a step is the oldest in flight, all tokens before it are known, and so is what its rows may sample."""
+        if not self._in_flight:
+            return
+        step, _ = self._in_flight[0]
+        if step.plan.masked is None or step.plan.step == self._masked_step:
+            return
+        self._masked_step = step.plan.step
+        with self._timeline.phase("masks", step.plan.step):
+            self._executor.supply_masks(step.plan.step, self._grammar_steps.masks(step))
 
     def _commit_oldest(self) -> None:
         step, in_flight = self._in_flight.popleft()
@@ -167,7 +194,9 @@ class Scheduler:
         with self._timeline.phase("commit", step.plan.step):
             self._committer.commit(step, result)
             self._planner.after_step(step, result)
-            self._stats.after_step(result, self._committer, self._cache, self._table, len(self._queue))
+            waiting = len(self._queue) + len(self._gate)
+            self._stats.after_step(result, self._committer, self._cache, self._table, waiting)
+        self._supply_masks()
         self._recording.after_step()
 
     def _commit_all(self) -> None:
@@ -198,8 +227,17 @@ class Scheduler:
         self._dirty = False
 
     def _expire(self) -> None:
-        for request, reason in self._timeouts.due(self._clock(), self._queue, self._table):
+        waiting = itertools.chain(self._queue, self._gate)
+        for request, reason in self._timeouts.due(self._clock(), waiting, self._table):
             self._end(request, reason)
+
+    def _open_gate(self) -> None:
+        """Requests whose grammars have been compiled join the queue; those that were refused end."""
+        for request, reason in self._gate.passed():
+            if reason is None:
+                self._queue.add(request)
+            else:
+                self._committer.end(request, reason)
 
     # Messages ---------------------------------------------------------------------------------------------------------
 
@@ -237,7 +275,8 @@ class Scheduler:
 
     def _take(self, message: Generate) -> None:
         try:
-            request = self._intake.request(message, len(self._queue), self._clock())
+            request = self._intake.request(message, len(self._queue) + len(self._gate), self._clock())
+            ticket = self._gate.ticket(message.sampling)
         except RequestError as error:
             self._committer.refuse(message.handle, FinishAbort.because(error))
             return
@@ -246,6 +285,10 @@ class Scheduler:
         if opened.ended is not None:  # it was resumed and had nothing more to generate
             return
         self._requests[request.handle] = request
+        if ticket is not None:
+            self._gate.enter(request, ticket)
+            return
+        self._gate.pass_by(request)
         self._queue.add(request)
 
     def _answer_garbled(self, message: Garbled) -> None:
@@ -269,7 +312,9 @@ class Scheduler:
         self._committer.end(request, reason)
 
     def _dequeue(self, request: Request) -> None:
-        if request.row < 0:
+        if request in self._gate:
+            self._gate.leave(request)
+        elif request.row < 0:
             self._queue.remove(request)
 
     def _forget(self, request: Request) -> None:
@@ -301,7 +346,7 @@ class Scheduler:
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue),
+            "num_waiting_reqs": len(self._queue) + len(self._gate),
             "num_used_tokens": self._cache.used_tokens,
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,

@@ -65,7 +65,7 @@ class Planner:
         if not self._room.make_room(now, drained=drained):
             return None
         edits = self._residents.take_edits()
-        self._setups = []
+        self._setups = self._residents.take_renewed()
         chunks: list[Chunk] = []
         if not self._mixed:
             chunks = self._prefill(now, streaming=False)
@@ -73,7 +73,7 @@ class Planner:
         if self._mixed:
             chunks = self._prefill(now, streaming=bool(self._table.streams[decodes.rows].any()))
         if not len(decodes.rows) and not chunks:
-            self._residents.put_back(edits)
+            self._residents.put_back(edits, self._setups)
             return None
         if len(decodes.rows):
             self._count_samples(decodes.rows)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from bough.constrained.interface import GrammarSpec, Ticket
 from bough.core.plan import Executor, InFlight
 from bough.memory.tree import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Ping, StartProfile, ToScheduler
 
-__all__ = ["CacheEvents", "Executor", "InFlight", "Inbox", "Outbox", "Profiler"]
+__all__ = ["CacheEvents", "Executor", "Grammars", "InFlight", "Inbox", "Outbox", "Profiler"]
 
 
 class Inbox(Protocol):
@@ -48,3 +50,19 @@ class Profiler(Protocol):
     def stop(self) -> str:
         """Writes the recording; the path of its file."""
         ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars, and spells what they force in the model's tokens."""
+
+    def request(self, spec: GrammarSpec) -> Ticket:
+        """Begins to compile; returns at once."""
+        ...
+
+    def spell(self, last: int, forced: bytes) -> Sequence[int]:
+        """The tokens of the last token's text and of what must follow it, as the tokenizer would write them together:
+        in place of the last token, which need not be the first of them. What might still merge with the text behind it
+        is left out. Only after a grammar has been compiled."""
+        ...
+
+    def close(self) -> None: ...

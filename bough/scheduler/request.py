@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
 from bough.core.sampling_params import SamplingParams
 from bough.memory.tree import Node
+from bough.messages.requests import Thinking
+from bough.scheduler.constraint import Constraint
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,10 @@ class Request:
     logprobs: LogprobSpec | None
     arrival: int  # order of arrival; kept over retractions, so a retracted request goes first again
     since: float  # when it last began to wait, or, while it has a row, to run
-    logprob_next: int  # first prompt position whose logprob is still to be computed; prompt_len - 1: none is
+    # The positions from `logprob_next` to `logprob_end` are still to be scored: each tells of the token behind it, in
+    # the prompt or, where a grammar forced tokens, in the output.
+    logprob_next: int
+    logprob_end: int
     names: frozenset[str] = frozenset()  # what an abort may call it
     stream: bool = False  # its tokens are watched as they come
     row: int = -1
@@ -38,6 +43,11 @@ class Request:
     queue_time_s: float = 0.0  # from its arrival until it was first admitted
     ran_s: float = 0.0  # in the stays that a retraction ended
     input_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    thinking: Thinking | None = None
+    processor: str | None = None  # the user's own code over its logits
+    constraint: Constraint | None = None  # its grammar, once compiled, or the budget of its thinking
+    untold: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
+    forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
     def begin_running(self, now: float) -> None:
         if not self.retractions:
@@ -59,6 +69,6 @@ class Request:
     def match_cap(self) -> int:
         """How much of `tokens` may come from the cache: the last token must be computed to have logits to sample from,
         and so must every position whose logprob was asked."""
-        if self.logprob_next < self.prompt_len - 1:
+        if self.logprob_next < self.logprob_end:
             return self.logprob_next
         return len(self.tokens) - 1

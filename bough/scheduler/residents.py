@@ -7,13 +7,15 @@ in the same plan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bough.core.plan import IntArray, PageSwap, RowSetup
 from bough.memory.tree import Match, Node
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
-from bough.scheduler.rows import RowTable
+from bough.scheduler.rows import Phase, RowTable
 
 
 class Residents:
@@ -25,6 +27,7 @@ class Residents:
         self.page_size = cache.page_size
         self._edits: list[PageSwap] = []  # page swaps that the next plan must carry to the executor
         self._swapped_out: list[IntArray] = []  # pages that the plan in the making still writes to
+        self._renewed: dict[int, RowSetup] = {}  # by row: what the next plan must tell the executor of rewound rows
 
     def admit(self, request: Request, match: Match) -> RowSetup:
         """Seats the request on the pages of its cached prefix, whose lock passes to it."""
@@ -37,17 +40,42 @@ class Residents:
         request.node = match.node
         if request.cached_tokens < 0:
             request.cached_tokens = min(int(table.length[row]), request.prompt_len)
+        return self._setup(request)
+
+    def rewind(self, request: Request, length: int) -> None:
+        """The tokens behind the row's first `length` ones are others than those that steps in flight compute: they are
+        prefilled anew, up to the last one known. Pages that the tree owns are not written to again, so a row that
+        would have to takes fresh ones."""
+        table, row = self.table, request.row
+        if length < table.tree_pages[row] * self.page_size:
+            whole = length // self.page_size
+            self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
+            table.page_count[row] = table.tree_pages[row] = whole
+            length = whole * self.page_size
+        table.length[row] = length
+        table.sampled[row] = table.known[row] - table.prompt_len[row]
+        table.phase[row] = Phase.PREFILL
+        table.disown(row)
+        self._edits = [edit for edit in self._edits if edit.row != row]  # the setup carries all pages
+        self._renewed[row] = self._setup(request)
+
+    def _setup(self, request: Request) -> RowSetup:
+        """All that the executor must know of a seated request."""
+        table, row = self.table, request.row
+        known = int(table.known[row])
         return RowSetup(
             row=row,
             sampling=request.sampling,
             seed=request.seed,
-            pages=(prefix,),
+            pages=(table.pages[row, : table.page_count[row]].copy(),),
             length=int(table.length[row]),
-            generated=request.generated,
-            history=request.tokens if request.sampling.penalised else None,
+            generated=known - request.prompt_len,
+            history=table.tokens[row, :known].copy() if request.sampling.penalised else None,
             prompt_len=request.prompt_len,
             logprobs=request.logprobs,
-            stop_ids=tuple(sorted(request.stop_ids)),
+            # A grammar's mask knows when the end may come.
+            stop_ids=() if request.constraint is not None else tuple(sorted(request.stop_ids)),
+            processor=request.processor,
         )
 
     def grow(self, row: int, count: int) -> IntArray:
@@ -88,6 +116,7 @@ class Residents:
         self._share(row)
         self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
         self._edits = [edit for edit in self._edits if edit.row != row]
+        self._renewed.pop(row, None)
         self._move_lock(request, None)
         table.unseat(request)
 
@@ -100,9 +129,15 @@ class Residents:
         edits, self._edits = tuple(self._edits), []
         return edits
 
-    def put_back(self, edits: tuple[PageSwap, ...]) -> None:
+    def take_renewed(self) -> list[RowSetup]:
+        """The setups of rewound rows, which a new plan must carry."""
+        renewed, self._renewed = list(self._renewed.values()), {}
+        return renewed
+
+    def put_back(self, edits: tuple[PageSwap, ...], renewed: Sequence[RowSetup]) -> None:
         """There was no plan to carry these; the next one will."""
         self._edits = [*edits, *self._edits]
+        self._renewed = {setup.row: setup for setup in renewed}
 
     def held(self) -> dict[str, IntArray]:
         """Pages that belong to rows and not to the tree, for the audit."""

@@ -47,6 +47,7 @@ class RowTable:
         self.has_stop_ids = np.zeros(rows, dtype=np.bool_)
         self.wants_logprobs = np.zeros(rows, dtype=np.bool_)
         self.streams = np.zeros(rows, dtype=np.bool_)
+        self.constrained = np.zeros(rows, dtype=np.bool_)
         self.requests: list[Request | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._serials = 0
@@ -63,8 +64,7 @@ class RowTable:
         """Gives the request a row and lays its tokens there; pages are the caller's matter."""
         row = self._free.pop()
         total = len(request.tokens)
-        self._serials += 1
-        self.serial[row] = self._serials
+        self.disown(row)
         self.handle[row] = request.handle
         self.tokens[row, :total] = request.tokens
         self.known[row] = total
@@ -74,12 +74,19 @@ class RowTable:
         self.max_new[row] = request.max_new
         self.page_count[row] = self.tree_pages[row] = self.length[row] = 0
         self.phase[row] = Phase.PREFILL
-        self.heeds_eos[row] = not request.sampling.ignore_eos
+        self.constrained[row] = request.constraint is not None
+        # Under a grammar the end comes only where it must: its mask heeds `ignore_eos`.
+        self.heeds_eos[row] = not request.sampling.ignore_eos or request.sampling.constrained
         self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
         self.wants_logprobs[row] = request.logprobs is not None
         self.requests[row] = request
         request.row = row
         return row
+
+    def disown(self, row: int) -> None:
+        """Whatever is in flight for this row is nobody's: its result will be dropped."""
+        self._serials += 1
+        self.serial[row] = self._serials
 
     def unseat(self, request: Request) -> None:
         """Takes the row back; the request keeps its tokens, prompt and output."""

@@ -6,10 +6,11 @@ Running counts all its stays in a row and none of the waits between them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bough.core.finish import FinishAbort
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
-from bough.scheduler.waiting_queue import WaitingQueue
 
 CHECK_INTERVAL_S = 0.2  # looking at every request each step would cost more than the precision is worth
 
@@ -22,7 +23,7 @@ class Timeouts:
         self._running_s = running_s
         self._checked_at = float("-inf")
 
-    def due(self, now: float, queue: WaitingQueue, table: RowTable) -> list[tuple[Request, FinishAbort]]:
+    def due(self, now: float, waiting: Iterable[Request], table: RowTable) -> list[tuple[Request, FinishAbort]]:
         """The requests whose time is up, with what to tell their callers."""
         if (self._waiting_s is None and self._running_s is None) or now - self._checked_at < CHECK_INTERVAL_S:
             return []
@@ -30,7 +31,7 @@ class Timeouts:
         due: list[tuple[Request, FinishAbort]] = []
         if self._waiting_s is not None:
             text = f"The request waited longer than {self._waiting_s:g} s (--waiting-timeout-s)."
-            late = [r for r in queue if now - r.since > self._waiting_s]
+            late = [r for r in waiting if now - r.since > self._waiting_s]
             due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
         if self._running_s is not None:
             text = f"The request ran longer than {self._running_s:g} s (--running-timeout-s)."

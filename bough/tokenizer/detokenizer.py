@@ -150,11 +150,40 @@ class Detokenizer:
                 deltas.append(self._close(handle, stream, stopped, end))
             elif stream.due() and handle not in ended:
                 deltas.append(stream.take(handle))
+        for handle, run in message.runs.items():
+            if (stream := self._streams.get(handle)) is not None:
+                self._push_run(handle, stream, run, message.logprobs.get(handle), ended, deltas)
         for end in ended.values():
             if (stream := self._streams.get(end.handle)) is not None:
                 deltas.append(self._close(end.handle, stream, _flush(stream, end.reason), end))
         if deltas:
             self._outlet.deltas(Deltas(deltas))
+
+    def _push_run(
+        self,
+        handle: int,
+        stream: Stream,
+        run: bytes,
+        logprobs: LogprobRun | None,
+        ended: dict[int, Ended],
+        deltas: list[Delta],
+    ) -> None:
+        """Adds several tokens of one request; those behind a stop string are dropped, and the stop token that may end
+        the request is the last."""
+        if logprobs is not None:
+            stream.logprobs.append(logprobs)
+        *first, last = np.frombuffer(run, dtype=np.int32).tolist()
+        end = ended.get(handle)
+        for token, reason in (*((token, None) for token in first), (last, None if end is None else end.reason)):
+            stopped = self._push(stream, token, reason)
+            if stopped is not None:
+                ended.pop(handle, None)
+                if end is None:
+                    self._outlet.stream_ended(StreamEnded(handle))
+                deltas.append(self._close(handle, stream, stopped, end))
+                return
+        if stream.due() and handle not in ended:
+            deltas.append(stream.take(handle))
 
     def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
         """Adds a token, which may be the request's last; a reason when its text completes a stop string or cannot be

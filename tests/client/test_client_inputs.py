@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bough.client.inputs import InputReader
+from bough.client.inputs import InputReader, ThinkingMarks
 from bough.core.errors import RequestError
 from bough.core.sampling_params import SamplingParams
 from bough.core.seeds import derive_seed
+from bough.messages.requests import Thinking
+from tests.fakes.scripted_engine import byte_level_tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
 READER = InputReader(ByteTokenizer(), {"temperature": 0.5}, random_seed=11)  # type: ignore[arg-type]
@@ -141,3 +143,15 @@ def test_the_patterns_of_all_prompts_count_together() -> None:
     with pytest.raises(RequestError, match="all patterns of a request") as caught:
         READER.read(prompt=["a"] * 5, sampling_params=patterns)
     assert caught.value.field == "stop_regex"
+
+
+def test_marks_of_thinking_become_tokens() -> None:
+    marks = ThinkingMarks("<t>", "</t>", "stop</t>", begun=True, budget=7)
+    (prompt,) = byte_reader().read(prompt="a", thinking=marks).prompts
+    assert prompt.thinking == Thinking(tuple(b"<t>"), tuple(b"</t>"), tuple(b"stop</t>"), True, 7)
+    with pytest.raises(RequestError, match="tokenizer"):
+        InputReader(None, {}, None).read(input_ids=[1], thinking=marks)
+
+
+def byte_reader() -> InputReader:
+    return InputReader(byte_level_tokenizer(), {}, None)

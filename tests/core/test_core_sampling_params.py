@@ -90,7 +90,12 @@ def test_it_crosses_processes_unchanged() -> None:
         ({"stop": "a" * 20_000}, "stop", "may have 16384"),
         ({"logit_bias": [1]}, "logit_bias", "map token ids"),
         ({"logit_bias": {"1": float("inf")}}, "logit_bias", "finite"),
-        ({"json_schema": "{}"}, "json_schema", "not supported"),
+        ({"custom_params": [1]}, "custom_params", "must be an object"),
+        ({"json_schema": 5}, "json_schema", "must be a string"),
+        ({"json_schema": {"a": object()}}, "json_schema", "cannot be written as JSON"),
+        ({"json_schema": "{}", "regex": "a"}, "regex", "give one of them"),
+        ({"choices": ["a", 1]}, "choices", "list of strings"),
+        ({"ebnf": "root ::= \ud800"}, "ebnf", "lone surrogate"),
     ],
 )
 def test_each_mistake_names_its_field(given: dict[str, object], field: str, words: str) -> None:
@@ -118,7 +123,7 @@ def test_not_an_object() -> None:
         SamplingParams.parse([1])  # type: ignore[arg-type]
 
 
-def test_a_field_of_an_unbuilt_feature_may_ask_for_nothing() -> None:
+def test_an_empty_field_asks_for_nothing() -> None:
     assert SamplingParams.parse({"custom_params": {}, "regex": ""}) == SamplingParams()
 
 
@@ -135,3 +140,17 @@ def test_a_field_of_an_unbuilt_feature_may_ask_for_nothing() -> None:
 )
 def test_ordinary_patterns_pass(pattern: str) -> None:
     assert SamplingParams.parse({"stop_regex": pattern}).stop_regex == (pattern,)
+
+
+def test_schemas_may_be_objects_text_or_models() -> None:
+    class Model:
+        @staticmethod
+        def model_json_schema() -> dict[str, object]:
+            return {"type": "object"}
+
+    for given in ({"type": "object"}, '{"type": "object"}', Model):
+        params = SamplingParams.parse({"json_schema": given})
+        assert params.json_schema == '{"type": "object"}' and params.grammar_field == "json_schema"
+    assert SamplingParams.parse({"choices": "yes"}).choices == ("yes",)
+    assert SamplingParams.parse({"structural_tag": {"type": "x"}}).structural_tag == '{"type": "x"}'
+    assert not SamplingParams.parse({"regex": None, "ebnf": "", "choices": []}).constrained

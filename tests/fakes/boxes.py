@@ -17,7 +17,17 @@ from bough.scheduler.request import Request
 
 def generate(handle: int, prompt: list[int], **options: object) -> Generate:
     """A request as the client would send it; sampling fields and request fields mixed."""
-    names = ("rid", "priority", "namespace", "seed", "stream", "names", "output_ids")
+    names = (
+        "rid",
+        "priority",
+        "namespace",
+        "seed",
+        "stream",
+        "names",
+        "output_ids",
+        "thinking",
+        "custom_logit_processor",
+    )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)
     assert logprobs is None or isinstance(logprobs, LogprobRequest)
@@ -51,6 +61,7 @@ def waiting_request(arrival: int = 0, prompt: Sequence[int] = (1, 2, 3), **field
         "arrival": arrival,
         "since": 0.0,
         "logprob_next": len(prompt) - 1,
+        "logprob_end": len(prompt) - 1,
     }
     return Request(**(made | own))
 
@@ -81,6 +92,7 @@ class FakeOutbox:
     def __init__(self) -> None:
         self.opened: set[int] = set()
         self.outputs: dict[int, list[int]] = defaultdict(list)
+        self.scored: dict[int, list[int]] = defaultdict(list)  # output tokens whose logprobs came
         self.started: dict[int, Started] = {}
         self.ended: dict[int, FinishReason] = {}
         self.retractions: dict[int, int] = {}
@@ -95,6 +107,13 @@ class FakeOutbox:
         for handle, token in zip(handles, np.frombuffer(message.tokens, dtype=np.int32).tolist(), strict=True):
             assert handle in self.opened and handle not in self.ended
             self.outputs[handle].append(token)
+        for handle, run in message.runs.items():
+            assert handle in self.opened and handle not in self.ended and handle not in handles
+            self.outputs[handle] += np.frombuffer(run, dtype=np.int32).tolist()
+        for handle, logprobs in message.logprobs.items():
+            tokens = np.frombuffer(logprobs.tokens, dtype=np.int32).tolist()
+            assert np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist() == [-token for token in tokens]
+            self.scored[handle] += tokens
         for start in message.started:
             assert start.handle not in self.started
             self.started[start.handle] = start

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bough.core.plan import BatchPlan, Limits, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, Limits, PositionLogprobs, StepResult, TokenMasks, mask_words
 
 VOCAB = 97
 
 
-def next_token(sequence: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % VOCAB
+def next_token(sequence: np.ndarray, allowed: np.ndarray | None = None) -> int:
+    """The token after a sequence; under a mask the next one that it allows, -1 when it allows none."""
+    token = zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % VOCAB
+    if allowed is None:
+        return token
+    tokens = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little")[:VOCAB])
+    return -1 if not len(tokens) else int(tokens[np.searchsorted(tokens, token) % len(tokens)])
 
 
 def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset()) -> list[int]:
@@ -33,9 +38,10 @@ def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset())
 
 @dataclass
 class Done:
-    result: StepResult
+    result: StepResult | None  # None: its masks have not come yet
 
     def wait(self) -> StepResult:
+        assert self.result is not None, "the step still waits for its masks"
         return self.result
 
 
@@ -49,6 +55,10 @@ class FakeExecutor:
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self.last_token: dict[int, int] = {}
+        self.generated: dict[int, int] = {}
+        self.prompt_lens: dict[int, int] = {}
+        self.scored: dict[int, bool] = {}
+        self.unmasked: tuple[BatchPlan, Done] | None = None  # the step that waits for its masks
         self.poisoned_rows: set[int] = set()
         self.plans: list[BatchPlan] = []
         self.computed_tokens = 0
@@ -67,8 +77,12 @@ class FakeExecutor:
         pass
 
     def launch(self, plan: BatchPlan) -> Done:
+        assert self.unmasked is None, "masks come before the next launch"
+        assert len({setup.row for setup in plan.setups}) == len(plan.setups)
         self.plans.append(plan)
         for setup in plan.setups:
+            self.generated[setup.row], self.prompt_lens[setup.row] = setup.generated, setup.prompt_len
+            self.scored[setup.row] = setup.logprobs is not None
             self.tables[setup.row] = setup.pages[0].tolist()
             self.lengths[setup.row] = setup.length
         for edit in plan.edits:
@@ -80,7 +94,18 @@ class FakeExecutor:
                 table[edit.first + i] = page
         self._append_pages(plan)
         self._store(plan)
-        return Done(self._read(plan))
+        if plan.masked is None:
+            return Done(self._read(plan, {}))
+        assert plan.masked.any() and not (plan.masked & ~plan.sample).any()
+        self.unmasked = plan, Done(None)
+        return self.unmasked[1]
+
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        assert self.unmasked is not None
+        (plan, done), self.unmasked = self.unmasked, None
+        assert plan.step == step and plan.masked is not None
+        assert masks.words.shape == (int(plan.masked.sum()), mask_words(VOCAB))
+        done.result = self._read(plan, dict(zip(np.flatnonzero(plan.masked).tolist(), masks.words, strict=True)))
 
     def _page(self, page: int) -> np.ndarray:
         return self.slots[page * self.page_size : (page + 1) * self.page_size]
@@ -118,16 +143,21 @@ class FakeExecutor:
         table = np.array(self.tables[row])
         return self.slots[table[positions // self.page_size] * self.page_size + positions % self.page_size]
 
-    def _read(self, plan: BatchPlan) -> StepResult:
+    def _read(self, plan: BatchPlan, masks: dict[int, np.ndarray]) -> StepResult:
         tokens, bad = [], []
         output: dict[int, PositionLogprobs] = {}
         for index, row in enumerate(plan.rows.tolist()):
             sequence = self._sequence(row)
             assert (sequence >= 0).all(), "a row reads a place that nobody wrote"
             if plan.sample[index]:
-                self.last_token[row] = self.next_token(row, sequence)
+                assert len(sequence) == self.prompt_lens[row] + self.generated[row]
+                token = self.next_token(row, sequence, masks.get(index))
+                self.generated[row] += 1
+                self.last_token[row] = max(token, 0)
                 tokens.append([self.last_token[row]])
-                bad.append(row in self.poisoned_rows)
+                bad.append(row in self.poisoned_rows or token < 0)
+                if self.scored[row]:
+                    output[index] = _scores(np.array([self.last_token[row]], dtype=np.int32))
         inputs = {w.index: self._input_logprobs(plan, w) for w in plan.input_logprobs}
         return StepResult(
             plan.step,
@@ -138,8 +168,8 @@ class FakeExecutor:
             inputs,
         )
 
-    def next_token(self, row: int, sequence: np.ndarray) -> int:
-        return next_token(sequence)
+    def next_token(self, row: int, sequence: np.ndarray, allowed: np.ndarray | None = None) -> int:
+        return next_token(sequence, allowed)
 
     def _input_logprobs(self, plan: BatchPlan, want) -> PositionLogprobs:  # type: ignore[no-untyped-def]
         """The "logprob" of a prompt token is minus its value."""
@@ -148,5 +178,9 @@ class FakeExecutor:
         known = [*self._sequence(row).tolist(), want.next_token]
         targets = np.array(known[start + 1 : start + 1 + want.count], dtype=np.int32)
         assert len(targets) == want.count and (targets >= 0).all()
-        empty = np.zeros((want.count, 0), dtype=np.float32)
-        return PositionLogprobs(targets, -targets.astype(np.float32), empty, empty.astype(np.int32), empty)
+        return _scores(targets)
+
+
+def _scores(tokens: np.ndarray) -> PositionLogprobs:
+    empty = np.zeros((len(tokens), 0), dtype=np.float32)
+    return PositionLogprobs(tokens, -tokens.astype(np.float32), empty, empty.astype(np.int32), empty)

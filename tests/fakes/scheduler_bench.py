@@ -9,7 +9,7 @@ from bough.memory.tree import audit_pages
 from bough.messages.requests import ToScheduler
 from bough.observability.timeline import Timeline
 from bough.scheduler.loop import Scheduler
-from bough.scheduler.ports import CacheEvents
+from bough.scheduler.ports import CacheEvents, Grammars
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 from tests.fakes.executor import FakeExecutor
 
@@ -25,6 +25,7 @@ class Bench:
         memory: MemorySettings | None = None,
         events: CacheEvents | None = None,
         timeline: Timeline | None = None,
+        grammars: Grammars | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -39,6 +40,7 @@ class Bench:
             eos_ids=eos_ids,
             events=events,
             timeline=timeline,
+            grammars=grammars,
             clock=lambda: self.now,
         )
 

@@ -65,6 +65,7 @@ def deltas_of(
     ids: Sequence[int],
     cuts: Sequence[int] = (),
     finish: FinishReason | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> list[Delta]:
     """The deltas of an answer, cut behind the given numbers of tokens."""
     finish = finish or FinishStop(IM_END)
@@ -80,7 +81,7 @@ def deltas_of(
             given = [] if prompt is None else prompt.ids.tolist()
             asked = wanted is not None and wanted.start >= 0
             run = logprob_run(given[1:], 0 if wanted is None else wanted.top) if asked else None
-            started = Started(handle, len(given), min(1, len(given)), 0.0, run)
+            started = Started(handle, len(given), min(1, len(given)), 0.0, run, warnings=warnings)
         runs = [] if wanted is None or not new else [logprob_run(new, wanted.top)]
         raw = np.array(new, dtype=np.int32).tobytes()
         deltas.append(Delta(handle, text, raw, started, runs, finish if last else None))
@@ -99,6 +100,7 @@ class ScriptedEngine:
         self.script = script
         self.sent: list[Any] = []
         self.cuts: Sequence[int] | None = None  # of streams, behind so many tokens; None: behind each
+        self.warnings: tuple[str, ...] = ()  # what of the requests' grammars is not enforced
         self.tokenizer = byte_level_tokenizer()
         self.watchers: list[RequestWatcher] = []
         self.client = EngineClient(self, self.tokenizer, watchers=self.watchers)
@@ -141,7 +143,7 @@ class ScriptedEngine:
             play = play[len(told) :]
         prompt = _prompt_of(message)
         cuts = (range(1, len(play)) if self.cuts is None else self.cuts) if message.stream else ()
-        self._later(deltas_of(self.tokenizer, message.handle, prompt, play, cuts))
+        self._later(deltas_of(self.tokenizer, message.handle, prompt, play, cuts, warnings=self.warnings))
 
     def _later(self, deltas: Sequence[Delta]) -> None:
         """One delta each turn of the loop."""

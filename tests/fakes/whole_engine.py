@@ -52,7 +52,8 @@ class ChoosyExecutor(FakeExecutor):
         done = super().launch(plan)
         return Done(dataclasses.replace(done.result, output_logprobs=self._logprobs(plan, done.result)))
 
-    def next_token(self, row: int, sequence: np.ndarray) -> int:
+    def next_token(self, row: int, sequence: np.ndarray, allowed: np.ndarray | None = None) -> int:
+        assert allowed is None, "this engine speaks freely"
         setup, generated = self._setups[row], self._generated[row]
         facts: list[Any] = [sequence.tolist()]
         if not setup.sampling.greedy:

@@ -33,6 +33,7 @@ from bough.kernels.prefill_attention.triton import config_for, prefill_attention
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 1000
@@ -114,6 +115,8 @@ def launch_step(dtype: torch.dtype) -> None:
     parameters = SamplingState(ROWS, VOCABULARY, "cpu").parameters
     for filtered in (False, True):
         sample_rows(torch.zeros(ROWS, VOCABULARY, dtype=dtype), torch.arange(ROWS), parameters, filtered)
+    words = torch.zeros(ROWS, -(-VOCABULARY // 32), dtype=torch.int32)
+    forbid_tokens_(torch.zeros(ROWS, VOCABULARY, dtype=dtype), words, torch.arange(ROWS))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from bough.core.plan import PositionLogprobs, StepResult
 from bough.memory.tree import PagePool, RadixTree
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.commit import BAD_LOGITS, Committer
+from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
@@ -31,7 +32,10 @@ class Desk:
         self.residents = Residents(self.table, self.cache)
         self.out = FakeOutbox()
         self.forgotten: list[int] = []
-        self.committer = Committer(self.residents, self.out, (EOS,), lambda r: self.forgotten.append(r.handle))
+        grammars = GrammarSteps(self.table, vocab_size=97, jump_forward=None)
+        self.committer = Committer(
+            self.residents, grammars, self.out, (EOS,), lambda r: self.forgotten.append(r.handle)
+        )
         self._assembly = Assembly(self.table)
 
     def seat(self, handle: int, **fields: Any) -> Request:

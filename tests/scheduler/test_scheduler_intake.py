@@ -148,3 +148,13 @@ def test_an_output_that_nothing_can_have_generated_is_refused(output: list[int])
     with pytest.raises(RequestError) as refused:
         intake().request(resumed(output), 0, 0.0)
     assert refused.value.field == "resume.output_ids"
+
+
+def test_code_is_refused_unless_it_is_allowed() -> None:
+    loaded: list[str] = []
+    limits = Limits(4, 1, (64,), CONTEXT, VOCAB, 16, "test")
+    message = generate(0, [1, 2], custom_logit_processor="code")
+    with pytest.raises(RequestError, match="--enable-custom-logit-processor"):
+        Intake(limits, SchedulerSettings(), ()).request(message, 0, 0.0)
+    request = Intake(limits, SchedulerSettings(), (), loaded.append).request(message, 0, 0.0)
+    assert loaded == ["code"] and request.processor == "code"

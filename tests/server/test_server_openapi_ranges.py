@@ -82,7 +82,9 @@ def test_the_page_tells_the_ranges_that_hold(path: str, base: dict[str, Any], un
 def test_fields_without_a_feature_may_be_null_on_the_page_as_in_fact() -> None:
     validator = jsonschema_rs.Draft202012Validator(schema_of("/generate"))
     assert validator.is_valid({"text": "hi", "sampling_params": {"regex": None, "custom_params": None}})
-    assert not validator.is_valid({"text": "hi", "sampling_params": {"regex": "a+"}})
+    assert validator.is_valid({"text": "hi", "sampling_params": {"regex": "a+"}})
+    assert validator.is_valid({"text": "hi", "sampling_params": {"json_schema": {"type": "object"}}})
+    assert not validator.is_valid({"text": "hi", "sampling_params": {"custom_params": 5}})
 
 
 def test_the_page_names_the_media_types_of_answers() -> None:

@@ -186,7 +186,7 @@ def test_leaving_a_stream_ends_its_request(client: Any, model_url: str) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
         ({"extra_body": {"regex": "a"}}, "regex"),

@@ -40,6 +40,7 @@ OPTIONS = (
     "priority",
     "extra_key",
     "cache_salt",
+    "custom_logit_processor",
 )
 
 

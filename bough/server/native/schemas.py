@@ -13,9 +13,9 @@ from msgspec import Meta
 from bough.core.sampling_params import (
     ABOVE_LOWEST,
     INT32_MAX,
+    JSON_TEXT_FIELDS,
     MAX_STOPS,
     RANGES,
-    UNBUILT_FIELDS,
     SamplingParams,
 )
 from bough.server.resuming import Resume
@@ -33,9 +33,11 @@ def _sampling_schema() -> dict[str, Any]:
     for name, low, high, _ in RANGES:
         properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}
     properties["top_k"]["not"] = {"const": 0}
+    for name in sorted(JSON_TEXT_FIELDS):
+        properties[name] = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "boolean"}]}
+    properties["choices"] = {"anyOf": [text, {"type": "array", "items": text}]}
     nothing = {"type": "null"}
     properties = {name: {"anyOf": [schema, nothing]} for name, schema in properties.items()}
-    properties |= dict.fromkeys(sorted(UNBUILT_FIELDS), nothing)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -74,6 +76,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     resume: Resume | None = None
+    custom_logit_processor: str | list[str | None] | None = None
     # Fields whose feature this engine does not have: accepted when they ask for nothing.
     input_embeds: Any = None
     image_data: Any = None
@@ -81,7 +84,6 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     audio_data: Any = None
     lora_path: Any = None
     session_params: Any = None
-    custom_logit_processor: Any = None
     return_hidden_states: Any = None
     routing_key: Any = None
     routed_dp_rank: Any = None
@@ -99,7 +101,6 @@ UNBUILT_BODY_FIELDS = (
     "audio_data",
     "lora_path",
     "session_params",
-    "custom_logit_processor",
     "return_hidden_states",
     "routing_key",
     "routed_dp_rank",
@@ -126,6 +127,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weight_version: str
     queue_time: float
     e2e_latency: float
+    warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Logprob] | None = None
     output_token_logprobs: list[Logprob] | None = None

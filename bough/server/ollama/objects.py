@@ -25,6 +25,7 @@ class AnswerObject(msgspec.Struct, frozen=True, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     timings: Any = UNSET
+    warnings: Any = UNSET
 
 
 class GenerateAnswer(AnswerObject, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateReques
 
 ROLES = ("system", "user", "assistant", "tool")
 UNBUILT: Harmless = {
-    "format": (),
     "logprobs": (),
     "top_logprobs": (),
     "suffix": (),
@@ -27,6 +26,7 @@ NAMES = {
     "max_new_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "sampling_seed": "options.seed",
+    "json_schema": "format",
 }
 
 

@@ -13,6 +13,7 @@ from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.errors import ollama_shape
+from bough.server.grammars import ollama_format
 from bough.server.messages import Message, Rendered, render, text_size
 from bough.server.names import in_names_of
 from bough.server.ollama.models import model_routes
@@ -96,7 +97,10 @@ class Ollama:
     def _read(self, body: AnswerFields) -> dict[str, Any]:
         """The sampling parameters of a request that can be served."""
         check_request(body, self._context.settings)
-        return sampling_of(body.options or Options(), self._context.model.context_length)
+        return {
+            **sampling_of(body.options or Options(), self._context.model.context_length),
+            **ollama_format(body.format),
+        }
 
     def _is_plain(self, body: GenerateRequest) -> bool:
         """Whether the prompt is continued as it is: on demand, and where a model has no template to put it in."""

@@ -86,6 +86,7 @@ class AnswerForm:
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
             timings=spent.to_dict() if self.timed else UNSET,
+            warnings=list(answer.warnings) or UNSET,
         )
 
 

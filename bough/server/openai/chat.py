@@ -31,7 +31,15 @@ from bough.server.openai.objects import (
 )
 from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
 from bough.server.openai.schema import ChatRequest
-from bough.server.openai.usage import finish_word, make_usage, matched_stop, slowest_timings, usage_of, whole_piece
+from bough.server.openai.usage import (
+    finish_word,
+    make_usage,
+    matched_stop,
+    slowest_timings,
+    usage_of,
+    warnings_of,
+    whole_piece,
+)
 from bough.server.parsing import AnswerTrack, CallIds
 from bough.server.responses import encode_json
 from bough.server.resuming import read_resumption
@@ -107,6 +115,7 @@ class ChatForm:
             choices=choices,
             usage=usage_of(answers, self.shown.samples, thought),
             timings=slowest_timings(answers).to_dict() if self.shown.timings else UNSET,
+            warnings=warnings_of(answers),
         )
 
     def message(self, answer: Answer) -> ChatMessage:
@@ -234,15 +243,16 @@ class ChatWriter:
         if shown.usage_throughout:
             done = piece.first + len(piece.ids)
             usage = make_usage(prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=done)
-        timings = answer.timings.to_dict() if shown.timings and "finish_reason" in more else UNSET
-        return self._envelope([ChatChunkChoice(index=piece.index, delta=delta, **more)], usage, timings)
+        last: dict[str, Any] = {}
+        if "finish_reason" in more:
+            last["timings"] = answer.timings.to_dict() if shown.timings else UNSET
+            last["warnings"] = warnings_of([answer])
+        return self._envelope([ChatChunkChoice(index=piece.index, delta=delta, **more)], usage, **last)
 
     def _no_usage(self) -> Any:
         """Where the usage comes at the end, the chunks before it say null."""
         return None if self._form.shown.usage_at_end else UNSET
 
-    def _envelope(self, choices: list[ChatChunkChoice], usage: Any, timings: Any = UNSET) -> ChatChunk:
+    def _envelope(self, choices: list[ChatChunkChoice], usage: Any, **more: Any) -> ChatChunk:
         name = self._form.identity
-        return ChatChunk(
-            id=name.id, created=name.created, model=name.model, choices=choices, usage=usage, timings=timings
-        )
+        return ChatChunk(id=name.id, created=name.created, model=name.model, choices=choices, usage=usage, **more)

@@ -19,7 +19,15 @@ from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_l
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
 from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
 from bough.server.openai.schema import CompletionRequest
-from bough.server.openai.usage import finish_word, make_usage, matched_stop, slowest_timings, usage_of, whole_piece
+from bough.server.openai.usage import (
+    finish_word,
+    make_usage,
+    matched_stop,
+    slowest_timings,
+    usage_of,
+    warnings_of,
+    whole_piece,
+)
 from bough.server.responses import encode_json
 from bough.server.resuming import read_resumption
 from bough.server.sse import DONE, event
@@ -89,7 +97,8 @@ class CompletionForm:
             for i, answer in enumerate(chosen)
         ]
         timings = slowest_timings(answers).to_dict() if self.shown.timings else UNSET
-        return self.envelope(choices, usage=usage_of(answers, self.shown.samples), timings=timings)
+        usage = usage_of(answers, self.shown.samples)
+        return self.envelope(choices, usage=usage, timings=timings, warnings=warnings_of(chosen))
 
     def envelope(self, choices: list[CompletionChoice], **more: Any) -> Completion:
         return Completion(
@@ -144,8 +153,10 @@ class CompletionWriter:
             usage = make_usage(
                 prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=piece.first + len(piece.ids)
             )
-        timings = answer.timings.to_dict() if shown.timings and piece.finish is not None else UNSET
-        return self._form.envelope([choice], usage=usage, timings=timings)
+        if piece.finish is None:
+            return self._form.envelope([choice], usage=usage)
+        timings = answer.timings.to_dict() if shown.timings else UNSET
+        return self._form.envelope([choice], usage=usage, timings=timings, warnings=warnings_of([answer]))
 
     def end(self) -> bytes:
         """After the last piece."""

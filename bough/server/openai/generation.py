@@ -66,7 +66,7 @@ class OpenAI:
     async def completions(self, request: Request) -> Response:
         body = await read_lenient_body(request, CompletionRequest)
         identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
-        with in_openai_names(top_logprobs_num="logprobs"):
+        with in_openai_names(body, top_logprobs_num="logprobs"):
             inputs = await self._context.read_inputs(**read_completion(body, identity))
         shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
         form = CompletionForm(identity, shown, self._speller, body.n or 1, self._echoes(body, inputs))
@@ -78,7 +78,7 @@ class OpenAI:
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
         identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
-        with in_openai_names(input_ids="input_ids" if body.input_ids is not None else "messages"):
+        with in_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages"):
             given = read_chat(body, identity, self._context.model.context_length)
             plan = plan_answers(
                 self._context.settings,

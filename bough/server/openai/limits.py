@@ -8,19 +8,12 @@ from bough.server.limits import Harmless, check_ranges, check_stops, refuse_unbu
 from bough.server.openai.schema import ResponsesRequest
 
 UNBUILT: Harmless = {
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "structural_tag": (),
-    "response_format": ({"type": "text"},),
     "functions": (),
     "function_call": ("auto", "none"),
     "suffix": (),
     "lora_path": (),
     "session_id": (),
     "session_params": (),
-    "custom_logit_processor": (),
-    "custom_params": (),
     "return_hidden_states": (),
     "return_cached_tokens_details": (),
     "audio": (),

@@ -67,6 +67,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Any = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 # Chats ----------------------------------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     timings: Any = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +178,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Any = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 # Models ---------------------------------------------------------------------------------------------------------------

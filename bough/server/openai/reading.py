@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from bough.server.grammars import grammar_names, grammar_of
 from bough.server.names import in_names_of
 from bough.server.openai.schema import EngineFields, SamplingFields, StreamOptions
 from bough.server.resuming import Resume
@@ -37,6 +38,7 @@ SAME_NAMES = (
     "no_stop_trim",
     "ignore_eos",
     "skip_special_tokens",
+    "custom_params",
 )
 
 
@@ -88,6 +90,7 @@ def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 
     """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
     return {
         **{name: getattr(request, name) for name in SAME_NAMES},
+        **grammar_of(request),
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": request.min_tokens,
         "sampling_seed": request.seed,
@@ -102,9 +105,10 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "priority": request.priority,
         "extra_key": request.extra_key,
         "cache_salt": request.cache_salt,
+        "custom_logit_processor": request.custom_logit_processor,
     }
 
 
-def in_openai_names(**names: str) -> AbstractContextManager[None]:
+def in_openai_names(request: SamplingFields, **names: str) -> AbstractContextManager[None]:
     """Errors that are raised inside speak of OpenAI's fields; `names` are particular to one API."""
-    return in_names_of({**OPENAI_NAMES, **names})
+    return in_names_of({**OPENAI_NAMES, **grammar_names(request), **names})

@@ -112,6 +112,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     meta_info: dict[str, Any] | UnsetType = UNSET
     timings: dict[str, Any] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 # Events of a stream ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from bough.server.openai.responses import (
     ResponseForm,
     read_response_request,
     template_variables,
+    text_format,
     with_instructions,
 )
 from bough.server.openai.schema import ResponsesRequest
@@ -148,7 +149,9 @@ class Responses:
                 raise RequestError(f"{name}: {SEVERAL_PROCESSES}", field=name)
         identity = Identity.make("resp_", body.rid, self._context.model.name)
         given = read_response_request(body, identity, self._context.model.context_length)
-        with in_openai_names(input_ids="input", messages="input", max_new_tokens="max_output_tokens"):
+        names = {"input_ids": "input", "messages": "input", "max_new_tokens": "max_output_tokens"}
+        names |= dict.fromkeys(text_format(body), "text.format")
+        with in_openai_names(body, **names):
             messages = with_instructions(body.instructions, conversation)
             tokenizer = self._context.require_tokenizer("input")
             plan, variables = plan_answers(self._context.settings, response_tools(body)), template_variables(body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.parsers import AnswerFormat, AnswerParser
 from bough.server.errors import Failure
+from bough.server.grammars import format_fields, grammar_of
 from bough.server.messages import Message, read_messages
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
@@ -36,6 +37,7 @@ from bough.server.openai.response_objects import (
     Status,
 )
 from bough.server.openai.schema import ResponsesRequest
+from bough.server.openai.usage import warnings_of
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 TEXT_FORMAT = {"type": "text"}
@@ -44,8 +46,6 @@ TEXT_FORMAT = {"type": "text"}
 def read_response_request(request: ResponsesRequest, identity: Identity, context_length: int) -> dict[str, Any]:
     """What `InputReader.read` is to be given, but for the prompt."""
     check_request(request)
-    if (request.text or {}).get("format") not in (None, TEXT_FORMAT):
-        raise RequestError("text.format: only plain text is supported by this server; leave it out.", field="text")
     if request.background and request.stream:
         raise RequestError("background and stream exclude each other; set only one of them.", field="background")
     if request.background and request.store is False:
@@ -53,10 +53,29 @@ def read_response_request(request: ResponsesRequest, identity: Identity, context
     limit = request.max_output_tokens
     return {
         **options_of(request, identity),
-        "sampling_params": sampling_of(request, max_new_tokens=context_length if limit is None else limit),
+        "sampling_params": {
+            **sampling_of(request, max_new_tokens=context_length if limit is None else limit),
+            **text_format(request),
+        },
         "return_logprob": wants_logprobs(request),
         "top_logprobs_num": request.top_logprobs or 0,
     }
+
+
+def text_format(request: ResponsesRequest) -> dict[str, Any]:
+    """The sampling fields of `text.format`, this API's name for a response format."""
+    given = (request.text or {}).get("format")
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RequestError("text.format must be an object.", field="text.format")
+    fields = format_fields(given, "text.format")
+    if fields and grammar_of(request):
+        raise RequestError(
+            f"text.format and {', '.join(grammar_of(request))} each say what the answer must match; give one of them.",
+            field="text.format",
+        )
+    return fields
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -132,6 +151,7 @@ class ResponseForm:
             incomplete_details=cut,
             meta_info=answer.meta_info() if self.request.return_meta_info else UNSET,
             timings=answer.timings.to_dict() if self.request.return_timings else UNSET,
+            warnings=warnings_of([answer]),
         )
 
     def cancelled(self) -> ResponseObject:

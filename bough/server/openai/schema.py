@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, MAX_TEMPERATURE
+from bough.server.grammars import GrammarFields
 from bough.server.limits import TOP_K, above, between
 from bough.server.resuming import Resume
 
@@ -37,7 +38,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(GrammarFields, kw_only=True):
     """How tokens are chosen; the same in all three APIs."""
 
     temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
@@ -56,6 +57,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    custom_params: dict[str, Any] | None = None
 
 
 class EngineFields(SamplingFields, kw_only=True):
@@ -65,6 +67,7 @@ class EngineFields(SamplingFields, kw_only=True):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    custom_logit_processor: str | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
@@ -73,16 +76,9 @@ class EngineFields(SamplingFields, kw_only=True):
 class UnbuiltFields(EngineFields, kw_only=True):
     """Fields whose feature this engine does not have; `limits` refuses them where they ask for something."""
 
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: Any = None
-    structural_tag: Any = None
-    response_format: dict[str, Any] | None = None
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None
     session_params: dict[str, Any] | None = None
-    custom_logit_processor: str | list[str | None] | None = None
-    custom_params: dict[str, Any] | None = None
     return_hidden_states: bool | None = None
     return_cached_tokens_details: bool | None = None
 

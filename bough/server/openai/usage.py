@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET, UnsetType
+
 from bough.client.answer import Answer
 from bough.client.piece import Piece
 from bough.client.timings import Timings
@@ -54,6 +56,11 @@ def matched_stop(finish: FinishReason) -> int | str | None:
 def slowest_timings(answers: Sequence[Answer]) -> Timings:
     """Of the answer that took longest: that is what the client waited for."""
     return max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+
+
+def warnings_of(answers: Sequence[Answer]) -> list[str] | UnsetType:
+    """What of their grammars is not enforced; not shown where all of it is."""
+    return list(dict.fromkeys(text for answer in answers for text in answer.warnings)) or UNSET
 
 
 def whole_piece(answer: Answer) -> Piece:

@@ -143,8 +143,7 @@ def test_why_an_answer_ends(finish: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        ("/api/chat", {"format": "json"}, "format"),
-        ("/api/chat", {"format": {"type": "object"}}, "format"),
+        ("/api/chat", {"format": "yaml"}, "format"),
         ("/api/chat", {"think": True}, "think"),
         ("/api/chat", {"tools": [{"type": "function"}]}, "tools"),
         ("/api/chat", {"logprobs": True}, "logprobs"),

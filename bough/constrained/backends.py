@@ -1,0 +1,62 @@
+"""The back ends by name, and what is asked of one.
+
+A back end turns a prepared spec (`prepare.py`) into bytes, slowly, in whatever process; and those bytes into matchers,
+quickly, in the process that generates. That split lets a compile run where it can be ended. A name maps to an import
+path, so that nothing heavy loads until it is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Protocol
+
+from bough.constrained.interface import BACKEND_ALIASES, BACKENDS, GrammarSpec, Matcher
+from bough.constrained.vocabulary import Vocabulary
+from bough.core.errors import RequestError, SettingsError
+
+PATHS = {
+    "xgrammar": "bough.constrained.xgrammar_backend:XGrammarBackend",
+    "llguidance": "bough.constrained.llguidance_backend:LLGuidanceBackend",
+    "outlines-core": "bough.constrained.outlines_backend:OutlinesBackend",
+}
+
+
+class Backend(Protocol):
+    """One library over one vocabulary. Safe to call from several threads."""
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """The work of compiling, in a form that crosses processes; a `RequestError` when the library refuses."""
+
+    def load(self, payload: bytes) -> Callable[[], Matcher]:
+        """What makes a matcher for each request, from what `compile` gave."""
+
+
+def resolve_backend(name: str) -> str:
+    """The back end's own name for what a user wrote."""
+    resolved = BACKEND_ALIASES.get(name, name)
+    if resolved not in BACKENDS:
+        known = ", ".join([*BACKENDS, *BACKEND_ALIASES])
+        raise SettingsError(f"--grammar-backend {name!r} is not known; choose one of: {known}.")
+    return resolved
+
+
+def load_backend(name: str, vocabulary: Vocabulary) -> Backend:
+    """Imports the library and gives it the vocabulary; the first grammar of an engine pays for it."""
+    module, _, attribute = PATHS[resolve_backend(name)].partition(":")
+    try:
+        make: Callable[[Vocabulary], Backend] = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise SettingsError(
+            f"--grammar-backend {name} needs a package that cannot be imported ({error}); `pip install {name}`."
+        ) from None
+    return make(vocabulary)
+
+
+def refusal(error: object, field: str | None = None) -> RequestError:
+    """A library's complaint as an answer to the client: its first line, without the place in the library's source."""
+    text = str(error).strip()
+    line = text.splitlines()[0] if text else "no reason given"
+    if line.startswith("[") and ": " in line:  # "[12:00:00] /project/cpp/file.cc:83: what is wrong"
+        line = line.partition("] ")[2].partition(": ")[2] or line
+    return RequestError(f"The grammar cannot be compiled: {line.rstrip('.')[:500]}.", field=field)

@@ -1,0 +1,136 @@
+"""Grammars by spec: compiled once, kept while they are asked for, shared by every request.
+
+A request's spec is looked up; if it is new, a thread prepares and compiles it: small grammars right there (the
+libraries let go of the interpreter while they work), others in a worker process that can be ended. What came of it, a
+grammar or a refusal, stays in the cache, so that a grammar which takes too long is tried once and not by every client
+that repeats it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bough.constrained.backends import Backend, load_backend, resolve_backend
+from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Ticket
+from bough.constrained.prepare import Prepared, prepare
+from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.worker_pool import WorkerPool
+
+LIGHT_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """What the cache holds."""
+
+    warnings: tuple[str, ...]
+    matcher: Callable[[], Matcher]
+
+
+class CompileTicket:
+    """One request's share in a compile."""
+
+    def __init__(self, future: Future[CompiledGrammar], give_up: Callable[[], None]) -> None:
+        self._future = future
+        self._give_up = give_up
+        self._cancelled = False
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Compiled:
+        return self._future.result(timeout=0)
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._give_up()
+
+
+@dataclass(slots=True)
+class _Entry:
+    future: Future[CompiledGrammar]
+    waiting: int = 0
+
+
+class CachingCompiler:
+    """The compiler of one engine: threads, worker processes and the cache."""
+
+    def __init__(
+        self, backend: str, vocabulary: Vocabulary, timeout_s: float, workers: int, cache_entries: int
+    ) -> None:
+        self._name = resolve_backend(backend)
+        self._vocabulary = vocabulary
+        self._backend: Backend | None = None
+        self._backend_lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(LIGHT_THREADS, thread_name_prefix="grammar")
+        self._waiters = ThreadPoolExecutor(workers, thread_name_prefix="grammar-worker")
+        self._pool = WorkerPool(self._name, vocabulary, timeout_s, workers)
+        self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
+        self._capacity = cache_entries
+        self._lock = threading.Lock()
+
+    def request(self, spec: GrammarSpec) -> Ticket:
+        with self._lock:
+            entry = self._entries.get(spec)
+            if entry is None:
+                entry = self._entries[spec] = _Entry(Future())
+                self._threads.submit(self._prepare, spec, entry.future)
+                self._drop_oldest()
+            else:
+                self._entries.move_to_end(spec)
+            entry.waiting += 1
+        return CompileTicket(entry.future, lambda: self._give_up(spec, entry))
+
+    def close(self) -> None:
+        self._pool.close()
+        for threads in (self._threads, self._waiters):
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    # ---- the cache
+
+    def _drop_oldest(self) -> None:
+        """Grammars in the making stay, whoever came after them: requests wait for them."""
+        spare = len(self._entries) - self._capacity
+        for spec in [spec for spec, entry in self._entries.items() if entry.future.done()][: max(0, spare)]:
+            del self._entries[spec]
+
+    def _give_up(self, spec: GrammarSpec, entry: _Entry) -> None:
+        """One request fewer waits. A compile that nobody waits for is not begun; one that runs ends by itself."""
+        with self._lock:
+            entry.waiting -= 1
+            if entry.waiting == 0 and entry.future.cancel() and self._entries.get(spec) is entry:
+                del self._entries[spec]
+
+    # ---- in threads
+
+    def _prepare(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            prepared = prepare(spec, self._name)
+            if prepared.light:
+                self._finish(prepared, future, lambda: self._get_backend().compile(prepared.spec))
+            else:
+                self._waiters.submit(self._finish, prepared, future, lambda: self._pool.compile(prepared.spec))
+        except BaseException as error:  # noqa: BLE001  (whoever waits must get it)
+            future.set_exception(error)
+
+    def _finish(self, prepared: Prepared, future: Future[CompiledGrammar], compile_it: Callable[[], bytes]) -> None:
+        try:
+            matcher = self._get_backend().load(compile_it())
+        except BaseException as error:  # noqa: BLE001  (whoever waits must get it)
+            future.set_exception(error)
+        else:
+            future.set_result(CompiledGrammar(prepared.warnings, matcher))
+
+    def _get_backend(self) -> Backend:
+        with self._backend_lock:
+            if self._backend is None:
+                self._backend = load_backend(self._name, self._vocabulary)
+            return self._backend

@@ -1,0 +1,272 @@
+"""Grammars in EBNF, as llama.cpp and xgrammar write it: read here, checked, and written as each back end wants it.
+
+    root  ::= "(" items? ")"          # literals, references, groups, ? * + {2,5}
+    items ::= [a-z]+ ("," [a-z]+)*    # classes; comments go to the end of the line
+
+Reading it here gives one dialect and errors with a line number; it also shows which rules are recursive. A grammar that
+is not becomes one regular expression, which every back end knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bough.constrained import charsets
+from bough.constrained.limits import MAX_NODES, require_positions
+from bough.constrained.pattern_tree import (
+    EMPTY,
+    Chars,
+    Choice,
+    Node,
+    Reference,
+    Repeat,
+    Row,
+    choice,
+    literal,
+    positions,
+    quantifier,
+    repeat,
+)
+from bough.core.errors import RequestError
+
+ROOT = "root"
+MAX_NESTING = 100
+TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r\n]+|\#[^\n]*)
+      | (?P<rule>[A-Za-z_][\w.-]*)(?P<defines>\s*::=)?
+      | "(?P<literal>(?:[^"\\\n]|\\.)*)"
+      | \[(?P<chars>\^?(?:[^\]\\]|\\.)*)\]
+      | \{\s*(?P<least>\d+)\s*(?P<comma>,)?\s*(?P<most>\d+)?\s*\}
+      | (?P<mark>[()|?*+])""",
+    re.VERBOSE | re.DOTALL,
+)
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))", re.DOTALL)
+
+Rules = dict[str, Node]
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+def parse_ebnf(text: str, field: str = "ebnf") -> Rules:
+    """The rules by name. Refused: what does not parse, refers to no rule, has no `root`, or is too large."""
+    return _Parser(text, field).rules()
+
+
+def inline(rules: Rules) -> Node | None:
+    """The grammar as one regular expression; None where a rule leads back to itself."""
+    done: dict[str, Node] = {}
+
+    def visit(node: Node, open_rules: frozenset[str]) -> Node | None:
+        match node:
+            case Reference(name):
+                if name in open_rules:
+                    return None
+                if name not in done:
+                    found = visit(rules[name], open_rules | {name})
+                    if found is None or positions(found) > MAX_NODES:
+                        return None
+                    done[name] = found
+                return done[name]
+            case Chars():
+                return node
+            case Repeat(part, least, most):
+                inner = visit(part, open_rules)
+                return None if inner is None else repeat(inner, least, most)
+            case Row(parts) | Choice(parts):
+                inners = [visit(part, open_rules) for part in parts]
+                if any(inner is None for inner in inners):
+                    return None
+                known = [inner for inner in inners if inner is not None]
+                return Row(tuple(known)) if isinstance(node, Row) else choice(known)
+
+    return visit(Reference(ROOT), frozenset())
+
+
+def ebnf_text(rules: Mapping[str, Node]) -> str:
+    """As xgrammar reads it."""
+    names = {name: ROOT if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
+    return "\n".join(f"{names[name]} ::= {_ebnf(node, names)}" for name, node in rules.items()) + "\n"
+
+
+def lark_text(rules: Mapping[str, Node], prefix: str = "") -> str:
+    """As llguidance reads it: a character at a time, so that no lexeme swallows what another rule should read."""
+    names = {name: prefix + ("start" if name == ROOT else f"r{index}") for index, name in enumerate(rules)}
+    return "\n".join(f"{names[name]}: {_lark(node, names)}" for name, node in rules.items()) + "\n"
+
+
+def _ebnf(node: Node, names: Mapping[str, str]) -> str:
+    match node:
+        case Chars(found):
+            return charsets.class_text(found, single=False)
+        case Reference(name):
+            return names[name]
+        case Row(parts):
+            return " ".join(_ebnf(part, names) for part in parts) if parts else '""'
+        case Choice(options):
+            return "(" + " | ".join(_ebnf(option, names) for option in options) + ")"
+        case Repeat(part, least, most):
+            return f"({_ebnf(part, names)}){quantifier(least, most)}"
+
+
+def _lark(node: Node, names: Mapping[str, str]) -> str:
+    match node:
+        case Chars(found):
+            return "/" + charsets.class_text(found, single=False).replace("/", "\\/") + "/"
+        case Reference(name):
+            return names[name]
+        case Row(parts):
+            return " ".join(_lark(part, names) for part in parts) if parts else '""'
+        case Choice(options):
+            return "(" + " | ".join(_lark(option, names) for option in options) + ")"
+        case Repeat(part, least, most):
+            return f"({_lark(part, names)}){quantifier(least, most)}"
+
+
+class _Parser:
+    """Recursive descent over the tokens of one grammar."""
+
+    def __init__(self, text: str, field: str) -> None:
+        self._field = field
+        self._tokens = self._split(text)
+        self._at = 0
+        self._used: dict[str, int] = {}
+
+    def rules(self) -> Rules:
+        found: Rules = {}
+        while self._at < len(self._tokens):
+            token = self._tokens[self._at]
+            if token.kind != "defines":
+                raise self._error(token.line, f"a rule (name ::= …) is expected, not {token.text!r}")
+            if token.text in found:
+                raise self._error(token.line, f"the rule {token.text!r} is defined twice")
+            self._at += 1
+            found[token.text] = self._choice(0)
+        if ROOT not in found:
+            raise RequestError(f"{self._field} has no rule named {ROOT!r}, where a grammar begins.", field=self._field)
+        for name, line in self._used.items():
+            if name not in found:
+                raise self._error(line, f"the rule {name!r} is not defined")
+        require_positions(sum(map(positions, found.values())), self._field)
+        return found
+
+    def _choice(self, depth: int) -> Node:
+        if depth > MAX_NESTING:
+            raise RequestError(f"{self._field} is nested deeper than {MAX_NESTING} levels.", field=self._field)
+        options = [self._row(depth)]
+        while self._take("|"):
+            options.append(self._row(depth))
+        return choice(options)
+
+    def _row(self, depth: int) -> Node:
+        parts: list[Node] = []
+        while (part := self._part(depth)) is not None:
+            part = self._repeated(part)
+            if part != EMPTY:
+                parts.append(part)
+        return parts[0] if len(parts) == 1 else Row(tuple(parts))
+
+    def _part(self, depth: int) -> Node | None:
+        token = self._tokens[self._at] if self._at < len(self._tokens) else None
+        if token is None or token.kind == "defines" or (token.text in ("|", ")") and token.kind == "mark"):
+            return None
+        self._at += 1
+        match token.kind:
+            case "literal":
+                return literal(self._unescaped(token))
+            case "chars":
+                return self._chars(token)
+            case "rule":
+                self._used.setdefault(token.text, token.line)
+                return Reference(token.text)
+        if token.text == "(":
+            inner = self._choice(depth + 1)
+            if not self._take(")"):
+                raise self._error(token.line, "a group is not closed")
+            return inner
+        raise self._error(token.line, f"{token.text!r} has nothing to repeat")
+
+    def _repeated(self, part: Node) -> Node:
+        while self._at < len(self._tokens):
+            token = self._tokens[self._at]
+            bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(token.text) if token.kind == "mark" else None
+            if token.kind == "counts":
+                low, _, high = token.text.partition(",")
+                bounds = (int(low), int(high) if high else None if "," in token.text else int(low))
+                if bounds[1] is not None and bounds[1] < bounds[0]:
+                    raise self._error(token.line, f"{{{token.text}}} counts backwards")
+            if bounds is None:
+                return part
+            self._at += 1
+            part = repeat(part, *bounds)
+        return part
+
+    def _chars(self, token: _Token) -> Node:
+        negated = token.text.startswith("^")
+        body = token.text[1:] if negated else token.text
+        units = [(m.group(0), _unescape(m)) if m.group(0).startswith("\\") else (m.group(0),) * 2
+                 for m in re.finditer(rf"{ESCAPE.pattern}|.", body, re.DOTALL)]  # fmt: skip
+        pairs, at = [], 0
+        while at < len(units):
+            low = units[at][1]
+            if at + 2 < len(units) and units[at + 1][0] == "-":
+                high = units[at + 2][1]
+                if high < low:
+                    raise self._error(token.line, f"the class [{token.text}] has a range that runs backwards")
+                pairs.append((ord(low), ord(high)))
+                at += 3
+            else:
+                pairs.append((ord(low), ord(low)))
+                at += 1
+        found = charsets.ranges(pairs)
+        found = charsets.complement(found) if negated else found
+        if not found:
+            raise self._error(token.line, "a class is empty")
+        return Chars(found)
+
+    def _unescaped(self, token: _Token) -> str:
+        return ESCAPE.sub(_unescape, token.text)
+
+    def _take(self, mark: str) -> bool:
+        if (
+            self._at < len(self._tokens)
+            and self._tokens[self._at].kind == "mark"
+            and self._tokens[self._at].text == mark
+        ):
+            self._at += 1
+            return True
+        return False
+
+    def _split(self, text: str) -> list[_Token]:
+        tokens, at, line = [], 0, 1
+        while at < len(text):
+            found = TOKEN.match(text, at)
+            if found is None:
+                raise self._error(line, f"{text[at : at + 20].splitlines()[0]!r} cannot be read")
+            kind = found.lastgroup
+            if found["defines"]:
+                tokens.append(_Token("defines", found["rule"], line))
+            elif found["least"] is not None:
+                tokens.append(_Token("counts", found["least"] + (found["comma"] or "") + (found["most"] or ""), line))
+            elif kind is not None and kind != "blank":
+                tokens.append(_Token(kind, found[kind], line))
+            line += found.group(0).count("\n")
+            at = found.end()
+        return tokens
+
+    def _error(self, line: int, reason: str) -> RequestError:
+        return RequestError(f"{self._field}, line {line}: {reason}.", field=self._field)
+
+
+def _unescape(found: re.Match[str]) -> str:
+    for group in (1, 2, 3):
+        if found.group(group):
+            return chr(int(found.group(group), 16))
+    return ESCAPES.get(found.group(4), found.group(4))

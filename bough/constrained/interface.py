@@ -1,0 +1,85 @@
+"""The seam between structured output and the rest of the engine: what is asked, what is compiled, who steps through it.
+
+A request carries a `GrammarSpec`. The edge asks `check` whether it can be enforced at all; the scheduler hands it to a
+`GrammarCompiler` and polls the `Ticket`; a `Compiled` grammar is shared by all requests with the same spec, and each of
+them walks it with a `Matcher` of its own. Owned here: names only. What a back end does with them stands in `backends`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag", "choice"]
+
+BACKENDS = ("xgrammar", "llguidance", "outlines-core")
+BACKEND_ALIASES = {"outlines": "outlines-core", "outlines_core": "outlines-core", "guidance": "llguidance"}
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """What a request asks for; it crosses processes and is the cache's key, so its text is canonical (`spec.py`)."""
+
+    kind: GrammarKind
+    text: (
+        str  # the schema's JSON, the regex, the grammar, the tag's JSON, the choices as a JSON list; "" for json_object
+    )
+    strict: bool = True
+    any_whitespace: bool = False
+
+
+class Matcher(Protocol):
+    """Where one request stands in its grammar. It has one owner and is not safe to share between threads."""
+
+    def accept(self, token: int) -> bool:
+        """Steps over a token; False, with the state unchanged, when it is not allowed here."""
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        """Writes what is allowed next into [ceil(vocabulary / 32)] words: bit i % 32 of word i // 32 is token i."""
+
+    def rollback(self, tokens: int) -> None:
+        """Takes the last accepted tokens back, a stop token too."""
+
+    @property
+    def finished(self) -> bool:
+        """A stop token has been accepted; nothing may follow."""
+
+    @property
+    def can_end(self) -> bool:
+        """The text so far is whole: a stop token is allowed here."""
+
+    def forced(self) -> bytes:
+        """The bytes that must come next whatever is sampled; empty where there is a choice, ending being one."""
+
+
+class Compiled(Protocol):
+    """One grammar over one vocabulary, shared by every request that asks for it."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is not enforced, by path; only a spec that is not strict has any."""
+
+    def matcher(self) -> Matcher: ...
+
+
+class Ticket(Protocol):
+    """A compile that was asked for. Polling costs nothing; the scheduler does so on every turn of its loop."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def result(self) -> Compiled:
+        """The grammar, or the `RequestError` that its request is refused with. Only when `done`."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: a compile that serves no other request may be given up."""
+
+
+class GrammarCompiler(Protocol):
+    """Compiles and caches grammars; owns the workers that do it."""
+
+    def request(self, spec: GrammarSpec) -> Ticket: ...
+
+    def close(self) -> None: ...

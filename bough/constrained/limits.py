@@ -1,0 +1,35 @@
+"""How large a grammar may be: what is refused before any back end sees it.
+
+The limits are far above what people write and far below what makes a back end swallow the machine; what passes them and
+is still too much ends at the time limit, in a worker process.
+"""
+
+from __future__ import annotations
+
+from bough.core.errors import RequestError
+
+MAX_TEXT_CHARS = 256 * 1024
+MAX_DEPTH = 64  # of nested JSON
+MAX_POSITIONS = 20_000  # of one regular expression, its repeats written out
+MAX_CHOICES = 10_000  # of one enum, or of a choice
+MAX_NODES = 5_000  # subschemas after references are followed and combinations written out
+LIGHT_CHARS = 8 * 1024
+LIGHT_POSITIONS = 40
+
+
+def require_size(text: str, field: str) -> None:
+    if len(text) > MAX_TEXT_CHARS:
+        raise RequestError(f"{field} has {len(text)} characters; at most {MAX_TEXT_CHARS} are taken.", field=field)
+
+
+def require_positions(count: int, field: str) -> None:
+    if count > MAX_POSITIONS:
+        raise RequestError(
+            f"{field} is too large: with its repeats written out it has {count} parts; {MAX_POSITIONS} are taken.",
+            field=field,
+        )
+
+
+def require_choices(count: int, field: str) -> None:
+    if count > MAX_CHOICES:
+        raise RequestError(f"{field} has {count} values; at most {MAX_CHOICES} are taken.", field=field)

@@ -1,0 +1,152 @@
+"""Masks by llguidance: an Earley parser over derivatives of regular expressions, worked out while generating.
+
+Nothing is precomputed, so compiles take milliseconds and are bounded by the library's own limits; a mask takes tens to
+hundreds of microseconds, bounded too. A grammar that runs into a limit while generating is refused there, for its
+request alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from bough.constrained.backends import refusal
+from bough.constrained.ebnf import inline, lark_text, parse_ebnf
+from bough.constrained.interface import GrammarSpec, Matcher
+from bough.constrained.masks import allow_also, allow_only
+from bough.constrained.pattern_tree import pattern_text
+from bough.constrained.regexes import choices_regex
+from bough.constrained.tag_lark import lark_regex, tag_to_lark
+from bough.constrained.vocabulary import Vocabulary
+from bough.core.errors import RequestError
+
+FIXED_SPACING: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANY_SPACING: dict[str, Any] = {"whitespace_flexible": True}
+
+
+class LLGuidanceBackend:
+    """The library's view of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_GreedyVocabulary(vocabulary)))
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        grammar = to_grammar(spec)
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        if failed:
+            raise refusal(messages[0])
+        return grammar.encode()
+
+    def load(self, payload: bytes) -> Callable[[], Matcher]:
+        first = llguidance.LLMatcher(self._tokenizer, payload.decode(), log_level=0)
+        if first.is_error():
+            raise refusal(first.get_error())
+        return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
+
+
+def to_grammar(spec: GrammarSpec) -> str:
+    """The spec in the library's own language.
+
+    `no_forcing`: the library would narrow masks to its own idea of how forced text is tokenised; that is the engine's
+    to say, which knows the model's tokenizer.
+    """
+    return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + _rules(spec))
+
+
+def _rules(spec: GrammarSpec) -> str:
+    spacing = ANY_SPACING if spec.any_whitespace else FIXED_SPACING
+    match spec.kind:
+        case "json_schema" | "json_object":
+            return f"start: %json {json.dumps({**json.loads(spec.text), 'x-guidance': spacing})}\n"
+        case "regex":
+            return f"start: {lark_regex(spec.text)}\n"
+        case "choice":
+            return f"start: {lark_regex(choices_regex(json.loads(spec.text)))}\n"
+        case "ebnf":
+            rules = parse_ebnf(spec.text)
+            regular = inline(rules)
+            return lark_text(rules) if regular is None else f"start: {lark_regex(pattern_text(regular))}\n"
+        case "structural_tag":
+            return tag_to_lark(json.loads(spec.text), spacing)
+
+
+class _GreedyVocabulary:
+    """What the library reads of a tokenizer. It tokenises forced text for nobody here, so the longest match will do."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.stop_ids[0]
+        self.tokens = [piece or f"<|{token}|>".encode() for token, piece in enumerate(vocabulary.pieces)]
+        self.special_token_ids = [token for token, piece in enumerate(vocabulary.pieces) if not piece]
+        self._token_of = {piece: token for token, piece in enumerate(vocabulary.pieces) if piece}
+        self._longest = max(map(len, self._token_of), default=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        found, at = [], 0
+        while at < len(text):
+            size = next(
+                (size for size in range(self._longest, 0, -1) if text[at : at + size] in self._token_of),
+                None,
+            )
+            if size is None:
+                at += 1
+                continue
+            found.append(self._token_of[text[at : at + size]])
+            at += len(text[at : at + size])
+        return found
+
+
+class LLGuidanceMatcher:
+    """One request's place in the grammar; it keeps the end to itself, because the library knows only one stop token."""
+
+    def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+        self._inner = inner
+        self._stops = vocabulary.stop_ids
+        self._finished = False
+
+    def accept(self, token: int) -> bool:
+        if self._finished:
+            return False
+        if token in self._stops:
+            self._finished = self.can_end
+            return self._finished
+        if self._inner.validate_tokens([token]) != 1:
+            return False
+        return bool(self._inner.consume_token(token))
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        if self._finished or self._inner.is_stopped():
+            allow_only(self._stops, mask)
+            return
+        self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._inner.is_error():
+            raise RequestError(f"The grammar became too complex while generating: {self._inner.get_error()}")
+        if self._inner.is_accepting():
+            allow_also(self._stops, mask)
+
+    def rollback(self, tokens: int) -> None:
+        if tokens and self._finished:
+            self._finished = False
+            tokens -= 1
+        if tokens:
+            self._inner.rollback(tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def can_end(self) -> bool:
+        return not self._finished and bool(self._inner.is_accepting())
+
+    def forced(self) -> bytes:
+        if self._finished or self._inner.is_accepting():
+            return b""
+        return bytes(self._inner.compute_ff_bytes())

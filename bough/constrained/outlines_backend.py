@@ -1,0 +1,161 @@
+"""Masks by outlines-core: a finite automaton over tokens, all of it worked out when the grammar is compiled.
+
+It knows regular expressions only, so schemas become one, and what is recursive cannot be asked of it. Compiles grow
+with states times tokens, which can be minutes: they are made in a process that can be ended. A state's mask is made
+once, when a request first stands there, and shared by all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import outlines_core
+
+from bough.constrained.backends import refusal
+from bough.constrained.interface import GrammarSpec, Matcher
+from bough.constrained.json_regex import schema_pattern
+from bough.constrained.masks import allow_also, allow_only
+from bough.constrained.pattern_tree import pattern_text
+from bough.constrained.regexes import choices_regex
+from bough.constrained.vocabulary import Vocabulary
+from bough.core.errors import RequestError
+
+MAX_FORCED_BYTES = 4096
+
+
+class OutlinesBackend:
+    """The library's view of one vocabulary. Its single end token is ours; further ones are added in the masks."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        tokens: dict[bytes, list[int]] = {}
+        for token, piece in enumerate(vocabulary.pieces):
+            if piece:
+                tokens.setdefault(piece, []).append(token)
+        self._tokens = outlines_core.Vocabulary(vocabulary.stop_ids[0], tokens)
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        try:
+            index = outlines_core.Index(to_regex(spec), self._tokens)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise refusal(error) from None
+        return bytes(index.__reduce__()[1][0])
+
+    def load(self, payload: bytes) -> Callable[[], Matcher]:
+        states = States(outlines_core.Index.from_binary(list(payload)), self._vocabulary)
+        return lambda: OutlinesMatcher(states)
+
+
+def to_regex(spec: GrammarSpec) -> str:
+    """The spec as one regular expression."""
+    match spec.kind:
+        case "json_schema" | "json_object":
+            return pattern_text(schema_pattern(json.loads(spec.text), spec.any_whitespace))
+        case "regex":
+            return spec.text
+        case "choice":
+            return choices_regex(json.loads(spec.text))
+        case _:
+            raise RequestError(
+                f"The grammar back end outlines-core cannot enforce {spec.kind}; start the server with "
+                "--grammar-backend xgrammar or llguidance.",
+                field=spec.kind,
+            )
+
+
+class States:
+    """The automaton of one grammar, with the masks and forced texts of the states that were visited."""
+
+    def __init__(self, index: outlines_core.Index, vocabulary: Vocabulary) -> None:
+        self.index = index
+        self.vocabulary = vocabulary
+        self._masks: dict[int, npt.NDArray[np.int32]] = {}
+        self._forced: dict[int, bytes] = {}
+
+    def ends(self, state: int) -> bool:
+        return bool(self.index.is_final_state(state))
+
+    def mask(self, state: int) -> npt.NDArray[np.int32]:
+        found = self._masks.get(state)
+        if found is None:
+            bits = np.zeros(self.vocabulary.mask_words * 32, np.uint8)
+            bits[self._next_tokens(state)] = 1
+            found = np.packbits(bits, bitorder="little").view(np.int32)
+            if self.ends(state):
+                allow_also(self.vocabulary.stop_ids, found)
+            self._masks[state] = found
+        return found
+
+    def forced(self, state: int) -> bytes:
+        """What every way on from a state begins with: the common start of its tokens, while that is a token itself."""
+        found = self._forced.get(state)
+        if found is None:
+            found, at = b"", state
+            while len(found) < MAX_FORCED_BYTES and not self.ends(at):
+                tokens = self._next_tokens(at)
+                common = _common_start([self.vocabulary.pieces[token] for token in tokens])
+                step = next((token for token in tokens if self.vocabulary.pieces[token] == common), None)
+                found += common
+                if step is None or not common:
+                    break
+                at = self.index.get_next_state(at, step)
+            self._forced[state] = found
+        return found
+
+    def _next_tokens(self, state: int) -> list[int]:
+        tokens = self.index.get_allowed_tokens(state) or []
+        return [token for token in tokens if token not in self.vocabulary.stop_ids]
+
+
+def _common_start(pieces: list[bytes]) -> bytes:
+    low, high = min(pieces, default=b""), max(pieces, default=b"")
+    size = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    return low[:size]
+
+
+class OutlinesMatcher:
+    """One request's walk through the automaton: the states it has passed."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self._passed: list[int] = [states.index.get_initial_state()]
+        self._finished = False
+
+    def accept(self, token: int) -> bool:
+        if self._finished:
+            return False
+        if token in self._states.vocabulary.stop_ids:
+            self._finished = self.can_end
+            return self._finished
+        state = self._states.index.get_next_state(self._passed[-1], token)
+        if state is None:
+            return False
+        self._passed.append(state)
+        return True
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        if self._finished:
+            allow_only(self._states.vocabulary.stop_ids, mask)
+        else:
+            mask[:] = self._states.mask(self._passed[-1])
+
+    def rollback(self, tokens: int) -> None:
+        if tokens and self._finished:
+            self._finished = False
+            tokens -= 1
+        if tokens:
+            del self._passed[-tokens:]
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def can_end(self) -> bool:
+        return not self._finished and self._states.ends(self._passed[-1])
+
+    def forced(self) -> bytes:
+        return b"" if self._finished else self._states.forced(self._passed[-1])

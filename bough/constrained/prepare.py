@@ -1,0 +1,144 @@
+"""Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced.
+
+Pure and free of back ends, so the edge asks it too (`check.py`), and a client learns of a bad grammar before its
+request is queued. A spec comes out with its schema lowered, its regular expression in the common dialect, its tag in
+one form; with the gaps of a spec that is not strict as warnings; and with the word whether it is small enough to
+compile in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bough.constrained.backends import resolve_backend
+from bough.constrained.ebnf import ebnf_text, inline, parse_ebnf
+from bough.constrained.features import FEATURES
+from bough.constrained.interface import GrammarSpec
+from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
+from bough.constrained.pattern_tree import pattern_text, positions
+from bough.constrained.regexes import parse_regex
+from bough.constrained.schema_lowering import Gap, Lowering
+from bough.constrained.schema_source import SchemaSource
+from bough.constrained.tags import lower_tag
+from bough.core.errors import RequestError
+
+MAX_TOLD = 8  # gaps named in one error
+REGULAR_ONLY = ("outlines-core",)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A spec as a back end gets it."""
+
+    spec: GrammarSpec
+    warnings: tuple[str, ...] = ()
+    light: bool = False
+
+
+def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepared:
+    """The spec in the form that the back end enforces; `field` is what the client called it."""
+    name = resolve_backend(backend)
+    field = field or spec.kind
+    require_size(spec.text, field)
+    if name in REGULAR_ONLY and spec.kind == "structural_tag":
+        raise RequestError(
+            f"{field} cannot be enforced by the grammar back end {name}, which knows regular expressions only; "
+            "start the server with --grammar-backend xgrammar or llguidance.",
+            field=field,
+        )
+    match spec.kind:
+        case "json_schema":
+            return _prepare_schema(spec, name, field)
+        case "json_object":
+            return _prepare_schema(_with_text(spec, {"type": "object"}), name, field)
+        case "regex":
+            tree = parse_regex(spec.text, field=field)
+            require_positions(size := positions(tree), field)
+            return Prepared(msgspec.structs.replace(spec, text=pattern_text(tree)), light=_is_light(name, size))
+        case "choice":
+            choices = json.loads(spec.text)
+            require_choices(len(choices), field)
+            return Prepared(spec, light=_is_light(name, len(spec.text) // 64))
+        case "ebnf":
+            return _prepare_ebnf(spec, name, field)
+        case "structural_tag":
+            tag, gaps = lower_tag(json.loads(spec.text), name, field)
+            lowered = _with_text(spec, tag)
+            return Prepared(lowered, _judge(gaps, spec, name, field), _is_light_json(name, tag, lowered.text))
+
+
+def _prepare_ebnf(spec: GrammarSpec, backend: str, field: str) -> Prepared:
+    rules = parse_ebnf(spec.text, field)
+    size = sum(map(positions, rules.values()))
+    if backend in REGULAR_ONLY:
+        regular = inline(rules)
+        if regular is None:
+            raise RequestError(
+                f"{field} is recursive, which the grammar back end {backend} cannot enforce; start the server with "
+                "--grammar-backend xgrammar or llguidance.",
+                field=field,
+            )
+        return Prepared(msgspec.structs.replace(spec, kind="regex", text=pattern_text(regular)))
+    return Prepared(msgspec.structs.replace(spec, text=ebnf_text(rules)), light=_is_light(backend, size))
+
+
+def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
+    plain, gaps = lower_schema(json.loads(spec.text), backend, field)
+    lowered = _with_text(spec, plain)
+    return Prepared(lowered, _judge(gaps, spec, backend, field), _is_light_json(backend, plain, lowered.text))
+
+
+def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
+    """A schema in plain forms, and what of it is not enforced."""
+    source = SchemaSource(schema, field)
+    source.check()
+    return Lowering(source, FEATURES[backend]).run()
+
+
+def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -> tuple[str, ...]:
+    """The warnings of a spec that is not strict; a strict one has none, or is refused."""
+    told = tuple(f"{field}#{gap.path} {gap.reason} (grammar back end {backend})" for gap in gaps)
+    if not told or not spec.strict:
+        return told
+    more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
+    raise RequestError(
+        f"Not all of {field} can be guaranteed: {'; '.join(told[:MAX_TOLD])}{more}. Remove these keywords, or ask with "
+        "strict set to false to have the rest enforced.",
+        field=field,
+    )
+
+
+def _with_text(spec: GrammarSpec, value: Any) -> GrammarSpec:
+    return msgspec.structs.replace(spec, text=json.dumps(value, ensure_ascii=False))
+
+
+# ---- what may be compiled in a thread
+
+
+def _is_light(backend: str, size: int) -> bool:
+    """llguidance compiles lazily and within limits of its own; what the others do grows with the grammar's states."""
+    return backend == "llguidance" or (backend == "xgrammar" and size <= LIGHT_POSITIONS)
+
+
+def _is_light_json(backend: str, value: Any, text: str) -> bool:
+    return _is_light(backend, _repeats(value)) and (backend == "llguidance" or len(text) <= LIGHT_CHARS)
+
+
+def _repeats(value: Any) -> int:
+    """The counted repeats of a plain schema or tag, written out: what makes an automaton large."""
+    if isinstance(value, list):
+        return sum(map(_repeats, value))
+    if not isinstance(value, dict):
+        return 0
+    counted = [value.get(name, 0) for name in ("minLength", "maxLength", "minItems", "maxItems", "multipleOf")]
+    size = sum(int(count) for count in counted if isinstance(count, int | float))
+    for name in ("pattern", *value.get("patternProperties", {})):
+        pattern = value.get(name) if name == "pattern" else name
+        size += positions(parse_regex(pattern)) if isinstance(pattern, str) else 0
+    if isinstance(value.get("grammar"), str):
+        size += len(value["grammar"])
+    return size + sum(_repeats(inner) for inner in value.values())

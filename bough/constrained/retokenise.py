@@ -1,0 +1,87 @@
+"""Forced text as tokens, as the model's own tokenizer would have made them.
+
+What a grammar forces is text; the model must read it in the tokens it was trained on. Two seams need care. In front,
+the text may join with tokens that already stand. Behind, its last tokens may join with what is sampled next: they are
+held back, and the model samples them itself under the grammar's mask. Pure functions; nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+CONTEXT_TOKENS = 4  # of what stands, encoded together with the forced text
+FOLLOWERS = ("a", "Z", "7", " ", '"', "}", "]", ",", ":", "-", ".", "\n", "<", "\\", "é")  # what a text may go on with
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """Take `cut` tokens from the end of what stands, then append `tokens`."""
+
+    cut: int
+    tokens: tuple[int, ...]
+
+
+NOTHING = Seam(0, ())
+
+
+def retokenise(
+    encode: Callable[[str], Sequence[int]],
+    piece: Callable[[int], bytes],
+    tail: Sequence[int],
+    forced: bytes,
+    *,
+    final: bool = False,
+    max_cut: int = 0,
+) -> Seam:
+    """The tokens of `forced` behind `tail`, the last tokens that stand.
+
+    `final` says that the text ends with what is forced, so nothing is held back. Up to `max_cut` tokens that stand may
+    be replaced where the tokenizer joins them with the forced text; if more would have to be, nothing is appended.
+    """
+    text = _whole_characters(forced)
+    if not text:
+        return NOTHING
+    for length in range(min(CONTEXT_TOKENS, len(tail)), -1, -1):
+        context = list(tail[len(tail) - length :])
+        before = _decode(context, piece)
+        if before is None or (length and list(encode(before)) != context):
+            continue  # it begins inside a character or a word, or the model spelt it in a way of its own
+        return _join(encode, context, before, text, final, max_cut)
+    return NOTHING
+
+
+def _join(
+    encode: Callable[[str], Sequence[int]], context: list[int], before: str, text: str, final: bool, max_cut: int
+) -> Seam:
+    tokens = list(encode(before + text))
+    if not final:
+        for follower in FOLLOWERS:
+            tokens = tokens[: _common(tokens, encode(before + text + follower))]
+    kept = _common(context, tokens)
+    cut = len(context) - kept
+    if cut > max_cut or len(tokens) <= kept:
+        return NOTHING
+    return Seam(cut, tuple(tokens[kept:]))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _decode(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str | None:
+    pieces = [piece(token) for token in tokens]
+    if not all(pieces):
+        return None  # a special token: no text of its own
+    try:
+        return b"".join(pieces).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _whole_characters(data: bytes) -> str:
+    """The text up to a character that is only begun."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode()

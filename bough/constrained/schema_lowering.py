@@ -1,0 +1,260 @@
+"""Any JSON schema in a few plain forms that back ends enforce as they stand; what does not fit is named by its path.
+
+A place in the answer must satisfy several subschemas at once: the one that describes it, those behind its `$ref` and
+`allOf`, one branch of each `anyOf`. Lowering walks such sets of subschemas ("parts") and writes one plain schema for
+each: an `anyOf` of alternatives, an `enum`, or one type with its own keywords only (`scalar_forms`, `array_form`,
+`object_form`). Sets repeat where a schema is recursive, so there are finitely many; a set that meets itself becomes a
+definition. Keywords that cannot be enforced become gaps; a value from an `enum` is checked against everything here and
+now, so an `enum` leaves none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bough.constrained.array_form import array_form
+from bough.constrained.disjoint import are_disjoint
+from bough.constrained.features import Features
+from bough.constrained.limits import MAX_NODES, require_choices
+from bough.constrained.object_form import object_form
+from bough.constrained.scalar_forms import number_form, plain_form, string_form
+from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain
+from bough.constrained.schema_source import SchemaSource, join
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+APPLICATORS = frozenset({"$ref", "allOf", "$dynamicRef", "$recursiveRef"})
+ANNOTATIONS = frozenset(
+    {"$schema", "$id", "$anchor", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
+)
+FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
+    "object": object_form,
+    "array": array_form,
+    "string": string_form,
+    "number": number_form,
+    "integer": number_form,
+    "boolean": plain_form,
+    "null": plain_form,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A keyword that is not enforced."""
+
+    path: str
+    reason: str
+
+
+class Lowering:
+    """One walk over one schema, for one back end."""
+
+    def __init__(self, source: SchemaSource, features: Features) -> None:
+        self.source = source
+        self.features = features
+        self._gaps: dict[str, Gap] = {}
+        self._done: dict[Parts, Plain | None] = {}
+        self._running: set[Parts] = set()
+        self._names: dict[Parts, str] = {}
+        self._definitions: dict[str, Plain] = {}
+
+    def run(self) -> tuple[Plain, tuple[Gap, ...]]:
+        """The plain schema and its gaps."""
+        plain = self.lower([("", NO_KEYWORDS)])
+        if plain is None:
+            raise self.source.error("", "allows no value at all")
+        if self._definitions:
+            plain = {**plain, "$defs": self._definitions}
+        return plain, tuple(self._gaps.values())
+
+    def gap(self, pointer: str, keyword: str, reason: str = "cannot be enforced") -> None:
+        path = join(pointer, keyword)
+        self._gaps.setdefault(path, Gap(path, reason))
+
+    def node(self, part: Part) -> dict[str, Any]:
+        found: dict[str, Any] = self.source.at(part[0])
+        return found
+
+    def lower(self, parts: Iterable[Part]) -> Plain | None:
+        """What satisfies all the parts; None where nothing does."""
+        key = self._expand(parts)
+        if key is None:
+            return None
+        if key in self._done:
+            return self._again(key)
+        if key in self._running:
+            if not self.features.recursion:
+                raise self.source.error(key[0][0], "refers to itself, which this grammar back end cannot enforce")
+            return self._reference(key)
+        if len(self._done) + len(self._running) > MAX_NODES:
+            raise self.source.error("", f"has more than {MAX_NODES} combinations of subschemas; make it smaller")
+        self._running.add(key)
+        plain = self._lower(key)
+        self._running.discard(key)
+        self._done[key] = plain
+        if key in self._names and plain is not None:
+            self._definitions[self._names[key]] = plain
+            return {"$ref": f"#/$defs/{self._names[key]}"}
+        return plain
+
+    # ---- repeats and recursion
+
+    def _again(self, key: Parts) -> Plain | None:
+        plain = self._done[key]
+        if plain is None or not _is_large(plain):
+            return plain
+        reference = self._reference(key)
+        self._definitions.setdefault(self._names[key], plain)
+        return reference
+
+    def _reference(self, key: Parts) -> Plain:
+        name = self._names.setdefault(key, f"n{len(self._names)}")
+        return {"$ref": f"#/$defs/{name}"}
+
+    # ---- one set of parts
+
+    def _expand(self, parts: Iterable[Part]) -> Parts | None:
+        """The parts with all that `$ref` and `allOf` add to them, in a fixed order; None for the schema `false`."""
+        todo, seen = list(parts), dict[Part, None]()
+        while todo:
+            part = todo.pop(0)
+            node = self.source.at(part[0])
+            if node is False:
+                return None
+            if part in seen or node is True:
+                continue
+            if not isinstance(node, dict):
+                raise self.source.error(part[0], "is not a schema")
+            seen[part] = None
+            if isinstance(node.get("$ref"), str):
+                todo.append((self.source.target(node["$ref"], part[0]), NO_KEYWORDS))
+            todo += [(join(part[0], "allOf", index), NO_KEYWORDS) for index in range(len(node.get("allOf", ())))]
+            for keyword in ("$dynamicRef", "$recursiveRef"):
+                if keyword in node:
+                    self.gap(part[0], keyword)
+        return tuple(sorted((part for part in seen if self._says_something(part)), key=lambda part: part[0]))
+
+    def _says_something(self, part: Part) -> bool:
+        return bool(self.node(part).keys() - APPLICATORS - ANNOTATIONS - part[1])
+
+    def _lower(self, parts: Parts) -> Plain | None:
+        values = self._values(parts)
+        if values is not None:
+            return self._one_of_values(values)
+        for part in parts:
+            for keyword in ("anyOf", "oneOf"):
+                if keyword in self.node(part) and keyword not in part[1]:
+                    return self._branches(parts, part, keyword)
+        return self._typed(parts)
+
+    def _branches(self, parts: Parts, part: Part, keyword: str) -> Plain | None:
+        pointer, skipped = part
+        rest = [*(other for other in parts if other != part), (pointer, skipped | {keyword})]
+        count = len(self.node(part)[keyword])
+        found = (self.lower([*rest, (join(pointer, keyword, index), NO_KEYWORDS)]) for index in range(count))
+        options = [option for option in found if option is not None]
+        if keyword == "oneOf" and not are_disjoint(options, self._definitions):
+            self.gap(pointer, keyword, "is enforced as anyOf only: its branches may hold at the same time")
+        return _any_of(options)
+
+    # ---- enums
+
+    def _values(self, parts: Parts) -> list[Any] | None:
+        """The values of the first enum or const among the parts that satisfy all of them."""
+        for part in parts:
+            node = self.node(part)
+            if "const" in node or "enum" in node:
+                values = [node["const"]] if "const" in node else list(node["enum"])
+                require_choices(len(values), f"{self.source.field}#{join(part[0], 'enum')}")
+                plain = all(self._only_enum_and_type(other) for other in parts)
+                return [value for value in values if self._fits(value, parts, plain)]
+        return None
+
+    def _only_enum_and_type(self, part: Part) -> bool:
+        return self.node(part).keys() <= {"enum", "const", "type", *ANNOTATIONS}
+
+    def _fits(self, value: Any, parts: Parts, plain: bool) -> bool:
+        if plain and len(parts) == 1 and "type" not in self.node(parts[0]):
+            return True
+        return all(self.source.accepts(part[0], value) for part in parts)
+
+    def _one_of_values(self, values: list[Any]) -> Plain | None:
+        simple = [value for value in values if not isinstance(value, dict | list)]
+        options: list[Plain] = [{"enum": simple}] if simple else []
+        options += [constant(value) for value in values if isinstance(value, dict | list)]
+        return _any_of(options)
+
+    # ---- types
+
+    def types(self, parts: Parts) -> tuple[str, ...]:
+        """The types that all parts allow; `integer` only where `number` is not."""
+        allowed = list(TYPES)
+        for part in parts:
+            node = self.node(part)
+            if "type" in node:
+                named = [node["type"]] if isinstance(node["type"], str) else node["type"]
+                wider = {*named, "integer"} if "number" in named else {*named}
+                allowed = [name for name in allowed if name in wider]
+            if refused := _negated_types(node):
+                allowed = [name for name in allowed if name not in refused]
+        return tuple(name for name in allowed if name != "integer" or "number" not in allowed)
+
+    def _typed(self, parts: Parts) -> Plain | None:
+        if not parts:
+            return {}
+        if any(self.node(part).get("not") in (True, {}) for part in parts if "not" in self.node(part)):
+            return None
+        self._note_conditions(parts)
+        options = [FORMS[name](self, parts, name) for name in self.types(parts)]
+        return _any_of([option for option in options if option is not None])
+
+    def _note_conditions(self, parts: Parts) -> None:
+        for part in parts:
+            node = self.node(part)
+            if "not" in node and node["not"] is not False and not _negated_types(node):
+                self.gap(part[0], "not")
+            if "if" in node and ("then" in node or "else" in node):
+                self.gap(part[0], "if")
+
+
+def _negated_types(node: Plain) -> set[str]:
+    """The types that a `not` rules out, where it does no more than that; numbers that are no integers are no type."""
+    negated = node.get("not")
+    if not isinstance(negated, dict) or negated.keys() != {"type"}:
+        return set()
+    named = {negated["type"]} if isinstance(negated["type"], str) else set(negated["type"])
+    if "number" in named:
+        return {*named, "integer"}
+    return set() if "integer" in named else named
+
+
+def constant(value: Any) -> Plain:
+    """One value, its objects and arrays spelt out, so that they are spaced like all others."""
+    if isinstance(value, dict):
+        properties = {name: constant(inner) for name, inner in value.items()}
+        return {
+            "type": "object", "properties": properties, "required": list(value), "additionalProperties": False,
+        }  # fmt: skip
+    if isinstance(value, list):
+        items = [constant(inner) for inner in value]
+        return {
+            "type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items),
+        }  # fmt: skip
+    return {"enum": [value]}
+
+
+def _any_of(options: list[Plain]) -> Plain | None:
+    """One of the options, nested alternatives joined; None if there is none."""
+    flat: list[Plain] = []
+    for option in options:
+        flat += [inner for inner in (option["anyOf"] if option.keys() == {"anyOf"} else [option]) if inner not in flat]
+    if {} in flat:
+        return {}
+    if not flat:
+        return None
+    return flat[0] if len(flat) == 1 else {"anyOf": flat}
+
+
+def _is_large(plain: Plain) -> bool:
+    return any(keyword in plain for keyword in ("properties", "anyOf", "items", "prefixItems", "additionalProperties"))

@@ -1,0 +1,109 @@
+"""A JSON schema as a document: its parts by JSON pointer, its references, its anchors.
+
+Only references inside the document are followed; nothing is ever fetched. Whether the document is a valid schema is
+asked of the `jsonschema` library, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urljoin
+
+from bough.constrained.limits import MAX_DEPTH
+from bough.core.errors import RequestError
+
+DATA_KEYWORDS = {"enum", "const", "default", "examples", "example"}  # what they hold is data, not schemas
+
+
+class SchemaSource:
+    """One schema document."""
+
+    def __init__(self, root: Any, field: str) -> None:
+        self.root = root
+        self.field = field
+        self._base = root.get("$id", "") if isinstance(root, dict) else ""
+        self._named: dict[str, str] = {}  # absolute address or anchor → pointer
+        self._index(root, "", self._base, 0)
+        self._validators: dict[str, Any] = {}
+
+    def at(self, pointer: str) -> Any:
+        """The part at a pointer."""
+        found = self.root
+        for step in pointer.split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(key)] if isinstance(found, list) else found[key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise self.error(pointer, "is named by a reference, but is not in the schema") from None
+        return found
+
+    def target(self, reference: str, pointer: str) -> str:
+        """The pointer that a `$ref` at `pointer` names."""
+        if reference == "#":
+            return ""
+        if reference.startswith("#/"):
+            return unquote(reference[1:])
+        address = urljoin(self._base, reference)
+        for known in (address, reference):
+            if known in self._named:
+                return self._named[known]
+        base, _, fragment = address.partition("#")
+        if base in self._named and (not fragment or fragment.startswith("/")):
+            return self._named[base] + unquote(fragment)
+        raise self.error(
+            f"{pointer}/$ref", f"names {reference!r}, which is not in the schema; put what it names under $defs"
+        )
+
+    def accepts(self, pointer: str, value: Any) -> bool:
+        """Whether a value is valid against one part, references followed."""
+        from jsonschema import Draft202012Validator
+
+        if pointer not in self._validators:
+            document = Draft202012Validator(self.root)
+            self._validators[pointer] = document.evolve(schema=self.at(pointer))
+        return bool(self._validators[pointer].is_valid(value))
+
+    def check(self) -> None:
+        """Refuses what is no schema at all."""
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import best_match
+
+        metaschema = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+        problem = best_match(
+            error for error in metaschema.iter_errors(self.root) if not _of_an_older_draft(error, self.root)
+        )
+        if problem is not None:
+            raise self.error(join("", *problem.absolute_path), f"is not valid JSON Schema: {problem.message[:200]}")
+
+    def error(self, pointer: str, reason: str) -> RequestError:
+        where = f"{self.field}#{pointer}" if pointer else self.field
+        return RequestError(f"{where} {reason.rstrip('.')}.", field=self.field)
+
+    def _index(self, node: Any, pointer: str, base: str, depth: int) -> None:
+        """Notes every `$id` and `$anchor`, and refuses what is nested too deep for what walks it later."""
+        if depth > MAX_DEPTH:
+            raise self.error("", f"is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(node, dict):
+            if isinstance(node.get("$id"), str):
+                base = urljoin(base, node["$id"])
+                self._named.setdefault(base.rstrip("#"), pointer)
+            if isinstance(node.get("$anchor"), str):
+                self._named.setdefault(f"{base}#{node['$anchor']}", pointer)
+            for key, value in node.items():
+                if key not in DATA_KEYWORDS:
+                    self._index(value, join(pointer, key), base, depth + 1)
+        elif isinstance(node, list):
+            for index, value in enumerate(node):
+                self._index(value, join(pointer, index), base, depth + 1)
+
+
+def join(pointer: str, *steps: str | int) -> str:
+    return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+
+
+def _of_an_older_draft(error: Any, root: Any) -> bool:
+    """Forms that earlier drafts had and that are read as they meant: tuples in `items`, true as an exclusive bound."""
+    last = error.absolute_path[-1] if error.absolute_path else None
+    if last == "items" and isinstance(error.instance, list):
+        return True
+    return last in ("exclusiveMinimum", "exclusiveMaximum", "required") and isinstance(error.instance, bool)

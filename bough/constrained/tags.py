@@ -1,0 +1,172 @@
+"""Structural tags: free text with structured stretches in it, in either of the forms that clients write.
+
+The short form, `{type, structures: [{begin, schema, end}], triggers}`, is the long one's `triggered_tags`. The long
+form is a tree of formats; each is checked by name and field, and the schemas, patterns and grammars in it are lowered
+like those that stand alone. What comes out is always the long form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bough.constrained.ebnf import ebnf_text, parse_ebnf
+from bough.constrained.features import FEATURES
+from bough.constrained.limits import MAX_DEPTH, require_positions
+from bough.constrained.pattern_tree import pattern_text, positions
+from bough.constrained.regexes import parse_regex
+from bough.constrained.schema_lowering import Gap, Lowering
+from bough.constrained.schema_source import SchemaSource, join
+from bough.core.errors import RequestError
+
+Json = dict[str, Any]
+
+STRING = (str,)
+STRINGS = (list,)
+FLAG = (bool,)
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # by type of format: the fields it must have
+    "const_string": {"value": STRING},
+    "json_schema": {"json_schema": (dict, bool)},
+    "regex": {"pattern": STRING},
+    "grammar": {"grammar": STRING},
+    "any_text": {},
+    "sequence": {"elements": STRINGS},
+    "or": {"elements": STRINGS},
+    "optional": {"content": (dict,)},
+    "star": {"content": (dict,)},
+    "plus": {"content": (dict,)},
+    "repeat": {"content": (dict,), "min": (int,), "max": (int,)},
+    "tag": {"begin": STRING, "content": (dict,), "end": (str, list)},
+    "triggered_tags": {"triggers": STRINGS, "tags": STRINGS},
+    "tags_with_separator": {"tags": STRINGS, "separator": STRING},
+}
+OPTIONS: dict[str, dict[str, tuple[type, ...]]] = {  # and those it may have
+    "json_schema": {"style": STRING},
+    "any_text": {"excludes": STRINGS},
+    "triggered_tags": {"at_least_one": FLAG, "stop_after_first": FLAG, "excludes": STRINGS},
+    "tags_with_separator": {"at_least_one": FLAG, "stop_after_first": FLAG},
+}
+
+
+def lower_tag(tag: Json, backend: str, field: str) -> tuple[Json, tuple[Gap, ...]]:
+    """The tag in its long form, ready for the back end, and what of its schemas is not enforced."""
+    lowering = _TagLowering(backend, field)
+    if tag.get("type") not in ("structural_tag", None):
+        raise lowering.error("/type", f"must be 'structural_tag', not {tag['type']!r}")
+    if "structures" in tag:
+        formatted = lowering.short(tag)
+    elif isinstance(tag.get("format"), dict):
+        formatted = lowering.format(tag["format"], "/format", 0)
+    else:
+        raise lowering.error("", "needs either structures and triggers, or a format")
+    return {"type": "structural_tag", "format": formatted}, tuple(lowering.gaps)
+
+
+class _TagLowering:
+    """One walk over one tag."""
+
+    def __init__(self, backend: str, field: str) -> None:
+        self.gaps: list[Gap] = []
+        self._backend = backend
+        self._field = field
+
+    def error(self, path: str, reason: str) -> RequestError:
+        return RequestError(
+            f"{self._field}#{path} {reason}." if path else f"{self._field} {reason}.", field=self._field
+        )
+
+    def short(self, tag: Json) -> Json:
+        structures, triggers = tag["structures"], tag.get("triggers")
+        if not isinstance(structures, list) or not structures:
+            raise self.error("/structures", "must be a list of {begin, schema, end}")
+        tags = []
+        for index, structure in enumerate(structures):
+            path = f"/structures/{index}"
+            if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
+                raise self.error(path, "must be an object with begin, schema and end")
+            schema = self._schema(structure.get("schema", {}), f"{path}/schema")
+            tags.append(
+                {"type": "tag", "begin": structure["begin"], "content": schema, "end": structure.get("end", "")}
+            )
+        return self._triggered({"type": "triggered_tags", "triggers": triggers, "tags": tags}, "")
+
+    def format(self, found: Any, path: str, depth: int) -> Json:
+        if depth > MAX_DEPTH:
+            raise self.error("", f"is nested deeper than {MAX_DEPTH} levels")
+        kind = found.get("type") if isinstance(found, dict) else None
+        if kind is None and isinstance(found, dict) and "begin" in found:
+            found, kind = {"type": "tag", **found}, "tag"
+        if kind not in FIELDS:
+            raise self.error(path, f"has an unknown type, {kind!r}; known are: {', '.join(FIELDS)}")
+        self._check_fields(found, kind, path)
+        make: dict[str, Callable[[], Json]] = {
+            "json_schema": lambda: self._schema(
+                found["json_schema"], f"{path}/json_schema", found.get("style", "json")
+            ),
+            "regex": lambda: {"type": "regex", "pattern": self._pattern(found["pattern"], f"{path}/pattern")},
+            "grammar": lambda: {"type": "grammar", "grammar": self._grammar(found["grammar"], f"{path}/grammar")},
+            "triggered_tags": lambda: self._triggered(self._inside(found, path, depth), path),
+        }
+        return make[kind]() if kind in make else self._inside(found, path, depth)
+
+    def _inside(self, found: Json, path: str, depth: int) -> Json:
+        """The same format with the formats in it lowered."""
+        inner = dict(found)
+        if "content" in found:
+            inner["content"] = self.format(found["content"], f"{path}/content", depth + 1)
+        for name in ("elements", "tags"):
+            if name in found:
+                if not found[name]:
+                    raise self.error(f"{path}/{name}", "is empty")
+                inner[name] = [
+                    self.format(part, join(path, name, index), depth + 1) for index, part in enumerate(found[name])
+                ]
+        return inner
+
+    def _check_fields(self, found: Json, kind: str, path: str) -> None:
+        allowed = {"type": STRING, **FIELDS[kind], **OPTIONS.get(kind, {})}
+        for name in FIELDS[kind].keys() - found.keys():
+            raise self.error(path, f"needs {name!r}")
+        for name, value in found.items():
+            if name not in allowed:
+                raise self.error(f"{path}/{name}", f"cannot be enforced; a {kind} has: {', '.join(allowed)}")
+            if not isinstance(value, allowed[name]):
+                raise self.error(f"{path}/{name}", f"is of the wrong type, {type(value).__name__}")
+        for name in ("triggers", "excludes"):
+            if any(not isinstance(text, str) or not text for text in found.get(name, ())):
+                raise self.error(f"{path}/{name}", "must be a list of non-empty strings")
+        if kind == "repeat" and found["max"] != -1 and not 0 <= found["min"] <= found["max"]:
+            raise self.error(path, "needs 0 ≤ min ≤ max, or max -1 for no limit")
+        if kind == "repeat":
+            require_positions(max(found["min"], found["max"]), self._field)
+
+    def _triggered(self, found: Json, path: str) -> Json:
+        """Each tag must begin with one trigger: that is how it is recognised."""
+        triggers = found["triggers"]
+        if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
+            raise self.error(f"{path}/triggers", "must be a non-empty list of non-empty strings")
+        for index, tag in enumerate(found["tags"]):
+            if tag.get("type") != "tag":
+                raise self.error(f"{path}/tags/{index}", "must be a tag")
+            if sum(tag["begin"].startswith(trigger) for trigger in triggers) != 1:
+                raise self.error(
+                    path, f"has a tag that begins with {tag['begin']!r}, which must be exactly one trigger's"
+                )
+        return found
+
+    def _schema(self, schema: Any, path: str, style: str = "json") -> Json:
+        if style != "json" and self._backend != "xgrammar":
+            raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
+        source = SchemaSource(schema, f"{self._field}#{path}")
+        source.check()
+        plain, gaps = Lowering(source, FEATURES[self._backend]).run()
+        self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
+        return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
+
+    def _pattern(self, pattern: str, path: str) -> str:
+        tree = parse_regex(pattern, field=f"{self._field}#{path}")
+        require_positions(positions(tree), self._field)
+        return pattern_text(tree)
+
+    def _grammar(self, grammar: str, path: str) -> str:
+        return ebnf_text(parse_ebnf(grammar, f"{self._field}#{path}"))

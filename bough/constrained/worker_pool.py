@@ -1,0 +1,124 @@
+"""Worker processes and the clock over them: a compile that takes too long ends with its process, for its request
+alone.
+
+A worker is started when a grammar needs one and kept for the next; at most `size` run at a time, and a compile waits
+for a free one. Owned here: the processes. Which grammars need one is left to `compiler`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from bough.constrained.interface import GrammarSpec
+from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.worker import LENGTH, Hello, Outcome, write_frame
+from bough.core.errors import RequestError
+
+START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
+CHUNK = 1 << 20
+
+
+class WorkerPool:
+    """Compiles specs in processes; called from threads, each of which waits for its own."""
+
+    def __init__(self, backend: str, vocabulary: Vocabulary, timeout_s: float, size: int) -> None:
+        self._hello = msgspec.msgpack.encode(Hello(backend, vocabulary))
+        self._timeout_s = timeout_s
+        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(None)  # a place without a process yet
+        self._running: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """The compiled grammar; a `RequestError` when it is refused, takes too long, or kills its process."""
+        worker = self._free.get()
+        try:
+            if worker is None:
+                worker = self._start()
+            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s)
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            self._end(worker)
+            worker = None
+            if isinstance(error, TimeoutError):
+                reason = f"takes longer than {self._timeout_s:g} s (--grammar-timeout-s)"
+            else:
+                reason = "needs more memory or stack than a compile may have"
+            raise RequestError(f"The grammar is too complex: compiling it {reason}; make it smaller.") from None
+        finally:
+            self._free.put(worker)
+        if outcome.error is not None:
+            raise RequestError(outcome.error)
+        return outcome.payload
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            running, self._running = self._running, set()
+        for worker in running:
+            worker.end()
+
+    def _start(self) -> _Worker:
+        worker = _Worker()
+        with self._lock:
+            if self._closed:
+                worker.end()
+                raise EOFError("the engine is closing")
+            self._running.add(worker)
+        worker.ask(self._hello, START_TIMEOUT_S)
+        return worker
+
+    def _end(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            worker.end()
+            with self._lock:
+                self._running.discard(worker)
+
+
+class _Worker:
+    """One process and the pipes to it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bough.constrained.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def ask(self, message: bytes, timeout_s: float) -> Outcome:
+        deadline = time.monotonic() + timeout_s
+        write_frame(self._stdin, message)
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
+        return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stdout.close()
+        try:
+            self._stdin.close()
+        except BrokenPipeError:
+            return  # what it had not read yet is of no use to anybody
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        parts, missing = [], size
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            while missing:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+                part = os.read(self._stdout.fileno(), min(missing, CHUNK))
+                if not part:
+                    raise EOFError
+                parts.append(part)
+                missing -= len(part)
+        return b"".join(parts)

@@ -1,0 +1,120 @@
+"""Masks by xgrammar: a pushdown automaton whose masks are mostly worked out when the grammar is compiled.
+
+That makes its masks the cheapest of the three (microseconds) and its compiles the dearest, some of them seconds; they
+are serialised by the library itself, so they can be made in a process that is ended when they take too long. Importing
+this module imports torch, which xgrammar loads; no tensor is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xgrammar
+
+from bough.constrained.backends import refusal
+from bough.constrained.interface import GrammarSpec, Matcher
+from bough.constrained.masks import allow_only, tail_bits
+from bough.constrained.regexes import choices_regex
+from bough.constrained.vocabulary import Vocabulary
+
+SEPARATORS = (", ", ": ")
+COMPILE_THREADS = 2  # a compile shares the machine with the model
+
+
+class XGrammarBackend:
+    """The library's compiler over one vocabulary, without a cache of its own: `compiler.py` has one for all."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._info = xgrammar.TokenizerInfo(
+            list(vocabulary.pieces), vocab_size=vocabulary.size, stop_token_ids=list(vocabulary.stop_ids)
+        )
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=COMPILE_THREADS, cache_enabled=False)
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        try:
+            return self._compile(spec).serialize_json().encode()
+        except (RuntimeError, ValueError) as error:
+            raise refusal(error) from None
+
+    def load(self, payload: bytes) -> Callable[[], Matcher]:
+        compiled = xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._info)
+        return lambda: XGrammarMatcher(compiled, self._vocabulary)
+
+    def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
+        match spec.kind:
+            case "json_schema" | "json_object":
+                return self._compiler.compile_grammar(schema_grammar(spec.text, spec.any_whitespace))
+            case "regex":
+                return self._compiler.compile_regex(spec.text)
+            case "choice":
+                return self._compiler.compile_regex(choices_regex(json.loads(spec.text)))
+            case "ebnf":
+                return self._compiler.compile_grammar(spec.text)
+            case "structural_tag":
+                tag = with_fixed_spacing(json.loads(spec.text), spec.any_whitespace)
+                return self._compiler.compile_structural_tag(json.dumps(tag))
+
+
+def schema_grammar(schema: str, any_whitespace: bool) -> xgrammar.Grammar:
+    """A schema as the library's grammar. A property that is not named is allowed unless the schema says otherwise."""
+    if any_whitespace:
+        return xgrammar.Grammar.from_json_schema(schema, any_whitespace=True, strict_mode=False)
+    return xgrammar.Grammar.from_json_schema(schema, any_whitespace=False, separators=SEPARATORS, strict_mode=False)
+
+
+def with_fixed_spacing(tag: Any, any_whitespace: bool) -> Any:
+    """A tag whose JSON schemas are grammars: the library itself would allow any blanks in a tag's JSON."""
+    if isinstance(tag, list):
+        return [with_fixed_spacing(part, any_whitespace) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    if tag.get("type") == "json_schema" and tag.get("style", "json") == "json":
+        return {"type": "grammar", "grammar": str(schema_grammar(json.dumps(tag["json_schema"]), any_whitespace))}
+    return {key: with_fixed_spacing(value, any_whitespace) for key, value in tag.items()}
+
+
+class XGrammarMatcher:
+    """One request's place in the grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
+        self._inner = xgrammar.GrammarMatcher(compiled)
+        self._stops = vocabulary.stop_ids
+        self._tail = tail_bits(vocabulary.size)
+
+    def accept(self, token: int) -> bool:
+        if self.finished:
+            return False
+        return bool(self._inner.accept_token(token))
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        if self.finished:
+            allow_only(self._stops, mask)
+        else:
+            self._inner.fill_next_token_bitmask(mask.reshape(1, -1))
+            mask[-1] &= self._tail  # the library leaves the bits behind the last token set
+
+    def rollback(self, tokens: int) -> None:
+        if tokens:
+            self._inner.rollback(tokens)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._inner.is_terminated())
+
+    @property
+    def can_end(self) -> bool:
+        return not self.finished and bool(self._inner.is_completed())
+
+    def forced(self) -> bytes:
+        if self.finished:
+            return b""
+        try:
+            return str(self._inner.find_jump_forward_string()).encode()
+        except UnicodeDecodeError as error:  # it ends inside a character, where there is a choice again
+            whole: bytes = error.object[: error.start]
+            return whole

@@ -1,0 +1,1 @@
+"""Forbids tokens: what a grammar does not allow must not be sampled."""

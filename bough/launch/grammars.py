@@ -1,0 +1,110 @@
+"""The scheduler's way to grammars: a compiler over the model's vocabulary, made when the first grammar is asked for.
+
+Owns the thread that reads the tokenizer and builds the compiler, the requests that came before it was done, and the
+memory of how forced texts are spelt. An engine that never sees a grammar pays nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from bough.constrained.build import build_compiler
+from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+from bough.constrained.retokenise import retokenise
+from bough.constrained.vocabulary import Vocabulary, read_vocabulary
+from bough.core.errors import BoughError, RequestError
+from bough.core.settings import SchedulerSettings
+from bough.tokenizer.tokenizer import Tokenizer
+
+SPELLINGS = 4096  # forced texts whose tokens are remembered: the keys of a schema come again with every answer
+
+
+class EarlyTicket:
+    """A compile that was asked for before there was a compiler. All of it happens on the scheduler's thread."""
+
+    def __init__(self, desk: GrammarDesk, spec: GrammarSpec) -> None:
+        self._desk = desk
+        self._spec = spec
+        self._ticket: Ticket | None = None
+
+    @property
+    def done(self) -> bool:
+        if self._ticket is None and self._desk.ready and self._desk.error is None:
+            self._ticket = self._desk.request(self._spec)
+        return self._desk.error is not None or (self._ticket is not None and self._ticket.done)
+
+    def result(self) -> Compiled:
+        if self._ticket is None:
+            raise RequestError(f"This engine cannot follow a grammar: {self._desk.error}")
+        return self._ticket.result()
+
+    def cancel(self) -> None:
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+
+class GrammarDesk:
+    """Takes grammars in from the first moment on; `open_tokenizer` is called once, on a thread."""
+
+    def __init__(
+        self,
+        open_tokenizer: Callable[[], Tokenizer | None],
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        settings: SchedulerSettings,
+    ) -> None:
+        self._open_tokenizer = open_tokenizer
+        self._eos_ids = tuple(eos_ids)
+        self._vocab_size = vocab_size
+        self._settings = settings
+        self._compiler: GrammarCompiler | None = None
+        self._builder: threading.Thread | None = None
+        self._spell: Callable[[int, bytes], Sequence[int]] | None = None
+        self.error: BoughError | None = None  # why there will be no compiler
+
+    @property
+    def ready(self) -> bool:
+        """There is a compiler, or it is known that there will be none."""
+        return self._compiler is not None or self.error is not None
+
+    def request(self, spec: GrammarSpec) -> Ticket:
+        if self._compiler is not None:
+            return self._compiler.request(spec)
+        if self._builder is None:
+            self._builder = threading.Thread(target=self._build, name="grammars", daemon=True)
+            self._builder.start()
+        return EarlyTicket(self, spec)
+
+    def spell(self, last: int, forced: bytes) -> Sequence[int]:
+        assert self._spell is not None, "nothing is forced before a grammar has been compiled"
+        return self._spell(last, forced)
+
+    def close(self) -> None:
+        if self._builder is not None:
+            self._builder.join()
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _build(self) -> None:
+        try:
+            tokenizer = self._open_tokenizer()
+            assert tokenizer is not None
+            vocabulary = read_vocabulary(tokenizer, self._eos_ids, self._vocab_size)
+            compiler = build_compiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
+        except BoughError as error:
+            self.error = error
+            return
+        self._spell = lru_cache(SPELLINGS)(lambda last, forced: spell(tokenizer, vocabulary, last, forced))
+        self._compiler = compiler
+
+
+def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int, forced: bytes) -> Sequence[int]:
+    """The tokens of the last token's text and what must follow it; nothing where the tokenizer cannot say."""
+
+    def encode(text: str) -> Sequence[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    seam = retokenise(encode, vocabulary.pieces.__getitem__, (last,), forced, max_cut=1)
+    return seam.tokens if seam.cut else (last, *seam.tokens)

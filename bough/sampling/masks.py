@@ -1,0 +1,49 @@
+"""What grammars allow, applied to the logits of a batch: after everything a request may do to them itself.
+
+Rows without a mask are not touched. Logprobs are of the model's own distribution, so where a masked row wants some, the
+mask works on a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bough.core.plan import BatchPlan, BoolArray, IntArray, TokenMasks
+from bough.kernels.token_mask import reference
+from bough.sampling.state import SamplingState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMasks:
+    """The masked rows of a batch."""
+
+    masked: BoolArray  # [n] which rows they are, on the host
+    places: Tensor  # [m] int64, the same on the device
+    words: Tensor  # [m, words] int32: bit t % 32 of word t // 32 allows token t
+
+
+def batch_masks(plan: BatchPlan, masks: Callable[[], TokenMasks]) -> BatchMasks | None:
+    """The masks of the rows that sample, on a CPU; waits for them, if there are to be any."""
+    if plan.masked is None:
+        return None
+    masked = plan.masked[plan.sample]
+    return BatchMasks(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))
+
+
+def apply_masks(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks, *, raw: bool) -> Tensor:
+    """The logits [n, V] with all that is not allowed at -inf. `raw`: these are the model's own, which a row that wants
+    logprobs has yet to read."""
+    if raw and (masks.masked & state.flags.logprobs[rows]).any():
+        logits = logits.clone()
+    if logits.device.type == "cuda":
+        from bough.kernels.token_mask import triton  # installed only where it has a device to drive
+
+        triton.forbid_tokens_(logits, masks.words, masks.places)
+    else:
+        reference.forbid_tokens_(logits, masks.words, masks.places)
+    return logits

@@ -1,0 +1,130 @@
+"""One request's grammar and where the request stands in it.
+
+Owns the matcher, and the track of the thinking before it. It says what may be sampled next, steps over what was, and
+settles the questions that a grammar alone leaves open: it begins when the thinking is over, which cannot end the
+request; stop tokens are kept away until `min_new_tokens` and, with `ignore_eos`, as long as anything else may come; but
+a text that can only end does end, because nothing could follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bough.constrained.interface import Compiled, Matcher
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort
+from bough.core.plan import IntArray
+from bough.core.sampling_params import SamplingParams
+from bough.messages.requests import Thinking
+from bough.scheduler.thinking import ThinkingTrack
+
+DEAD_END = FinishAbort(
+    "The grammar allows no token of this model's vocabulary here; other requests go on.",
+    status_code=500,
+    err_type="InternalServerError",
+)
+STRAYED = FinishAbort(
+    "A token was sampled that the grammar does not allow; other requests go on. This is a defect in Bough, please "
+    "report it.",
+    status_code=500,
+    err_type="InternalServerError",
+)
+
+
+class Constraint:
+    """Lives as long as its request, through retractions too: it has stepped over exactly the tokens that are known."""
+
+    def __init__(
+        self,
+        compiled: Compiled | None,
+        sampling: SamplingParams,
+        stop_ids: Iterable[int],
+        eos_ids: Sequence[int],
+        thinking: Thinking | None = None,
+    ) -> None:
+        """Without a grammar only the thinking is bounded."""
+        self._matcher = None if compiled is None else compiled.matcher()
+        self._thinking = None if thinking is None else ThinkingTrack(thinking)
+        self._stepped = False  # the grammar has begun
+        self.warnings = () if compiled is None else compiled.warnings
+        self._min_new = sampling.min_new_tokens
+        self._ends = tuple({*stop_ids, *eos_ids})
+        self._ignored = tuple(eos_ids) if sampling.ignore_eos and compiled is not None else ()
+        self.dead_end: FinishAbort | None = None  # why nothing was allowed when it was last asked
+
+    def allow(self, words: IntArray, generated: int) -> None:
+        """Writes what may be sampled as output token number `generated`, counted from 0."""
+        track = self._thinking
+        thinks = track is not None and not track.over
+        undecided = track is not None and track.undecided
+        self.dead_end = None
+        if self._matcher is None:
+            words.fill(-1)
+        elif not thinks or undecided:
+            self._fill(self._matcher, words)
+        if track is not None and thinks:
+            _think(words, track)
+        early = generated < self._min_new or (thinks and not undecided and self._matcher is not None)
+        held_back = self._ends if early else self._ignored
+        if held_back:
+            others = words.copy()
+            _clear(others, held_back)
+            if others.any():
+                words[:] = others
+        if not words.any():
+            self.dead_end = self.dead_end or DEAD_END
+
+    def _fill(self, matcher: Matcher, words: IntArray) -> None:
+        """A back end may meet a limit of its own on the way; that concerns this request alone."""
+        try:
+            matcher.fill(words)
+        except RequestError as error:
+            words.fill(0)
+            self.dead_end = FinishAbort.because(error)
+
+    def accept(self, token: int) -> bool:
+        """Steps over a sampled token; False, and it stands where it stood, when the grammar does not allow it."""
+        if self._thinking is not None and not self._thinking.over and self._thinking.take(token):
+            return True
+        if self._matcher is None:
+            return True
+        self._stepped = self._matcher.accept(token)
+        return self._stepped
+
+    def forced(self) -> bytes:
+        """What must come next behind a token of the grammar, whatever is sampled."""
+        if self._matcher is None or not self._stepped or self._matcher.finished:
+            return b""
+        return self._matcher.forced()
+
+    def replace(self, last: int, tokens: Sequence[int]) -> bool:
+        """Takes the last token back and steps over `tokens` in its place. False, and nothing has changed, when the
+        grammar refuses one of them."""
+        assert self._matcher is not None
+        self._matcher.rollback(1)
+        for count, token in enumerate(tokens):
+            if not self._matcher.accept(token):
+                self._matcher.rollback(count)
+                self._matcher.accept(last)
+                return False
+        return True
+
+
+def _think(words: IntArray, track: ThinkingTrack) -> None:
+    """Allows what the thinking asks for: anything inside of it while the budget lasts, else what begins or ends it."""
+    only = track.openings if track.forced is None else (track.forced,)
+    if not track.undecided:
+        words.fill(0 if only else -1)
+    bits = words.view(np.uint32)
+    for token in only:
+        bits[token // 32] |= np.uint32(1 << token % 32)
+
+
+def _clear(words: IntArray, tokens: Sequence[int]) -> None:
+    """Forbids these tokens; there are a handful of them."""
+    bits = words.view(np.uint32)
+    for token in tokens:
+        if token < 32 * len(words):
+            bits[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))

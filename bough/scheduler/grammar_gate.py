@@ -1,0 +1,98 @@
+"""Where requests with a grammar wait until it has been compiled; all others pass them by.
+
+Owns the requests at the gate and their tickets. Compiling happens elsewhere (`bough.constrained`); a turn of the loop
+only looks whether something is done. A grammar that is refused, or takes too long, ends its own request and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from bough.constrained.interface import Compiled, GrammarSpec, Ticket
+from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort
+from bough.core.sampling_params import SamplingParams
+from bough.scheduler.constraint import Constraint
+from bough.scheduler.ports import Grammars
+from bough.scheduler.request import Request
+
+POLL_S = 0.002  # between two looks when there is nothing else to do
+
+
+class GrammarGate:
+    """`enter` with a request and its ticket, `leave` if it is aborted meanwhile, `passed` for those that may go on."""
+
+    def __init__(self, grammars: Grammars | None, eos_ids: Sequence[int], *, any_whitespace: bool) -> None:
+        self._grammars = grammars
+        self._eos_ids = tuple(eos_ids)
+        self._any_whitespace = any_whitespace
+        self._waiting: dict[Request, Ticket] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._waiting
+
+    def ticket(self, sampling: SamplingParams) -> Ticket | None:
+        """Asks for the grammar of a request, if it has one; a `RequestError` for what can never pass."""
+        if not sampling.constrained:
+            return None
+        if self._grammars is None:
+            raise RequestError(
+                "This engine has no tokenizer (--skip-tokenizer-init), so it cannot follow a grammar; leave "
+                f"{sampling.grammar_field} out.",
+                field=sampling.grammar_field,
+            )
+        return self._grammars.request(spec_of(sampling, self._any_whitespace))
+
+    def enter(self, request: Request, ticket: Ticket) -> None:
+        self._waiting[request] = ticket
+
+    def leave(self, request: Request) -> None:
+        """Nobody waits for this request's grammar any more."""
+        self._waiting.pop(request).cancel()
+
+    def passed(self) -> list[tuple[Request, FinishAbort | None]]:
+        """The requests whose grammars are done, with the reason where they are refused."""
+        done = [request for request, ticket in self._waiting.items() if ticket.done]
+        return [(request, self._open(request, self._waiting.pop(request))) for request in done]
+
+    def _open(self, request: Request, ticket: Ticket) -> FinishAbort | None:
+        try:
+            compiled = ticket.result()
+        except RequestError as error:
+            field = None if error.field is None else request.sampling.grammar_field
+            return msgspec.structs.replace(FinishAbort.because(error), field=field)
+        request.constraint = self._constraint(request, compiled)
+        return None
+
+    def pass_by(self, request: Request) -> None:
+        """A request without a grammar; its thinking may have a budget."""
+        if request.thinking is not None and request.thinking.budget is not None:
+            request.constraint = self._constraint(request, None)
+
+    def _constraint(self, request: Request, compiled: Compiled | None) -> Constraint:
+        return Constraint(compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking)
+
+
+def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:
+    """What a constrained request asks for."""
+    strict = sampling.grammar_strict
+    match sampling.grammar_field:
+        case "json_schema":
+            return json_schema_spec(sampling.json_schema, strict=strict, any_whitespace=any_whitespace)
+        case "structural_tag":
+            return structural_tag_spec(sampling.structural_tag, strict=strict, any_whitespace=any_whitespace)
+        case "regex":
+            return regex_spec(sampling.regex or "")
+        case "ebnf":
+            return ebnf_spec(sampling.ebnf or "")
+        case _:
+            return choice_spec(sampling.choices, field="choices")

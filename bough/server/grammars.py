@@ -1,0 +1,137 @@
+"""What an answer must match, in the words of each protocol: from OpenAI's, vLLM's and Ollama's fields to the engine's.
+
+Pure. A protocol asks for the sampling fields that its request means, and for the names under which the client knows
+them, so that the engine's errors speak of what was sent. Native fields (`json_schema`, `regex`, ...) need no reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bough.core.errors import RequestError
+
+ANY_OBJECT = {"type": "object"}
+NATIVE = ("json_schema", "regex", "ebnf", "structural_tag")
+# vLLM's spellings, and what the engine calls them.
+GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choices", "guided_grammar": "ebnf"}
+STRUCTURED_OUTPUTS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choices",
+    "grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
+# Further fields of `structured_outputs` that ask for nothing when they have these values.
+NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
+    "disable_fallback": (None, False, True),  # there is one back end
+    "disable_any_whitespace": (None, False, True),  # a setting of the server (--grammar-any-whitespace)
+    "disable_additional_properties": (None, False),
+    "whitespace_pattern": (None, ""),
+}
+
+
+class GrammarFields(msgspec.Struct, kw_only=True):
+    """At most one of these says what the answer must match. Native fields and vLLM's are strict: what cannot be
+    enforced is refused; `response_format` is so only where it says `strict`."""
+
+    json_schema: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None  # every request uses the server's one back end (--grammar-backend)
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+def grammar_of(request: GrammarFields) -> dict[str, Any]:
+    """The sampling fields of what an OpenAI request asks for; several of them at once are the engine's to refuse."""
+    return {engine: value for engine, (value, _) in _meant(request).items()}
+
+
+def grammar_names(request: GrammarFields) -> dict[str, str]:
+    """What the client calls the engine's fields."""
+    return {engine: theirs for engine, (_, theirs) in _meant(request).items() if engine != theirs}
+
+
+def format_fields(given: Mapping[str, Any], name: str = "response_format") -> dict[str, Any]:
+    """The sampling fields of OpenAI's `response_format`."""
+    kind = given.get("type")
+    match kind:
+        case "text":
+            return {}
+        case "json_object":
+            return {"json_schema": ANY_OBJECT}
+        case "json_schema":
+            inner = given.get("json_schema", given)  # the Responses API has no inner object
+            if not isinstance(inner, Mapping) or inner.get("schema") is None:
+                raise RequestError(f"{name} of type json_schema needs a schema.", field=name)
+            return {"json_schema": inner["schema"], "grammar_strict": bool(inner.get("strict"))}
+        case "structural_tag":
+            tag = {key: value for key, value in given.items() if key != "strict"}
+            return {"structural_tag": tag, "grammar_strict": bool(given.get("strict"))}
+    raise RequestError(
+        f"{name}.type must be text, json_object, json_schema or structural_tag, got {kind!r}.", field=name
+    )
+
+
+def ollama_format(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The sampling fields of Ollama's `format`: "json", or a schema, which is enforced as far as it can be."""
+    if not given:
+        return {}
+    if given == "json":
+        return {"json_schema": ANY_OBJECT}
+    if isinstance(given, str):
+        raise RequestError('format must be "json" or a JSON schema.', field="format")
+    return {"json_schema": given, "grammar_strict": False}
+
+
+def _meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
+    """By the engine's field: its value, and the client's field that asked for it."""
+    found: list[tuple[str, Any, str]] = [(name, getattr(request, name), name) for name in NATIVE]
+    found += [(engine, getattr(request, theirs), theirs) for theirs, engine in GUIDED.items()]
+    if request.guided_json_object:
+        found.append(("json_schema", ANY_OBJECT, "guided_json_object"))
+    if request.guided_whitespace_pattern:
+        raise RequestError(
+            "guided_whitespace_pattern is not supported; blanks in JSON are a setting of the server "
+            "(--grammar-any-whitespace).",
+            field="guided_whitespace_pattern",
+        )
+    found += [(engine, value, "structured_outputs") for engine, value in _structured(request.structured_outputs or {})]
+    if request.response_format is not None:
+        fields = format_fields(request.response_format)
+        found += [(engine, value, "response_format") for engine, value in fields.items()]
+    meant: dict[str, tuple[Any, str]] = {}
+    for engine, value, theirs in found:
+        if value is None or (not value and isinstance(value, str | list)):  # empty: it asks for nothing
+            continue
+        if engine in meant:
+            raise RequestError(
+                f"{meant[engine][1]} and {theirs} each say what the answer must match; give one of them.", field=theirs
+            )
+        meant[engine] = (value, theirs)
+    return meant
+
+
+def _structured(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """vLLM's `structured_outputs`."""
+    fields: list[tuple[str, Any]] = []
+    for name, value in given.items():
+        if name in STRUCTURED_OUTPUTS:
+            fields.append((STRUCTURED_OUTPUTS[name], value))
+        elif name == "json_object":
+            fields.append(("json_schema", ANY_OBJECT if value else None))
+        elif name not in NOTHING_ASKED or value not in NOTHING_ASKED[name]:
+            raise RequestError(
+                f"structured_outputs.{name} is not supported by this server; leave it out.", field="structured_outputs"
+            )
+    return fields

@@ -1,0 +1,109 @@
+"""Compiling: in threads and worker processes, cached, bounded in time, one refusal per request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bough.constrained.build import build_compiler
+from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+from bough.constrained.spec import choice_spec, json_schema_spec, regex_spec
+from bough.core.errors import RequestError, SettingsError
+from tests.constrained.walks import BYTES, accepts
+
+HEAVY = regex_spec("[a-z]{1,60}[0-9]")  # beyond what is compiled in a thread
+
+
+@pytest.fixture(scope="module", params=["llguidance", "outlines-core", "xgrammar"])
+def compiler(request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
+    built = build_compiler(request.param, BYTES, timeout_s=30.0)
+    yield built
+    built.close()
+
+
+def wait(ticket: Ticket) -> Compiled:
+    while not ticket.done:
+        time.sleep(0.002)
+    return ticket.result()
+
+
+def test_a_small_grammar_is_compiled_and_walked(compiler: GrammarCompiler) -> None:
+    matcher = wait(compiler.request(choice_spec(["yes", "no", "maybe (later)"]))).matcher()
+    assert all(accepts(matcher, text) for text in ("yes", "no", "maybe (later)"))
+    assert not any(accepts(matcher, text) for text in ("ye", "yesno", ""))
+
+
+@pytest.mark.slow
+def test_a_large_grammar_is_compiled_in_a_process(compiler: GrammarCompiler) -> None:
+    matcher = wait(compiler.request(HEAVY)).matcher()
+    assert accepts(matcher, "abc7") and not accepts(matcher, "abc")
+
+
+def test_equal_specs_share_one_grammar(compiler: GrammarCompiler) -> None:
+    first = wait(compiler.request(regex_spec("[ab]c")))
+    assert wait(compiler.request(regex_spec("[ab]c"))) is first
+    one, other = first.matcher(), first.matcher()
+    assert one.accept(ord("a")) and not other.accept(ord("c"))
+
+
+def test_a_refusal_concerns_its_own_request(compiler: GrammarCompiler) -> None:
+    bad, good = compiler.request(regex_spec("a(?=b)")), compiler.request(regex_spec("a+"))
+    with pytest.raises(RequestError, match="look-around"):
+        wait(bad)
+    assert accepts(wait(good).matcher(), "aa")
+
+
+def test_what_is_not_enforced_is_told(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    compiled = wait(compiler.request(json_schema_spec(schema, strict=False)))
+    assert [warning.split()[0] for warning in compiled.warnings] == ["json_schema#/uniqueItems"]
+
+
+def test_a_cancelled_request_may_be_asked_again(compiler: GrammarCompiler) -> None:
+    tickets = [compiler.request(regex_spec(f"x{index}")) for index in range(20)]
+    for ticket in tickets:
+        ticket.cancel()
+        ticket.cancel()  # twice is once
+    assert accepts(wait(compiler.request(regex_spec("x19"))).matcher(), "x19")
+
+
+def test_what_takes_too_long_ends_alone() -> None:
+    """outlines-core writes out an automaton with two to the fourteenth states here, which takes it minutes."""
+    compiler = build_compiler("outlines-core", BYTES, timeout_s=1.0)
+    bomb = regex_spec("(a|b)*a(a|b){14}")
+    try:
+        slow, quick = compiler.request(bomb), compiler.request(regex_spec("ok"))
+        assert accepts(wait(quick).matcher(), "ok")
+        for ticket in (slow, compiler.request(bomb)):
+            with pytest.raises(RequestError, match="grammar-timeout-s"):
+                wait(ticket)
+    finally:
+        compiler.close()
+
+
+def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
+    compiler = build_compiler("llguidance", BYTES, cache_entries=2)
+    try:
+        specs = [regex_spec(f"y{index}") for index in range(3)]
+        first = wait(compiler.request(specs[0]))
+        for spec in specs[1:]:
+            wait(compiler.request(spec))
+        wait(compiler.request(specs[2]))
+        assert wait(compiler.request(specs[0])) is not first
+    finally:
+        compiler.close()
+
+
+def test_names_of_back_ends() -> None:
+    with pytest.raises(SettingsError, match=r"xgrammar, llguidance, outlines-core, outlines"):
+        build_compiler("antlr", BYTES)
+    build_compiler("outlines", BYTES).close()
+
+
+def test_a_spec_crosses_processes_unchanged() -> None:
+    import msgspec
+
+    spec = GrammarSpec("regex", "a")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=GrammarSpec) == spec

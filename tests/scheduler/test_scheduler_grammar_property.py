@@ -1,0 +1,79 @@
+"""Random loads of constrained and free requests: each gets what it would have got alone, whatever the schedule."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.core.settings import MemorySettings
+from bough.messages.requests import Abort, LogprobRequest
+from tests.fakes.executor import FakeExecutor
+from tests.fakes.executor import oracle as free_oracle
+from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle
+from tests.fakes.scheduler_bench import Bench
+
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+# Mostly one byte is possible: long forced runs, with choices between them; low bytes merge into pairs.
+PLACE = st.one_of(st.integers(0, 12).map(lambda b: [b]), st.integers(0, 6).map(lambda b: [b]), st.just([1, 2, 3, 40]))
+PLACES = st.lists(PLACE, max_size=16)
+STARTS = st.sampled_from([None, None, -1, 0])
+ASK = st.tuples(st.just("ask"), PROMPTS, st.one_of(st.none(), PLACES, PLACES), st.integers(0, 14), STARTS)
+ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
+TURN = st.tuples(st.just("turn"), st.integers(1, 6))
+CONFIG = st.fixed_dictionaries(
+    {
+        "enable_mixed_chunk": st.booleans(),
+        "disable_overlap_schedule": st.booleans(),
+        "disable_jump_forward": st.booleans(),
+        "schedule_conservativeness": st.sampled_from([0.0, 1.0]),
+    }
+)
+MACHINE = st.tuples(st.sampled_from([1, 2, 4]), st.integers(24, 60), st.integers(1, 5), st.integers(4, 20))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.one_of(ASK, ASK, ABORT, TURN), max_size=30), CONFIG, MACHINE, st.booleans(), st.integers(0, 3))
+def test_any_load_follows_its_grammars(  # type: ignore[no-untyped-def]
+    actions, config, machine, share, looks
+) -> None:
+    page_size, tokens, rows, chunk = machine
+    executor = FakeExecutor(
+        rows=rows, pages=tokens // page_size, page_size=page_size, context_length=48, chunk_tokens=max(chunk, page_size)
+    )
+    memory = MemorySettings(disable_radix_cache=not share)
+    bench = Bench(executor, eos_ids=(EOS,), memory=memory, grammars=FakeGrammars(looks), **config)
+    asked: dict[int, tuple[list[int], Places | None, int, bool]] = {}
+    for action in actions:
+        match action:
+            case ("ask", prompt, places, max_new, start):
+                logprobs = None if start is None else LogprobRequest(start=start)
+                options = {} if places is None else {"regex": grammar(places)}
+                bench.ask(len(asked), prompt, logprobs=logprobs, max_new_tokens=max_new, **options)
+                asked[len(asked)] = (prompt, places, max_new, start is not None)
+            case ("abort", handle):
+                bench.submit(Abort(handle))
+            case ("turn", times):
+                bench.turn(times)
+    bench.run()
+    room = min(48, tokens // page_size * page_size)
+    for handle, (prompt, places, asked_new, scored) in asked.items():
+        max_new = min(asked_new, room - len(prompt))
+        output, reason = bench.out.outputs[handle], bench.out.ended[handle]
+        if places is None:
+            expected = free_oracle(prompt, max_new, frozenset({EOS}))
+        else:
+            found = oracle(prompt, places, max_new, jumps=not config["disable_jump_forward"], logprobs=scored)
+            assert found is not None
+            expected = found
+            text = b"".join(PIECES[token] for token in output)
+            assert all(byte in place for byte, place in zip(text, places, strict=False)), (output, places)
+        assert output == expected[: len(output)]
+        if scored:
+            assert bench.out.scored[handle] == output
+        if isinstance(reason, FinishStop):
+            assert output == expected and reason.matched == EOS == output[-1]
+        elif isinstance(reason, FinishLength):
+            assert output == expected and reason.length == len(output) == max_new
+        else:
+            assert isinstance(reason, FinishAbort) and reason.status_code == 499

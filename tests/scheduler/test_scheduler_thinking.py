@@ -1,0 +1,106 @@
+"""Thinking before a grammar: free while it lasts, bounded by its budget, and the answer valid after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.core.finish import FinishLength, FinishStop
+from bough.core.plan import mask_words
+from bough.core.sampling_params import SamplingParams
+from bough.messages.requests import Thinking
+from bough.scheduler.constraint import Constraint
+from bough.scheduler.thinking import ThinkingTrack
+from tests.fakes.executor import VOCAB
+from tests.fakes.grammars import EOS, PIECES, FakeCompiled, FakeGrammars, Places, grammar
+from tests.fakes.scheduler_bench import Bench
+
+START, END = 90, 91  # tokens that write nothing
+CHOICE = [1, 2, 3, 40]
+PLACES: Places = [CHOICE, [9], [8], [7], CHOICE]
+
+
+def marks(**more: object) -> Thinking:
+    return Thinking((START,), (END,), (10, END), **more)  # type: ignore[arg-type]
+
+
+def allowed(constraint: Constraint, generated: int = 0) -> set[int]:
+    words = np.zeros(mask_words(VOCAB), dtype=np.int32)
+    constraint.allow(words, generated)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB]).tolist())
+
+
+def constraint(thinking: Thinking, **sampling: object) -> Constraint:
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    return Constraint(FakeCompiled(PLACES), params, {EOS}, (EOS,), thinking)
+
+
+def test_an_answer_begins_with_thinking_or_with_the_grammar() -> None:
+    for first in (START, 40):
+        c = constraint(marks())
+        assert allowed(c) == {1, 2, 3, 40, START, END}
+        assert c.accept(first)
+        assert allowed(c) == (set(range(VOCAB)) - {EOS} if first == START else {9})
+
+
+def test_the_grammar_begins_behind_the_thinking() -> None:
+    c = constraint(marks(begun=True))
+    for token in (5, 50, 60):
+        assert EOS not in allowed(c) and len(allowed(c)) == VOCAB - 1 and c.accept(token) and not c.forced()
+    assert c.accept(END) and not c.forced() and allowed(c) == {1, 2, 3, 40}
+    assert c.accept(40) and c.forced() == bytes([9, 8, 7])
+
+
+def test_a_used_up_budget_ends_the_thinking() -> None:
+    c = constraint(marks(begun=True, budget=2))
+    assert c.accept(5) and c.accept(6)
+    assert allowed(c) == {10} and c.accept(10)
+    assert allowed(c) == {END} and c.accept(END)
+    assert allowed(c) == {1, 2, 3, 40}
+
+
+def test_markers_of_several_tokens() -> None:
+    track = ThinkingTrack(Thinking((60, 61), (60, 62), (60, 62)))
+    assert track.undecided and track.openings == (60,)
+    assert track.take(60) and set(track.openings) == {61, 62} and not track.undecided
+    assert track.take(62) and track.over
+    track = ThinkingTrack(Thinking((60, 61), (60, 62), (60, 62), begun=True))
+    for token in (60, 60, 5, 60):
+        assert track.take(token) and not track.over
+    assert track.take(62) and track.over
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_budget_without_a_grammar(overlap: bool) -> None:
+    b = Bench(eos_ids=(EOS,), disable_overlap_schedule=not overlap)
+    b.ask(0, [1, 2], max_new_tokens=12, thinking=marks(begun=True, budget=3), ignore_eos=True)
+    b.run()
+    output = b.out.outputs[0]
+    assert len(output) == 12 and (END in output[:4] or output[3:5] == [10, END])
+    assert b.out.ended[0] == FinishLength(12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_whatever_is_thought_the_answer_follows_the_grammar(
+    asked: list[tuple[bool, int]], overlap: bool, jumps: bool
+) -> None:
+    b = Bench(
+        eos_ids=(EOS,),
+        grammars=FakeGrammars(),
+        disable_overlap_schedule=not overlap,
+        disable_jump_forward=not jumps,
+    )
+    for handle, (begun, budget) in enumerate(asked):
+        thinking = marks(begun=begun, budget=budget)
+        b.ask(handle, [handle + 1, 2], max_new_tokens=40, regex=grammar(PLACES), thinking=thinking)
+    b.run()
+    for handle, (begun, _) in enumerate(asked):
+        output = b.out.outputs[handle]
+        assert b.out.ended[handle] == FinishStop(EOS)
+        thought = begun or output[0] in (START, END)
+        answer = output[output.index(END) + 1 :] if thought else output
+        text = b"".join(PIECES[token] for token in answer)
+        assert len(text) == len(PLACES) and all(byte in place for byte, place in zip(text, PLACES, strict=True))

@@ -1,0 +1,156 @@
+"""What an answer must match, in each protocol's words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort
+from bough.server.grammars import GrammarFields, format_fields, grammar_names, grammar_of, ollama_format
+from bough.server.protocols import all_endpoints
+from tests.server.protocol_desk import Desk, at_desk
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TAG = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+
+
+def fields(**given: Any) -> GrammarFields:
+    return msgspec.convert(given, GrammarFields)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"json_schema": SCHEMA, "grammar_strict": False},
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}},
+            {"json_schema": SCHEMA, "grammar_strict": True},
+        ),
+        ({"response_format": TAG}, {"structural_tag": TAG, "grammar_strict": False}),
+        ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"structural_tag": json.dumps(TAG)}, {"structural_tag": json.dumps(TAG)}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choices": ["a", "b"]}),
+        ({"guided_grammar": "root ::= 'a'", "guided_decoding_backend": "xgrammar"}, {"ebnf": "root ::= 'a'"}),
+        ({"guided_json_object": True}, {"json_schema": {"type": "object"}}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"choice": ["x"], "disable_fallback": True}}, {"choices": ["x"]}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+        ({"regex": "", "guided_choice": []}, {}),
+    ],
+)
+def test_what_a_request_means(given: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert grammar_of(fields(**given)) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"json_schema": SCHEMA, "guided_json": SCHEMA}, "guided_json"),
+        ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern"),
+        ({"structured_outputs": {"yaml": 1}}, "structured_outputs"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
+    ],
+)
+def test_what_cannot_be_meant(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        grammar_of(fields(**given))
+    assert caught.value.field == field
+
+
+def test_errors_are_in_the_clients_words() -> None:
+    assert grammar_names(fields(guided_json=SCHEMA)) == {"json_schema": "guided_json"}
+    assert grammar_names(fields(regex="a")) == {}
+
+
+def test_ollamas_formats() -> None:
+    assert ollama_format(None) == ollama_format("") == {}
+    assert ollama_format("json") == {"json_schema": {"type": "object"}}
+    assert ollama_format(SCHEMA) == {"json_schema": SCHEMA, "grammar_strict": False}
+    with pytest.raises(RequestError, match="format"):
+        ollama_format("yaml")
+    assert format_fields({"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}, "text.format") == {
+        "json_schema": SCHEMA,
+        "grammar_strict": True,
+    }
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TEXT = json.dumps(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "strict"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"json_schema": SCHEMA}}, True),
+        ("/generate", {"text": "a", "sampling_params": {"json_schema": TEXT}}, True),
+        ("/v1/completions", {"prompt": "a", "guided_json": SCHEMA}, True),
+        ("/v1/completions", {"prompt": "a", "json_schema": TEXT}, True),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            False,
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}},
+            True,
+        ),
+        ("/api/chat", {**CHAT, "format": SCHEMA, "stream": False}, False),
+        ("/api/generate", {"prompt": "a", "format": SCHEMA, "stream": False}, False),
+    ],
+)
+def test_every_protocol_brings_its_schema_to_the_engine(path: str, body: dict[str, Any], strict: bool) -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post(path, **body)
+        sampling = desk.asked.sampling
+        assert json.loads(sampling.json_schema or "") == SCHEMA and sampling.grammar_strict is strict
+
+    at_desk(all_endpoints, use)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_is_refused_is_a_400_that_names_the_clients_field(stream: bool) -> None:
+    async def use(desk: Desk) -> None:
+        answer = await desk.post("/v1/chat/completions", 400, **CHAT, guided_json=SCHEMA, stream=stream)
+        assert answer["error"]["param"] == "guided_json"
+        assert answer["error"]["message"].startswith("guided_json#/not")
+
+    refusal = FinishAbort("json_schema#/not cannot be enforced.", 400, "BadRequestError", "json_schema")
+    at_desk(all_endpoints, use, lambda request: refusal)
+
+
+def test_what_is_not_enforced_is_said_at_the_top_level() -> None:
+    """And in the native API in `meta_info`, in a stream with the last chunk."""
+
+    async def use(desk: Desk) -> None:
+        desk.engine.warnings = ("json_schema#/not is not enforced.",)
+        told = list(desk.engine.warnings)
+        for path, body in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/responses", {"input": "a"}),
+            ("/api/chat", {**CHAT, "stream": False}),
+        ):
+            assert (await desk.post(path, **body))["warnings"] == told
+        for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"})):
+            *_, last, done = await desk.stream(path, **body)
+            assert done == "[DONE]" and last["warnings"] == told
+        assert (await desk.post("/generate", text="a"))["meta_info"]["warnings"] == told
+        desk.engine.warnings = ()
+        assert "warnings" not in await desk.post("/v1/chat/completions", **CHAT)
+
+    at_desk(all_endpoints, use)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bough.core.plan import BatchPlan, Limits, StepResult
+from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.executor.machine import compute_cores, physical_cores
 from bough.executor.threads import choose_threads, measure_threads, thread_candidates
 from tests.fakes.executor import FakeExecutor
@@ -46,7 +47,7 @@ class TimedExecutor:
     def limits(self) -> Limits:
         return self._inner.limits()
 
-    def run(self, plan: BatchPlan) -> StepResult:
+    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self.now += self._step_s[self.threads]
         self.steps += 1
         return self._inner.launch(plan).wait()

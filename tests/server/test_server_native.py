@@ -61,6 +61,11 @@ def test_an_output_has_sglangs_form() -> None:
     assert "prefill;dur=" in output.headers["server-timing"]
 
 
+def test_a_request_without_a_prompt_is_told_the_names_of_both() -> None:
+    for body in ({}, {"text": "a", "input_ids": [97]}):
+        assert ask(body).json()["error"]["message"] == "Give exactly one of text and input_ids."
+
+
 def test_batches_samples_and_ids() -> None:
     assert [o["text"] for o in ask({"text": ["a", "b"]}).json()] == ["hello", "hello"]
     assert len(ask({"text": "a", "sampling_params": {"n": 3}}).json()) == 3

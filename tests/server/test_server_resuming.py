@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.server import anthropic
+from bough.server import anthropic, ollama, openai
 from bough.server.app import App
 from bough.server.native.generate import generate_routes
-from bough.server.openai.generation import generation_routes
 from tests.fakes.whole_engine import WholeEngine
 
 MESSAGES = [{"role": "user", "content": "né"}]
@@ -70,8 +69,8 @@ def stream(engine: WholeEngine, path: str, body: dict[str, Any], headers: dict[s
 
 def client_of(engine: WholeEngine) -> httpx.AsyncClient:
     context = engine.context()
-    endpoints = [*generate_routes(context), *generation_routes(context), *anthropic.routes(context)]
-    app = App(endpoints, context.settings.server)
+    endpoints = [*generate_routes(context), *openai.routes(context), *anthropic.routes(context)]
+    app = App([*endpoints, *ollama.routes(context)], context.settings.server)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://bough")
 
 
@@ -306,6 +305,20 @@ def test_what_cannot_be_resumed_is_refused_with_a_reason(more: dict[str, Any], w
     body = {"prompt": "a", "stream": True, "resume": {"output_ids": [97]}, **more}
     answer = post(WholeEngine(), "/v1/completions", body, status=400)
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "x"}),
+        ("/api/chat", {"messages": MESSAGES}),
+        ("/api/generate", {"prompt": "x"}),
+    ],
+)
+def test_routes_that_cannot_resume_say_so(path: str, body: dict[str, Any]) -> None:
+    """Beginning again in silence would show the client its beginning twice."""
+    answer = post(WholeEngine(), path, {**body, "resume": {"output_ids": [97]}}, status=400)
+    assert "resume is not supported" in answer.text
 
 
 def test_an_id_that_is_still_in_use_is_no_obstacle() -> None:

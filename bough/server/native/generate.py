@@ -60,6 +60,8 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("Give exactly one of text and input_ids.", field="text")
     with in_names_of(TEXT_NAMES if body.input_ids is None else {}):
         inputs = await read_inputs(context, body)
     timed = bool(body.return_timings)
@@ -77,8 +79,6 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     for name in UNBUILT_BODY_FIELDS:
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("Give exactly one of text and input_ids.", field="text")
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
     if body.resume is not None and body.resume.id is not None:
         options["rid"] = body.resume.id

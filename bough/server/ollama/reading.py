@@ -17,6 +17,7 @@ UNBUILT: Harmless = {
     "suffix": (),
     "images": (),
     "context": (),
+    "resume": (),
 }
 UNBUILT_OPTIONS: Harmless = {"mirostat": (), "typical_p": (1.0,), "tfs_z": (1.0,)}
 SAME_NAMES = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")

@@ -62,6 +62,7 @@ class AnswerFields(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
     keep_alive: str | float | None = None
     return_timings: bool | None = None
+    resume: dict[str, Any] | None = None  # a field of the other protocols, whose streams can be resumed
 
 
 class GenerateRequest(AnswerFields, kw_only=True):

@@ -29,6 +29,7 @@ UNBUILT_IN_RESPONSES: Harmless = {
     "prompt": (),  # a stored template of prompts; elsewhere the prompt itself
     "input_ids": (),
     "n": (1, None),
+    "resume": (),
 }
 
 

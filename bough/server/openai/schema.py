@@ -145,8 +145,10 @@ class ResponsesRequest(UnbuiltFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
-    input_ids: list[int] | None = None  # this and `n`: fields of the other two APIs, which this one cannot serve
+    # Fields of the other two APIs, which this one cannot serve.
+    input_ids: list[int] | None = None
     n: int | None = None
+    resume: dict[str, Any] | None = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

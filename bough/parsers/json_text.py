@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 
-from bough.parsers.source import MalformedError, Show, Source, Steps
+from bough.parsers.source import BLANKS, MalformedError, Show, Source, Steps
 
 MAX_DEPTH = 100  # what everybody's recursive reader copes with
 
 PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # inside a string, what needs no look
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 NUMBER_CHARACTERS = re.compile(r"[-+.eE0-9]*")
-BLANKS = re.compile(r"[ \t\r\n]*")
 LITERALS = {"t": "true", "f": "false", "n": "null"}
 HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -33,9 +32,8 @@ class JsonValue:
         self._literal = ""  # what is still to come of it
         self._hex = 0  # digits that are still to come of an escape
 
-    def scan(self, text: str) -> int:
-        """How many characters belong to the value: all of them, unless it is `done` or has `failed`."""
-        at = 0
+    def scan(self, text: str, at: int = 0) -> int:
+        """Up to where a text belongs to the value: to its end, unless it is `done` or has `failed`."""
         while at < len(text) and not self.done and not self.failed:
             at = self._expect(text, at)
         return at
@@ -185,8 +183,9 @@ def json_value(source: Source, show: Show) -> Steps[None]:
     """Shows the JSON that comes next, as it comes."""
     value = JsonValue()
     while True:
-        if source.here and (count := value.scan(source.here)):
-            yield show(source.take(count))
+        end = value.scan(source.text, source.at)
+        if end > source.at:
+            yield show(source.take(end))
         if value.done:
             return
         if value.failed:
@@ -198,7 +197,7 @@ def json_text(source: Source) -> Steps[str]:
     """The JSON that comes next, when it is complete."""
     value, pieces = JsonValue(), []
     while True:
-        pieces.append(source.take(value.scan(source.here)))
+        pieces.append(source.take(value.scan(source.text, source.at)))
         if value.done:
             return "".join(pieces)
         if value.failed:

@@ -21,6 +21,9 @@ Steps = Generator[Event | None, None, T]
 Show = Callable[[str], Event]
 
 SPACE = " \t\r\n"
+BLANKS = re.compile(rf"[{SPACE}]*")
+MOST_SPACE = 256  # that goes with a marker
+MOST_NAME = 300  # characters of a name, or of an id that has one in it
 
 
 class MalformedError(Exception):
@@ -30,10 +33,11 @@ class MalformedError(Exception):
 class Markers:
     """Texts of which the first to come ends a passage. None may be part of another.
 
-    `before` are characters that belong to a marker where they stand directly before it; `most` is how many.
+    `before` are characters that belong to a marker where they stand directly before it; `most` is how many. Without a
+    bound, an answer of nothing but such characters would have to be held back as a whole.
     """
 
-    def __init__(self, *texts: str, before: str = "", most: int | None = None) -> None:
+    def __init__(self, *texts: str, before: str = "", most: int = MOST_SPACE) -> None:
         for text in texts:
             assert text, "an empty marker"
             assert not any(text in other for other in texts if other is not text), f"{text!r} is part of another marker"
@@ -44,25 +48,25 @@ class Markers:
         self._firsts = "".join({text[0] for text in texts})
         self._longest = max(map(len, texts))
 
-    def find(self, text: str) -> tuple[int, int, str] | None:
-        """Where the passage ends, where the marker ends, and which one it is."""
-        found = self._pattern.search(text)
+    def find(self, text: str, start: int) -> tuple[int, int, str] | None:
+        """Where the passage that begins at `start` ends, where the marker ends, and which one it is."""
+        found = self._pattern.search(text, start)
         if found is None:
             return None
-        return self._end_of_passage(text, found.start()), found.end(), found[0]
+        return self._end_of_passage(text, start, found.start()), found.end(), found[0]
 
-    def certain(self, text: str) -> int:
-        """How much of a text without a marker belongs to the passage, whatever follows."""
-        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+    def certain(self, text: str, start: int) -> int:
+        """Up to where a text without a marker belongs to the passage, whatever follows."""
+        for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if text[at] in self._firsts and any(each.startswith(text[at:]) for each in self._texts):
-                return self._end_of_passage(text, at)
-        return self._end_of_passage(text, len(text))
+                return self._end_of_passage(text, start, at)
+        return self._end_of_passage(text, start, len(text))
 
-    def _end_of_passage(self, text: str, at: int) -> int:
-        end = at
-        while end and text[end - 1] in self._before and (self._most is None or at - end < self._most):
-            end -= 1
-        return end
+    def _end_of_passage(self, text: str, start: int, at: int) -> int:
+        earliest = max(start, at - self._most)
+        while at > earliest and text[at - 1] in self._before:
+            at -= 1
+        return at
 
 
 class Source:
@@ -70,11 +74,18 @@ class Source:
 
     def __init__(self) -> None:
         self.closed = False
-        self._text = ""
+        self.text = ""  # what has come; before `at` it has been used
+        self.at = 0
         self._used: list[str] | None = None  # since the mark
 
     def append(self, text: str) -> None:
-        self._text += text
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything that has come is used."""
+        return self.at == len(self.text)
 
     # ---- the mark
 
@@ -89,17 +100,12 @@ class Source:
 
     # ---- reading
 
-    def take(self, count: int) -> str:
-        """The next characters, which are known to be there."""
-        taken, self._text = self._text[:count], self._text[count:]
+    def take(self, end: int) -> str:
+        """Uses the text up to a place in it."""
+        taken, self.at = self.text[self.at : end], end
         if self._used is not None:
             self._used.append(taken)
         return taken
-
-    @property
-    def here(self) -> str:
-        """What is there; looking at it is no use of it, and its end says nothing."""
-        return self._text
 
     def more(self) -> Steps[None]:
         """Waits until there is more text than now; a stream that has ended is malformed where it is asked for more."""
@@ -109,37 +115,47 @@ class Source:
 
     def peek(self) -> Steps[str]:
         """The next character, or nothing at the end of the stream."""
-        while not self._text and not self.closed:
+        while self.empty and not self.closed:
             yield None
-        return self._text[:1]
+        return self.text[self.at : self.at + 1]
 
     def starts(self, text: str) -> Steps[bool]:
         """Whether this comes next."""
-        while len(self._text) < len(text) and not self.closed and text.startswith(self._text):
+        while self._may_become(text, self.at):
             yield None
-        return self._text.startswith(text)
+        return self.text.startswith(text, self.at)
+
+    def starts_after_space(self, text: str) -> Steps[bool]:
+        """Whether this comes next, but for a little white space; neither is used."""
+        while True:
+            first = self.at
+            while first < len(self.text) and first - self.at < MOST_SPACE and self.text[first] in SPACE:
+                first += 1
+            if not self._may_become(text, first):
+                return self.text.startswith(text, first)
+            yield None
+
+    def _may_become(self, text: str, at: int) -> bool:
+        """Whether it takes more of the stream to know if it goes on with a text."""
+        length = len(self.text) - at
+        return not self.closed and length < len(text) and self.text.startswith(text[:length], at)
 
     def skip(self, text: str) -> Steps[bool]:
         """Uses this text if it comes next."""
         if not (yield from self.starts(text)):
             return False
-        self.take(len(text))
+        self.take(self.at + len(text))
         return True
 
     def skip_end(self, text: str) -> Steps[bool]:
         """The same for what closes something that is complete already: at the end of a stream part of it will do."""
         if (yield from self.skip(text)):
             return True
-        if self.closed and text.startswith(self._text):
-            self.take(len(self._text))
+        left = len(self.text) - self.at
+        if self.closed and left < len(text) and self.text.startswith(text[:left], self.at):
+            self.take(len(self.text))
             return True
         return False
-
-    def starts_after_space(self, text: str) -> Steps[bool]:
-        """Whether this comes next, but for white space; neither is used."""
-        while not self.closed and text.startswith(self._text.lstrip(SPACE)) and self._text.lstrip(SPACE) != text:
-            yield None
-        return self._text.lstrip(SPACE).startswith(text)
 
     def expect(self, text: str) -> Steps[None]:
         if not (yield from self.skip(text)):
@@ -147,21 +163,16 @@ class Source:
 
     def skip_space(self) -> Steps[None]:
         """Uses all white space that comes next."""
-        while True:
-            self.take(len(self._text) - len(self._text.lstrip(SPACE)))
-            if self._text or self.closed:
-                return
-            yield None
+        yield from self.word(BLANKS)
 
     def word(self, characters: re.Pattern[str]) -> Steps[str]:
-        """The longest run of characters that each match; be it none."""
+        """The longest run that a pattern of characters matches; be it none."""
         taken: list[str] = []
         while True:
-            run = 0
-            while run < len(self._text) and characters.match(self._text[run]):
-                run += 1
-            taken.append(self.take(run))
-            if self._text or self.closed:
+            found = characters.match(self.text, self.at)
+            assert found is not None, "a pattern that matches nothing"
+            taken.append(self.take(found.end()))
+            if not self.empty or self.closed:
                 return "".join(taken)
             yield None
 
@@ -169,14 +180,17 @@ class Source:
         """Shows the text up to a marker, as it comes, and uses both; the marker, or None at the end of the stream. With
         `mark` the marker, and what belongs to it, is marked."""
         while True:
-            found = markers.find(self._text)
-            end = found[0] if found else len(self._text) if self.closed else markers.certain(self._text)
-            if end:
+            found = markers.find(self.text, self.at)
+            if found is not None:
+                end = found[0]
+            else:
+                end = len(self.text) if self.closed else markers.certain(self.text, self.at)
+            if end > self.at:
                 yield show(self.take(end))
-            if found:
+            if found is not None:
                 if mark:
                     self.mark()
-                self.take(found[1] - end)
+                self.take(found[1])
                 return found[2]
             if self.closed:
                 return None
@@ -185,21 +199,27 @@ class Source:
     def rest(self, show: Show) -> Steps[None]:
         """Shows everything that comes."""
         while True:
-            if self._text:
-                yield show(self.take(len(self._text)))
+            if not self.empty:
+                yield show(self.take(len(self.text)))
             if self.closed:
                 return
             yield None
 
-    def until(self, markers: Markers) -> Steps[tuple[str, str]]:
-        """The text before a marker, and the marker; both are used. Malformed without one."""
+    def until(self, markers: Markers, most: int | None = None) -> Steps[tuple[str, str]]:
+        """The text before a marker, and the marker; both are used. Malformed without one, and behind `most`
+        characters."""
         pieces: list[str] = []
+        left = most
         while True:
-            found = markers.find(self._text)
-            end = found[0] if found else markers.certain(self._text)
+            found = markers.find(self.text, self.at)
+            end = markers.certain(self.text, self.at) if found is None else found[0]
+            if left is not None and end - self.at > left:
+                self.take(self.at + left)
+                raise MalformedError("too long")
+            left = None if left is None else left - (end - self.at)
             pieces.append(self.take(end))
-            if found:
-                self.take(found[1] - end)
+            if found is not None:
+                self.take(found[1])
                 return "".join(pieces), found[2]
             yield from self.more()
 

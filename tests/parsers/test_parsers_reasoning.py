@@ -83,6 +83,17 @@ def test_calls_beyond_the_allowed_number_are_text() -> None:
     assert (calls_in(parsed), parsed.text) == ([("now", {})], call)
 
 
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_an_answer_of_nothing_but_blanks_or_beginnings_is_not_held_back_for_ever(name: str) -> None:
+    """And what it costs is as much as what is new: this would take minutes otherwise."""
+    form = AnswerFormat(reasoning=REASONING_FORMATS["qwen3"], tool_format=TOOL_FORMATS[name], tools=TOOLS)
+    for text in (" " * 20_000, "[" * 5_000, "<tool_call>" * 2_000):
+        parser = AnswerParser(form)
+        events = [event for at in range(0, len(text), 10) for event in parser.feed(text[at : at + 10])]
+        assert sum(len(event.text) for event in events if isinstance(event, Text)) > len(text) - 1000
+        assert form.parse(text).text == text
+
+
 def test_thinking_that_is_not_streamed_comes_at_once() -> None:
     form = AnswerFormat(reasoning=REASONING_FORMATS["qwen3"], thinking=True, stream_reasoning=False)
     assert events_of(form, ["One ", "two ", "</think>", "three"]) == [Reasoning("One two "), Text("three")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bough.parsers.calls import Calls, read_blocks
 from bough.parsers.formats.base import Shape
-from bough.parsers.source import SPACE, Markers, Source, Steps
+from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -49,7 +49,7 @@ class DeepSeek:
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         if self._fenced:
             yield from source.expect("function" + SEPARATOR)
-        name, _ = yield from source.until(self._name_end)
+        name, _ = yield from source.until(self._name_end, MOST_NAME)
         yield calls.begin(name.strip())
         yield from source.skip_space()
         if self._fenced:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
-from bough.parsers.source import SPACE, Markers, Source, Steps
+from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 OPENING = Markers("<tool_call>", before=SPACE)
 CLOSING = "</tool_call>"
@@ -22,11 +22,11 @@ class Glm:
         yield from read_blocks(source, calls, OPENING, self._call)
 
     def _call(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        name, marker = yield from source.until(AFTER_NAME)
+        name, marker = yield from source.until(AFTER_NAME, MOST_NAME)
         yield calls.begin(name.strip())
         arguments = NamedArguments(calls)
         while marker == KEY:
-            key, _ = yield from source.until(KEY_END)
+            key, _ = yield from source.until(KEY_END, MOST_NAME)
             yield from source.skip_space()
             yield from source.expect(VALUE)
             yield from arguments.raw(source, key.strip(), VALUE_END)

@@ -14,7 +14,7 @@ import re
 from bough.parsers.calls import Calls
 from bough.parsers.events import Event, Reasoning, Text
 from bough.parsers.formats.base import Shape
-from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
+from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -48,7 +48,7 @@ class Harmony:
 
     def _message(self, source: Source, calls: Calls, marker: str) -> Steps[str | None]:
         """One message behind the first marker of its header; the marker at which it ended."""
-        header, _ = yield from source.until(HEADER_END)
+        header, _ = yield from source.until(HEADER_END, 2 * MOST_NAME)
         header = marker + header
         channel, recipient = CHANNEL_NAME.search(header), RECIPIENT.search(header)
         if recipient is None:

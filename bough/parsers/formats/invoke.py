@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
-from bough.parsers.source import SPACE, Markers, Source, Steps
+from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 QUOTE = Markers('"')
 TAG_END = Markers(">")
@@ -32,8 +32,8 @@ class Invoke:
         while True:
             yield from source.skip_space()
             yield from source.expect(opening)
-            name, _ = yield from source.until(QUOTE)
-            yield from source.until(TAG_END)
+            name, _ = yield from source.until(QUOTE, MOST_NAME)
+            yield from source.until(TAG_END, MOST_NAME)
             yield calls.begin(name)
             yield from self._arguments(source, calls)
             yield calls.end()
@@ -58,8 +58,8 @@ class Invoke:
             return
         arguments = NamedArguments(calls)
         while (yield from source.skip(f'<{self.prefix}parameter name="')):
-            name, _ = yield from source.until(QUOTE)
-            kind, _ = yield from source.until(TAG_END)
+            name, _ = yield from source.until(QUOTE, MOST_NAME)
+            kind, _ = yield from source.until(TAG_END, MOST_NAME)
             is_text = 'string="true"' in kind if "string=" in kind else None
             yield from arguments.raw(source, name, value_end, is_text=is_text)
             yield from source.skip_space()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bough.parsers.calls import Calls, read_blocks
 from bough.parsers.formats.base import Shape
-from bough.parsers.source import SPACE, Markers, Source, Steps
+from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -33,7 +33,7 @@ class KimiK2:
         while True:
             yield from source.skip_space()
             yield from source.expect(CALL)
-            id, _ = yield from source.until(self._id_end)
+            id, _ = yield from source.until(self._id_end, MOST_NAME)
             yield calls.begin(_name_in(id.strip()), id.strip())
             yield from calls.json_arguments(source)
             yield calls.end()

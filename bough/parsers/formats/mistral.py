@@ -12,7 +12,7 @@ from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
 OPENING = Markers("[TOOL_CALLS]", before=SPACE)
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
-NAME = re.compile(r"[\w.\-]")
+NAME = re.compile(r"[\w.\-]*")
 
 
 class Mistral:

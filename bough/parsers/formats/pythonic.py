@@ -14,7 +14,7 @@ from bough.parsers.calls import Calls, NamedArguments, read_blocks
 from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
 from bough.parsers.values import to_json
 
-NAME = re.compile(r"[\w.\-]")
+NAME = re.compile(r"[\w.\-]*")
 JSON_WORDS = {"true": True, "false": False, "null": None}
 OPEN, CLOSE = "([{", ")]}"
 
@@ -74,7 +74,8 @@ def _expression(source: Source) -> Steps[str]:
     escaped = False
     pieces: list[str] = []
     while True:
-        for at, character in enumerate(source.here):
+        for at in range(source.at, len(source.text)):
+            character = source.text[at]
             if quote:
                 if escaped:
                     escaped = False
@@ -89,7 +90,7 @@ def _expression(source: Source) -> Steps[str]:
                 return "".join(pieces).strip()
             else:
                 depth += (character in OPEN) - (character in CLOSE)
-        pieces.append(source.take(len(source.here)))
+        pieces.append(source.take(len(source.text)))
         yield from source.more()
 
 

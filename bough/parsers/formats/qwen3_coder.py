@@ -4,7 +4,7 @@ lines of their own; the line breaks around them are not part of them."""
 from __future__ import annotations
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
-from bough.parsers.source import SPACE, Markers, Source, Steps
+from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -26,14 +26,14 @@ class Qwen3Coder:
         if marker == CALL:
             yield from source.skip_space()
             yield from source.expect(FUNCTION)
-        name, _ = yield from source.until(NAME_END)
+        name, _ = yield from source.until(NAME_END, MOST_NAME)
         yield calls.begin(name.strip())
         arguments = NamedArguments(calls)
         while True:
             yield from source.skip_space()
             if not (yield from source.skip(PARAMETER)):
                 break
-            key, _ = yield from source.until(NAME_END)
+            key, _ = yield from source.until(NAME_END, MOST_NAME)
             yield from source.skip("\n")
             yield from arguments.raw(source, key.strip(), VALUE_END)
         yield from source.expect(FUNCTION_END)

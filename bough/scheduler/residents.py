@@ -39,7 +39,7 @@ class Residents:
         table.length[row] = match.length
         request.node = match.node
         if request.cached_tokens < 0:
-            request.cached_tokens = int(table.length[row])
+            request.cached_tokens = min(int(table.length[row]), request.prompt_len)
         return self._setup(request)
 
     def rewind(self, request: Request, length: int) -> None:

@@ -61,7 +61,7 @@ class GrammarDesk:
         self._settings = settings
         self._compiler: GrammarCompiler | None = None
         self._builder: threading.Thread | None = None
-        self._spell: Callable[[int, bytes], Sequence[int]] | None = None
+        self._spell: Callable[[int | None, bytes], Sequence[int]] | None = None
         self.error: BoughError | None = None  # why there will be no compiler
 
     @property
@@ -77,7 +77,7 @@ class GrammarDesk:
             self._builder.start()
         return EarlyTicket(self, spec)
 
-    def spell(self, last: int, forced: bytes) -> Sequence[int]:
+    def spell(self, last: int | None, forced: bytes) -> Sequence[int]:
         assert self._spell is not None, "nothing is forced before a grammar has been compiled"
         return self._spell(last, forced)
 
@@ -100,11 +100,13 @@ class GrammarDesk:
         self._compiler = compiler
 
 
-def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int, forced: bytes) -> Sequence[int]:
-    """The tokens of the last token's text and what must follow it; nothing where the tokenizer cannot say."""
+def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes) -> Sequence[int]:
+    """The tokens of the last token's text and what must follow it; no more than the last where the tokenizer cannot
+    say."""
 
     def encode(text: str) -> Sequence[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    seam = retokenise(encode, vocabulary.pieces.__getitem__, (last,), forced, max_cut=1)
-    return seam.tokens if seam.cut else (last, *seam.tokens)
+    standing = () if last is None else (last,)
+    seam = retokenise(encode, vocabulary.pieces.__getitem__, standing, forced, max_cut=1)
+    return seam.tokens if seam.cut else (*standing, *seam.tokens)

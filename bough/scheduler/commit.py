@@ -170,6 +170,7 @@ class Committer:
                 scored.append(result.input_logprobs[index])
             if chunk.final and not request.started:
                 request.started = True
+                self.generated_tokens += request.untold  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens
                 started.append(

@@ -50,8 +50,9 @@ class Constraint:
         self._stepped = False  # the grammar has begun
         self.warnings = () if compiled is None else compiled.warnings
         self._min_new = sampling.min_new_tokens
+        self._eos_ids = tuple(eos_ids)
         self._ends = tuple({*stop_ids, *eos_ids})
-        self._ignored = tuple(eos_ids) if sampling.ignore_eos and compiled is not None else ()
+        self._ignored = self._eos_ids if sampling.ignore_eos and compiled is not None else ()
         self.dead_end: FinishAbort | None = None  # why nothing was allowed when it was last asked
 
     def allow(self, words: IntArray, generated: int) -> None:
@@ -99,17 +100,37 @@ class Constraint:
             return b""
         return self._matcher.forced()
 
+    def forced_first(self) -> bytes:
+        """What an answer must begin with; nothing where thinking may come before."""
+        return b"" if self._matcher is None or self._thinking is not None else self._matcher.forced()
+
+    def must_end(self, scratch: IntArray) -> bool:
+        """Whether the text is whole and nothing may follow but its end."""
+        if self._matcher is None or not self._stepped or self._matcher.finished or not self._matcher.can_end:
+            return False
+        self._fill(self._matcher, scratch)
+        _clear(scratch, self._eos_ids)
+        return self.dead_end is None and not scratch.any()
+
+    def extend(self, tokens: Sequence[int]) -> bool:
+        """Steps over tokens that were not sampled. False, and nothing has changed, when the grammar refuses one."""
+        assert self._matcher is not None
+        for count, token in enumerate(tokens):
+            if not self._matcher.accept(token):
+                self._matcher.rollback(count)
+                return False
+        self._stepped = True
+        return True
+
     def replace(self, last: int, tokens: Sequence[int]) -> bool:
         """Takes the last token back and steps over `tokens` in its place. False, and nothing has changed, when the
         grammar refuses one of them."""
         assert self._matcher is not None
         self._matcher.rollback(1)
-        for count, token in enumerate(tokens):
-            if not self._matcher.accept(token):
-                self._matcher.rollback(count)
-                self._matcher.accept(last)
-                return False
-        return True
+        if self.extend(tokens):
+            return True
+        self._matcher.accept(last)
+        return False
 
 
 def _think(words: IntArray, track: ThinkingTrack) -> None:

@@ -59,7 +59,6 @@ class GrammarSteps:
             return constraint.dead_end
         if not constraint.accept(token):
             return STRAYED
-        generated = int(self._table.known[request.row]) - request.prompt_len
-        if self._jump_forward is not None and generated < request.max_new and token not in request.stop_ids:
-            self._jump_forward.jump(request, token)
+        if self._jump_forward is not None and token not in request.stop_ids:
+            self._jump_forward.after(request, token)
         return None

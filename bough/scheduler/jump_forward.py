@@ -4,7 +4,8 @@ Works with a step in flight. The forced tokens are found when step t is committe
 last sampled token. They are laid down behind that token, or in its place where the tokenizer would have merged the two,
 and the row goes on like a prompt that has just begun: what step t + 1 samples for it is dropped, and the next plan
 computes the forced tokens as a chunk, which samples at its end. So executors know nothing of all this, and chunks,
-retraction and the radix tree work with forced tokens as with any others.
+retraction and the radix tree work with forced tokens as with any others. What a grammar forces at its beginning is
+computed with the prompt, and where it can only end, the end is not sampled either.
 
 Owns nothing: tokens and pages belong to `Residents`, the grammar's state to the request's `Constraint`.
 """
@@ -13,6 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from bough.core.plan import mask_words
 from bough.scheduler.ports import Grammars
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
@@ -23,14 +27,45 @@ WORTHWHILE = 2  # forced tokens: the step in flight is lost, so a single one wou
 class JumpForward:
     """Lays forced tokens down."""
 
-    def __init__(self, residents: Residents, grammars: Grammars) -> None:
+    def __init__(self, residents: Residents, grammars: Grammars, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._residents = residents
         self._table = residents.table
         self._grammars = grammars
+        self._eos_ids = sorted(eos_ids)
+        self._mask = np.zeros(mask_words(vocab_size), dtype=np.int32)
 
-    def jump(self, request: Request, last: int) -> bool:
-        """Appends what must follow the `last` token, which was just sampled and goes on; False when nothing must, or
-        when it is not worth the trouble."""
+    def begin(self, request: Request) -> None:
+        """Lays what an answer must begin with behind the prompt of a request that is about to wait. Its logprobs would
+        be mixed up with the prompt's, so a request that wants some begins by sampling."""
+        constraint = request.constraint
+        if constraint is None or request.logprobs is not None:
+            return
+        forced = constraint.forced_first()
+        tokens = self._grammars.spell(None, forced) if forced else ()
+        # Something must be left to sample: that is when the client learns of them.
+        if not 0 < len(tokens) < request.max_new or not request.stop_ids.isdisjoint(tokens):
+            return
+        if constraint.extend(tokens):
+            request.tokens = np.concatenate([request.tokens, np.array(tokens, dtype=np.int32)])
+            request.untold = len(tokens)
+
+    def after(self, request: Request, last: int) -> None:
+        """Appends what must follow the `last` token, which was just sampled and is not the end."""
+        generated = int(self._table.known[request.row]) - request.prompt_len
+        if generated < request.max_new and not self._jump(request, last):
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """Ends the text of a request where nothing else could come. The end would have a logprob, so a request that
+        wants some samples it."""
+        table, row = self._table, request.row
+        assert request.constraint is not None
+        if request.logprobs is None and request.constraint.must_end(self._mask):
+            table.tokens[row, table.known[row]] = self._eos_ids[0]
+            table.known[row] += 1
+
+    def _jump(self, request: Request, last: int) -> bool:
+        """Lays forced tokens down; False when there are none, or they are not worth the trouble."""
         constraint, table, row = request.constraint, self._table, request.row
         assert constraint is not None
         forced = constraint.forced()

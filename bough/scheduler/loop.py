@@ -91,10 +91,10 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._intake = Intake(limits, settings, eos_ids, load_processor)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
-        jump_forward = None
-        if grammars is not None and not settings.disable_jump_forward:
-            jump_forward = JumpForward(self._residents, grammars)
-        self._grammar_steps = GrammarSteps(self._table, limits.vocab_size, jump_forward)
+        self._jump_forward = None
+        if grammars is not None and eos_ids and not settings.disable_jump_forward:
+            self._jump_forward = JumpForward(self._residents, grammars, eos_ids, limits.vocab_size)
+        self._grammar_steps = GrammarSteps(self._table, limits.vocab_size, self._jump_forward)
         self._planner = Planner(self._residents, self._queue, settings, limits.chunk_tokens, seed)
         self._committer = Committer(self._residents, self._grammar_steps, outbox, eos_ids, self._forget, clock)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
@@ -234,10 +234,12 @@ class Scheduler:
     def _open_gate(self) -> None:
         """Requests whose grammars have been compiled join the queue; those that were refused end."""
         for request, reason in self._gate.passed():
-            if reason is None:
-                self._queue.add(request)
-            else:
+            if reason is not None:
                 self._committer.end(request, reason)
+                continue
+            if self._jump_forward is not None:
+                self._jump_forward.begin(request)
+            self._queue.add(request)
 
     # Messages ---------------------------------------------------------------------------------------------------------
 

@@ -133,8 +133,8 @@ class FakeGrammars:
         self.tickets.append(FakeTicket(spec, self.looks))
         return self.tickets[-1]
 
-    def spell(self, last: int, forced: bytes) -> Sequence[int]:
-        return spell(PIECES[last] + forced)
+    def spell(self, last: int | None, forced: bytes) -> Sequence[int]:
+        return spell((b"" if last is None else PIECES[last]) + forced)
 
     def close(self) -> None: ...
 
@@ -144,6 +144,10 @@ def oracle(
 ) -> list[int] | None:
     """What the request generates; None where the grammar has no way on."""
     matcher, output = FakeMatcher(places), list[int]()
+    first = spell(matcher.forced())
+    if jumps and not logprobs and len(first) < max_new:
+        assert all(map(matcher.accept, first))
+        output += first
     while len(output) < max_new:
         mask = np.zeros(mask_words(VOCAB), dtype=np.int32)
         matcher.fill(mask)
@@ -161,7 +165,9 @@ def oracle(
         if matcher.forced() and len(tokens) > 2 and not (logprobs and len(tokens) == room):
             matcher.rollback(1)
             output.pop()
-            for t in tokens:
-                assert matcher.accept(t)
+            assert all(map(matcher.accept, tokens))
             output += tokens
+        elif matcher.can_end and not logprobs:
+            output.append(EOS)
+            break
     return output

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from bough.core.errors import SettingsError
 from bough.gateway.policies.interface import Policy
+from bough.gateway.policies.pinning import PinningPolicy
 
 DEFAULT_POLICY = "cache_aware"
 POLICIES: dict[str, tuple[str, str]] = {
@@ -15,11 +16,17 @@ POLICIES: dict[str, tuple[str, str]] = {
     "round_robin": ("bough.gateway.policies.plain", "RoundRobinPolicy"),
     "power_of_two": ("bough.gateway.policies.plain", "PowerOfTwoPolicy"),
     "least_loaded": ("bough.gateway.policies.plain", "LeastLoadedPolicy"),
+    "consistent_hashing": ("bough.gateway.policies.hashing", "ConsistentHashingPolicy"),
+    "prefix_hash": ("bough.gateway.policies.hashing", "PrefixHashPolicy"),
+    "cache_aware": ("bough.gateway.policies.cache_aware", "CacheAwarePolicy"),
 }
 
 
-def build_policy(name: str, seed: int | None = None, **options: Any) -> Policy:
-    """The policy of that name; one instance per model. `seed` fixes its random choices, `options` are its own."""
+def build_policy(name: str, seed: int | None = None, **options: Any) -> PinningPolicy:
+    """The policy of that name, under the pins that hold for all: one instance per model.
+
+    `seed` fixes its random choices; `options` are its own, and an unknown one lists those that it takes.
+    """
     if name not in POLICIES:
         raise SettingsError(f"unknown routing policy {name!r}. The known ones are {', '.join(POLICIES)}.")
     module, attribute = POLICIES[name]
@@ -29,4 +36,4 @@ def build_policy(name: str, seed: int | None = None, **options: Any) -> Policy:
         if option not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no options"
             raise SettingsError(f"the routing policy {name} has no option {option!r}; it {takes}.")
-    return cast(Policy, made(seed=seed, **options))
+    return PinningPolicy(cast(Policy, made(seed=seed, **options)))

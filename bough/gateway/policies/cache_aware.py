@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bough.gateway.policies.balance import Balance
+from bough.gateway.policies.housekeeping import Interval
 from bough.gateway.policies.interface import Choice, RoutingRequest, WorkerView
 from bough.gateway.policies.text_tree import TextTree
 
@@ -26,10 +27,9 @@ class CacheAwarePolicy:
         seed: int | None = None,
     ) -> None:
         self._balance = Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold, seed)
-        self._eviction_interval_s = eviction_interval_secs
+        self._evictions = Interval(eviction_interval_secs)
         self._max_tree_size = max_tree_size
         self._tree = TextTree()
-        self._evicted_s: float | None = None
 
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         chars = len(request.text)
@@ -43,8 +43,5 @@ class CacheAwarePolicy:
         self._tree.remove(worker_id)
 
     def tick(self, now_s: float) -> None:
-        if self._evicted_s is None:
-            self._evicted_s = now_s
-        elif now_s - self._evicted_s >= self._eviction_interval_s:
-            self._evicted_s = now_s
+        if self._evictions.due(now_s):
             self._tree.evict(self._max_tree_size)

@@ -19,6 +19,7 @@ POLICIES: dict[str, tuple[str, str]] = {
     "consistent_hashing": ("bough.gateway.policies.hashing", "ConsistentHashingPolicy"),
     "prefix_hash": ("bough.gateway.policies.hashing", "PrefixHashPolicy"),
     "cache_aware": ("bough.gateway.policies.cache_aware", "CacheAwarePolicy"),
+    "kv_events": ("bough.gateway.policies.kv_events", "KVEventsPolicy"),
 }
 
 

@@ -20,6 +20,7 @@ import uvloop
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.core import Gateway
+from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
 from bough.observability.logs import set_up_logging
 from bough.server.front import Front, Phase
@@ -52,7 +53,10 @@ async def serve(settings: GatewaySettings, listener: socket.socket, on_ready: Ca
         gateway = Gateway(settings)
         await gateway.open()
         cleanup.push_async_callback(gateway.close)
-        front.open(GatewayApp(gateway, Management(gateway)))
+        engines = LocalEngines(settings, gateway.registry)
+        cleanup.push_async_callback(engines.close)
+        engines.open()
+        front.open(GatewayApp(gateway, Management(gateway, engines.restart)))
         serving = asyncio.create_task(http.run_here())
         on_ready(url_of(listener, settings.edge()))
         await _until(ending, serving)

@@ -63,6 +63,8 @@ class Worker:
     removed: bool = False
     expected_back: bool = False  # the gateway itself is starting it
     last_error: str | None = None
+    pid: int | None = None  # of its process, if the gateway has started it
+    restarts: int = 0
     suspect: Callable[[], None] = lambda: None
     id: str = field(init=False)
     breaker: Breaker = field(init=False)

@@ -24,5 +24,7 @@ def worker_json(worker: Worker) -> dict[str, Any]:
         "breaker": worker.breaker.state(time.monotonic()).name.lower(),
         "source": worker.source,
         "version": known.version,
+        "pid": worker.pid,
+        "restarts": worker.restarts,
         "last_error": worker.last_error,
     }

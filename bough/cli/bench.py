@@ -23,6 +23,7 @@ MENU = Menu(
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
         "edge": Command("what HTTP costs, with an executor that answers at once", "bough.bench.edge"),
+        "gateway": Command("routing policies on stand-in workers; what the gateway costs", "bough.bench.gateway"),
         "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
     },
     flags={},

@@ -28,12 +28,13 @@ class KVEventsPolicy:
         cache_threshold: float = 0.1,
         balance_abs_threshold: int = 64,
         balance_rel_threshold: float = 1.5,
+        max_load_factor: float | None = 1.5,
         eviction_interval_secs: float = 60.0,
         max_tree_size: int = 2**26,
-        trust_sent_secs: float = 5.0,
+        trust_sent_secs: float = 2.0,
         seed: int | None = None,
     ) -> None:
-        self._balance = Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold, seed)
+        self._balance = Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold, max_load_factor, seed)
         self._evictions = Interval(eviction_interval_secs)
         self._max_tree_size = max_tree_size
         self._trust_sent_s = trust_sent_secs

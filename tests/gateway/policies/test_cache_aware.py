@@ -55,6 +55,23 @@ def test_loads_decide_when_they_are_far_apart(loads: tuple[int, ...], chosen: st
     assert policy.choose(fleet(*loads), request(PROMPT)).worker_id == chosen
 
 
+@pytest.mark.parametrize(
+    ("loads", "chosen"),
+    [
+        ((8, 0, 0), "a"),  # a few more than the mean are nothing
+        ((21, 3, 0), "b"),  # 1.5 × 8 + 8 and one more: the next best holder
+        ((20, 4, 0), "a"),
+        ((30, 24, 0), "b"),
+        ((40, 40, 0), "c"),
+    ],
+)
+def test_a_load_factor_passes_over_the_crowded(loads: tuple[int, ...], chosen: str) -> None:
+    policy = build_policy("cache_aware", seed=0, max_load_factor=1.5)
+    policy.routed("a", request(PROMPT))
+    policy.routed("b", request(PROMPT[:200]))
+    assert policy.choose(fleet(*loads), request(PROMPT)).worker_id == chosen
+
+
 def test_a_hot_prefix_spreads_and_is_then_shared_by_its_holders() -> None:
     policy = build_policy("cache_aware", seed=0)
     loads = [0, 0, 0, 0]
@@ -99,7 +116,13 @@ def test_an_empty_prompt_goes_to_the_least_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"cache_threshold": 2.0}, {"balance_abs_threshold": -1}, {"balance_rel_threshold": 0.5}]
+    "options",
+    [
+        {"cache_threshold": 2.0},
+        {"balance_abs_threshold": -1},
+        {"balance_rel_threshold": 0.5},
+        {"max_load_factor": 0.9},
+    ],
 )
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(SettingsError):

@@ -1,0 +1,96 @@
+"""Starts what `bough bench gateway` measures: stand-in workers and a real gateway before them, and always ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from bough.bench.gateway_model import Costs
+from bough.bench.gateway_worker import WorkerSpec
+from bough.core.errors import EngineDeadError
+from bough.launch.supervisor import child_environment
+
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def worker_processes(count: int, costs: Costs, event_tokens: int) -> Iterator[list[str]]:
+    """The URLs of stand-ins that publish their cache events."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        urls: list[str] = []
+        for number in range(count):
+            base = f"ipc://{folder}/{number}"
+            events = {"endpoint": f"{base}.events", "replay_endpoint": f"{base}.replays"}
+            spec = WorkerSpec(f"worker-{number}", costs, json.dumps(events), event_tokens)
+            process = stack.enter_context(_running(["-m", "bough.bench.gateway_worker"]))
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            process.stdin.flush()
+            urls.append(_url_of(process))
+        yield urls
+
+
+@contextlib.contextmanager
+def gateway_process(workers: Sequence[str], policy: str, processes: int = 1) -> Iterator[tuple[str, int]]:
+    """The URL and process id of a gateway with all of the workers in rotation."""
+    flags = ["--port", "0", "--policy", policy, "--log-level", "warning"]
+    if processes > 1:
+        flags += ["--processes", str(processes)]
+    command = ["-m", "bough.cli.main", "gateway", *flags, "--worker-urls", *workers]
+    with _running(command) as process:
+        url = _url_of(process)
+        _wait_for_workers(url, len(workers))
+        yield url, process.pid
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=child_environment(),
+        start_new_session=True,  # an interrupt is for the benchmark, which ends its children itself
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _url_of(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    welcome = process.stdout.readline().decode()
+    found = re.search(r"served at (\S+)", welcome)
+    if found is None:
+        raise EngineDeadError(f"A process of the benchmark did not start: {welcome or 'its log above says why'}")
+    return found[1]
+
+
+def _wait_for_workers(url: str, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with urllib.request.urlopen(f"{url}/workers") as answer:
+            workers = json.load(answer)["workers"]
+        if sum(bool(worker["is_healthy"]) for worker in workers) == count:
+            return
+        if time.monotonic() > deadline:
+            raise EngineDeadError(f"Not all workers came into rotation: {workers}")
+        time.sleep(0.05)

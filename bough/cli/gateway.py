@@ -70,7 +70,7 @@ def settings_from(
     parsed: argparse.Namespace, engine_flags: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
 ) -> GatewaySettings:
     """All settings; flags win over variables, those over the file."""
-    values = _given(parsed, os.environ if environ is None else environ)
+    values = _from_file(parsed.config) | _given(parsed, os.environ if environ is None else environ)
     keys = tuple(parsed.api_key)
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
@@ -81,6 +81,15 @@ def settings_from(
         config=parsed.config,
         engine_flags=engine_flags,
     )
+
+
+def _from_file(file: str | None) -> dict[str, Any]:
+    """The settings in the file; its workers, policies and keys are taken by the gateway itself, and watched."""
+    if file is None:
+        return {}
+    from bough.gateway.config_file import read_file
+
+    return read_file(file).settings
 
 
 def _given(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:

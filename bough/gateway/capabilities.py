@@ -38,8 +38,8 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
     return Capabilities(
         models=tuple(names),
         capacity=capacity if isinstance(capacity, int) and not isinstance(capacity, bool) else None,
-        version=info["version"] if isinstance(info.get("version"), str) else None,
-        kv_events=_kv_endpoint(info.get("kv_events_config")),
+        version=_text(info.get("version")),
+        kv_events_config=_text(info.get("kv_events_config")),
     )
 
 
@@ -59,15 +59,8 @@ def _is_named(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("id"), str)
 
 
-def _kv_endpoint(config: Any) -> str | None:
-    """The endpoint in the worker's `--kv-events-config`, which is JSON in a string."""
-    if isinstance(config, str):
-        try:
-            config = json.loads(config)
-        except ValueError:
-            return None
-    endpoint = config.get("endpoint") if isinstance(config, dict) else None
-    return endpoint if isinstance(endpoint, str) else None
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 async def _json(upstream: Upstream, worker: Worker, path: str, timeout_s: float) -> dict[str, Any]:

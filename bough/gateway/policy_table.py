@@ -6,6 +6,7 @@ model share one of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,12 +30,14 @@ class PolicyTable:
         self._default = default
         self._chosen: dict[str, PolicyChoice] = {}
         self._policies: dict[str | None, Policy] = {}
+        self.on_built: Callable[[str | None, Policy], None] = lambda model, policy: None  # for those who feed policies
 
     def of(self, model: str | None) -> Policy:
         policy = self._policies.get(model)
         if policy is None:
             choice = self.choice(model)
             policy = self._policies[model] = build_policy(choice.name, **choice.options)
+            self.on_built(model, policy)
         return policy
 
     def choice(self, model: str | None) -> PolicyChoice:
@@ -42,9 +45,12 @@ class PolicyTable:
 
     def choose(self, model: str, choice: PolicyChoice) -> None:
         """From here on; an unknown name is an error and changes nothing."""
+        if self._chosen.get(model) == choice:
+            return
         policy = build_policy(choice.name, **choice.options)
         self._chosen[model] = choice
         self._policies[model] = policy
+        self.on_built(model, policy)
 
     def set_default(self, choice: PolicyChoice) -> None:
         build_policy(choice.name, **choice.options)

@@ -19,6 +19,7 @@ import uvloop
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.app import GatewayApp
+from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
@@ -56,6 +57,10 @@ async def serve(settings: GatewaySettings, listener: socket.socket, on_ready: Ca
         engines = LocalEngines(settings, gateway.registry)
         cleanup.push_async_callback(engines.close)
         engines.open()
+        if settings.config is not None:
+            file = ConfigFile(settings.config, gateway)
+            file.apply()
+            cleanup.callback(asyncio.create_task(file.watch()).cancel)
         front.open(GatewayApp(gateway, Management(gateway, engines.restart)))
         serving = asyncio.create_task(http.run_here())
         on_ready(url_of(listener, settings.edge()))

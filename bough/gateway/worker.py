@@ -39,7 +39,7 @@ class Capabilities:
     models: tuple[str, ...] = ()  # empty: it did not say, and is taken for any
     capacity: int | None = None  # requests that it runs at once
     version: str | None = None
-    kv_events: str | None = None  # the endpoint where it publishes what its cache holds
+    kv_events_config: str | None = None  # how it publishes what its cache holds: JSON, as its flag has it
 
 
 class WorkerLostError(Exception):

@@ -17,10 +17,14 @@ from bough.core.gateway_settings import GatewaySettings, gateway_fields
 from bough.core.settings import check_value, field_type
 
 ENVIRONMENT_PREFIX = "BOUGH_GATEWAY_"
+KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
+DEFAULT_URL = "http://127.0.0.1:30000"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serves until told to stop."""
+    """Serves until told to stop; or talks to a gateway that does."""
+    if argv and argv[0] in CLIENT_COMMANDS:
+        return CLIENT_COMMANDS[argv[0]](argv[1:])
     words, engine_flags = _split(argv)
     parsed = _parser().parse(words)
     settings = settings_from(parsed, engine_flags)
@@ -28,6 +32,43 @@ def run(argv: Sequence[str]) -> int:
 
     run_gateway(settings)
     return 0
+
+
+def _roll(argv: Sequence[str]) -> int:
+    parser = _client_parser("roll", "Replaces the workers of a running gateway one by one; no request fails.")
+    parser.add_argument(
+        "--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"),
+        help="put the worker at NEW in the place of the one at OLD; may be given repeatedly",
+    )  # fmt: skip
+    parser.add_argument("--timeout-s", type=float, default=1800.0, metavar="X", help="for each worker (default: 1800)")
+    parsed = parser.parse(argv)
+    from bough.gateway.admin_client import AdminClient
+    from bough.gateway.roll import roll
+
+    roll(AdminClient(parsed.url, parsed.api_key), [(old, new) for old, new in parsed.replace], parsed.timeout_s)
+    return 0
+
+
+def _top(argv: Sequence[str]) -> int:
+    parser = _client_parser("top", "A live table of a running gateway's workers.")
+    parser.add_argument("--interval-s", type=float, default=1.0, metavar="X", help="between two looks (default: 1)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="end after so many looks; at Ctrl-C when left out")
+    parsed = parser.parse(argv)
+    from bough.gateway.admin_client import AdminClient
+    from bough.gateway.top import show
+
+    show(AdminClient(parsed.url, parsed.api_key), parsed.interval_s, parsed.rounds)
+    return 0
+
+
+CLIENT_COMMANDS = {"roll": _roll, "top": _top}
+
+
+def _client_parser(name: str, about: str) -> Parser:
+    parser = Parser(program=f"bough gateway {name}", about=about)
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the gateway's address (default: {DEFAULT_URL})")
+    parser.add_argument("--api-key", default=os.environ.get(KEY_VARIABLE), help=f"its key; also {KEY_VARIABLE}")
+    return parser
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -70,12 +111,12 @@ def settings_from(
     parsed: argparse.Namespace, engine_flags: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
 ) -> GatewaySettings:
     """All settings; flags win over variables, those over the file."""
-    values = _from_file(parsed.config) | _given(parsed, os.environ if environ is None else environ)
-    keys = tuple(parsed.api_key)
+    environ = os.environ if environ is None else environ
+    keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
     return GatewaySettings(
-        **values,
+        **(_from_file(parsed.config) | _given(parsed, environ)),
         worker_urls=tuple(parsed.worker_urls),
         api_keys=keys,
         config=parsed.config,

@@ -61,8 +61,8 @@ def test_loads_decide_when_they_are_far_apart(loads: tuple[int, ...], chosen: st
         ((8, 0, 0), "a"),  # a few more than the mean are nothing
         ((21, 3, 0), "b"),  # 1.5 × 8 + 8 and one more: the next best holder
         ((20, 4, 0), "a"),
-        ((30, 24, 0), "b"),
-        ((40, 40, 0), "c"),
+        ((40, 20, 0), "b"),
+        ((50, 50, 1, 0, 1), "d"),
     ],
 )
 def test_a_load_factor_passes_over_the_crowded(loads: tuple[int, ...], chosen: str) -> None:

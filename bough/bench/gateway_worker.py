@@ -57,6 +57,10 @@ class StandIn:
             self._publisher = KVEventPublisher(zmq.Context(), parse_config(spec.kv_events_config))
         self.model = EngineModel(spec.costs, self._add_event if self._publisher is not None else None)
 
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+
     def _add_event(self, event: KVEvent) -> None:
         assert self._publisher is not None
         self._publisher.add(event)
@@ -198,6 +202,7 @@ async def serve(spec: WorkerSpec) -> None:
     print(f"served at http://{host}:{port}", flush=True)
     await loop.run_in_executor(None, sys.stdin.buffer.read)  # until whoever started it has ended
     server.close()
+    engine.close()
 
 
 def main() -> None:

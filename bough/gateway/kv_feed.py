@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,7 +29,7 @@ decode_batch = msgspec.msgpack.Decoder(KVEventBatch).decode
 
 
 class Observer(Protocol):
-    """Who wants to know: `KVEventsPolicy`."""
+    """Who wants to know: a `KVEventsPolicy`. A worker of several models may have several observers."""
 
     def observe(self, worker_id: str, event: KVEvent) -> None: ...
     def restart(self, worker_id: str) -> None: ...
@@ -52,13 +51,15 @@ class KVFeed:
 
     def __init__(self) -> None:
         self._context = zmq.asyncio.Context()
-        self._following: dict[str, tuple[asyncio.Task[None], Observer]] = {}
+        self._following: dict[tuple[str, Observer], asyncio.Task[None]] = {}
 
-    def follow(self, worker_id: str, url: str, info: Mapping[str, Any], observer: Observer) -> bool:
-        """Starts to follow a worker, whose /server_info is `info`; False if it publishes nothing."""
-        self.unfollow(worker_id)
-        config = info.get("kv_events_config")
-        if not isinstance(config, str):
+    def follows(self, worker_id: str, observer: Observer) -> bool:
+        return (worker_id, observer) in self._following
+
+    def follow(self, worker_id: str, url: str, config: str | None, observer: Observer) -> bool:
+        """Starts to follow a worker whose --kv-events-config is `config`; False if it publishes nothing usable."""
+        self.unfollow(worker_id, observer)
+        if config is None:
             return False
         try:
             publisher = parse_config(config)
@@ -66,19 +67,19 @@ class KVFeed:
             log.warning("worker %s: its cache events cannot be followed: %s", worker_id, error)
             return False
         subscription = Subscription(self._context, worker_id, url, publisher, observer)
-        self._following[worker_id] = (asyncio.get_running_loop().create_task(subscription.run()), observer)
+        self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
         return True
 
-    def unfollow(self, worker_id: str) -> None:
-        if worker_id in self._following:
-            task, observer = self._following.pop(worker_id)
+    def unfollow(self, worker_id: str, observer: Observer) -> None:
+        task = self._following.pop((worker_id, observer), None)
+        if task is not None:
             task.cancel()
             observer.unobserved(worker_id)
 
     async def close(self) -> None:
-        tasks = [task for task, _ in self._following.values()]
-        for worker_id in list(self._following):
-            self.unfollow(worker_id)
+        tasks = list(self._following.values())
+        for worker_id, observer in list(self._following):
+            self.unfollow(worker_id, observer)
         await asyncio.gather(*tasks, return_exceptions=True)
         self._context.destroy(linger=0)
 

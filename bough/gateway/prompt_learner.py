@@ -22,7 +22,7 @@ MOST_WAITING = 64
 ENOUGH_REFUSALS = 3
 AT_ONCE = 4  # per gateway: tokenising costs the worker time that requests could use
 
-# POSTs a JSON body to a URL and gives status and answer; (0, b"") if there was none
+# POSTs JSON to the /tokenize of the worker at a URL and gives status and answer; (0, b"") if there was none
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 
 
@@ -53,15 +53,16 @@ class PromptLearner:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._refusals: Counter[str] = Counter()  # in a row, by worker
 
-    def sent(
-        self, policy: KVEventsPolicy, worker_url: str, path: str, body: Mapping[str, Any], request: RoutingRequest
-    ) -> None:
+    def sent(self, policy: KVEventsPolicy, worker_url: str, path: str, body: bytes, request: RoutingRequest) -> None:
         """A request was sent to a worker: learns its prompt, if that teaches anything. Returns at once."""
         if len(self._tasks) >= MOST_WAITING or self._refusals[worker_url] >= ENOUGH_REFUSALS:
             return
         if not policy.curious(request):
             return
-        asked = tokenize_body(path, body)
+        try:
+            asked = tokenize_body(path, msgspec.json.decode(body, type=dict[str, Any]))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
         if asked is not None:
             task = asyncio.get_running_loop().create_task(self._learn(policy, worker_url, asked, request.text))
             self._tasks.add(task)
@@ -69,7 +70,7 @@ class PromptLearner:
 
     async def _learn(self, policy: KVEventsPolicy, worker_url: str, asked: dict[str, Any], text: str) -> None:
         async with self._turns:
-            status, answer = await self._post(f"{worker_url}/tokenize", msgspec.json.encode(asked))
+            status, answer = await self._post(worker_url, msgspec.json.encode(asked))
         try:
             tokens = msgspec.json.decode(answer, type=TokenizeAnswer).tokens if status == 200 else None
         except msgspec.MsgspecError:

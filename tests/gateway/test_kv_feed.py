@@ -48,9 +48,9 @@ class Worker:
         config: dict[str, Any] = {"endpoint": f"ipc://{folder}/events", **options}
         if replay:
             config["replay_endpoint"] = f"ipc://{folder}/replays"
-        self.info = {"kv_events_config": json.dumps(config)}
+        self.config = json.dumps(config)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._config = parse_config(self.info["kv_events_config"])
+        self._config = parse_config(self.config)
         self.publisher = KVEventPublisher(self._context, self._config)
 
     def store(self, *tokens: int, below: int | None = None) -> None:
@@ -89,7 +89,7 @@ def test_a_late_subscriber_fetches_what_it_missed(tmp_path: Path) -> None:
     async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
         worker.store(1, 2)
         worker.store(3, below=2)
-        assert feed.follow("w", "http://here:1", worker.info, watcher)
+        assert feed.follow("w", "http://here:1", worker.config, watcher)
         await until(lambda: watcher.held(1, 2, 3) == 3)
         worker.store(4, below=3)
         await until(lambda: watcher.held(1, 2, 3, 4) == 4)
@@ -102,7 +102,7 @@ def test_replays_that_reach_back_only_so_far_are_taken_from_there(tmp_path: Path
     async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
         for token in (1, 2, 3, 4, 5):
             worker.store(token)
-        feed.follow("w", "http://here:1", worker.info, watcher)
+        feed.follow("w", "http://here:1", worker.config, watcher)
         await until(lambda: watcher.held(5) == 1)
         assert (watcher.held(3), watcher.held(4)) == (0, 1)
 
@@ -112,7 +112,7 @@ def test_replays_that_reach_back_only_so_far_are_taken_from_there(tmp_path: Path
 def test_without_replays_what_was_missed_stays_unknown(tmp_path: Path) -> None:
     async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
         worker.store(1, 2)
-        feed.follow("w", "http://here:1", worker.info, watcher)
+        feed.follow("w", "http://here:1", worker.config, watcher)
         await until(lambda: watcher.held(7) == 1, lambda: worker.store(7))
         assert watcher.held(1, 2) == 0
 
@@ -122,7 +122,7 @@ def test_without_replays_what_was_missed_stays_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_worker_that_restarts_has_an_empty_cache(tmp_path: Path, replay: bool) -> None:
     async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
-        feed.follow("w", "http://here:1", worker.info, watcher)
+        feed.follow("w", "http://here:1", worker.config, watcher)
         await until(lambda: watcher.held(1) == 1, lambda: worker.store(1))
         worker.restart()
         await until(lambda: watcher.held(1) == 0 and watcher.held(5) == 1, lambda: worker.store(5))
@@ -132,11 +132,12 @@ def test_a_worker_that_restarts_has_an_empty_cache(tmp_path: Path, replay: bool)
 
 def test_a_worker_that_publishes_nothing_is_not_followed(tmp_path: Path) -> None:
     async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
-        assert not feed.follow("w", "http://here:1", {}, watcher)
-        assert not feed.follow("w", "http://here:1", {"kv_events_config": '{"publisher": "kafka"}'}, watcher)
-        assert feed.follow("w", "http://here:1", worker.info, watcher)
+        assert not feed.follow("w", "http://here:1", None, watcher)
+        assert not feed.follow("w", "http://here:1", '{"publisher": "kafka"}', watcher)
+        assert feed.follow("w", "http://here:1", worker.config, watcher)
         await until(lambda: "w" in watcher.indexes)
-        feed.unfollow("w")
+        assert feed.follows("w", watcher)
+        feed.unfollow("w", watcher)
         assert watcher.indexes == {}
 
     run(tmp_path, False, story)

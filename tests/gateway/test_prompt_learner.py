@@ -54,7 +54,7 @@ def learn(worker: Tokenizer, policy: KVEventsPolicy, *texts: str) -> None:
     async def play() -> None:
         learner = PromptLearner(worker.post)
         for text in texts:
-            learner.sent(policy, "http://w", "/v1/completions", {"prompt": text}, request(text))
+            learner.sent(policy, "http://w", "/v1/completions", json.dumps({"prompt": text}).encode(), request(text))
             await learner.settle()
         await learner.close()
 
@@ -64,8 +64,20 @@ def learn(worker: Tokenizer, policy: KVEventsPolicy, *texts: str) -> None:
 def test_a_prompt_is_learned_once() -> None:
     worker, policy = Tokenizer(), KVEventsPolicy()
     learn(worker, policy, "Once upon a time", "Once upon a time", "Another")
-    assert worker.asked == ["http://w/tokenize"] * 2
+    assert worker.asked == ["http://w"] * 2
     assert not policy.curious(request("Once upon a time"))
+
+
+def test_a_body_that_is_no_json_teaches_nothing() -> None:
+    async def play() -> None:
+        worker = Tokenizer()
+        learner = PromptLearner(worker.post)
+        for body in (b"", b"[1]", b"{"):
+            learner.sent(KVEventsPolicy(), "http://w", "/v1/completions", body, request("x"))
+        await learner.settle()
+        assert worker.asked == []
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("status", [404, 400, 0])

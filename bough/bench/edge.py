@@ -30,8 +30,8 @@ from bough.bench.edge_server import profile_file
 from bough.bench.null_executor import STEP_VARIABLE
 from bough.bench.processes import ignore_progress, run_parts
 from bough.bench.sampler import Profile
+from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
-from bough.launch.supervisor import child_environment
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
 ROUTES = {

@@ -16,8 +16,8 @@ import msgspec
 
 from bough.bench.gateway_model import Costs
 from bough.bench.gateway_worker import WorkerSpec
+from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
-from bough.launch.supervisor import child_environment
 
 PATIENCE_S = 60.0
 

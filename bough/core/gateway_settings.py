@@ -33,7 +33,12 @@ class GatewaySettings:
     config: str | None = None  # a YAML file; its values hold where no flag is given
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
     api_keys: tuple[str, ...] = ()
-    policy: str = setting("cache_aware", "how a worker is chosen, for models without a policy of their own")
+    selector: tuple[str, ...] = ()  # key=value of Kubernetes pods
+    policy: str | None = setting(
+        None,
+        "how a worker is chosen, for models without a policy of their own; cache_aware when left out, and with several "
+        "processes prefix_hash, which needs no memory that they would have to share",
+    )
     launch: int = setting(0, "start this many engines on this machine; flags after -- are theirs", low=0)
     processes: int = setting(1, "processes that serve on the one port", low=1, high=64)
     grpc_port: int | None = setting(None, "port of the gRPC front; none when left out", low=0, high=65535)
@@ -79,6 +84,12 @@ class GatewaySettings:
     )
     access_log: bool = setting(False, "a line of JSON on standard error for each request")
     log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
+
+    @property
+    def default_policy(self) -> str:
+        if self.policy is not None:
+            return self.policy
+        return "cache_aware" if self.processes == 1 else "prefix_hash"
 
     def edge(self) -> ServerSettings:
         """What the listening socket and the HTTP server need to know."""

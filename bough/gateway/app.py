@@ -14,7 +14,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
-from bough.gateway.management import Management, Request
+from bough.gateway.management import Request, RouteTable
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import peek
 from bough.server.app import shape_of
@@ -34,8 +34,9 @@ STORED = "/v1/responses/"
 class GatewayApp:
     """Answers one HTTP request."""
 
-    def __init__(self, gateway: Gateway, management: Management) -> None:
+    def __init__(self, gateway: Gateway, management: RouteTable, *, private: bool = False) -> None:
         self._gateway = gateway
+        self._private = private  # only the gateway's own processes can call
         self._management = management
         self._largest = gateway.settings.max_body_mb * MIB
 
@@ -45,11 +46,12 @@ class GatewayApp:
         try:
             route = self._management.find(scope["method"], path)
             if route is not None:
-                self._gateway.clients.identify(route.access, scope["headers"])
+                if not self._private:
+                    self._gateway.clients.identify(route.access, scope["headers"])
                 request = Request(route.parameters, await self._read_body(scope, receive))
                 await send_whole(send, await route.handler(request))
                 return
-            if not is_proxied(path):
+            if self._private or not is_proxied(path):
                 raise HttpError(
                     404, f"There is no {path} here; the gateway proxies /generate and /v1/*.", "NotFoundError"
                 )

@@ -69,7 +69,7 @@ def read_file(file: str) -> FileContent:
             if name not in known:
                 raise SettingsError(f"there is no setting {name!r}; `bough gateway --help` lists them.")
             settings[name] = check_value(known[name], value)
-        build_policy(settings.get("policy", GatewaySettings().policy))
+        build_policy(settings.get("policy") or GatewaySettings().default_policy)
     except SettingsError as error:
         raise SettingsError(f"{file}: {error}") from None
     except (msgspec.ValidationError, AttributeError, TypeError) as error:
@@ -153,7 +153,9 @@ class ConfigFile:
             if before.get(model) != choice:
                 self._gateway.policies.choose(model, choice)
         if self._applied is not None and self._changed(content, "policy"):
-            self._gateway.policies.set_default(PolicyChoice(content.settings.get("policy", GatewaySettings().policy)))
+            self._gateway.policies.set_default(
+                PolicyChoice(content.settings.get("policy") or self._gateway.settings.default_policy)
+            )
 
     def _take_clients(self, content: FileContent) -> None:
         """Rates begin anew, so nothing is touched unless keys or rates have changed."""

@@ -49,7 +49,7 @@ class Gateway:
             settings.worker_api_key,
             None if limit == UNLIMITED else limit,
         )
-        self.policies = PolicyTable(PolicyChoice(settings.policy))
+        self.policies = PolicyTable(PolicyChoice(settings.default_policy))
         self.registry.listen(self.policies)
         self.metrics = GatewayMetrics()
         self.upstream = Upstream()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
 import time
 
@@ -54,7 +55,9 @@ class HealthChecks:
     def added(self, worker: Worker) -> None:
         wake = asyncio.Event()
         worker.suspect = wake.set
-        self._tasks[worker.id] = asyncio.create_task(self._watch(worker, wake), name=f"health-{worker.id}")
+        # In a context of its own: it outlives the request that added the worker, whose id its log lines would carry.
+        context = contextvars.Context()
+        self._tasks[worker.id] = asyncio.create_task(self._watch(worker, wake), context=context)
 
     def changed(self, worker: Worker) -> None:
         return

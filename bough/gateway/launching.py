@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from bough.core.child_environment import child_environment
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.division import Machine, Share, gpu_of, share_of
 from bough.gateway.registry import Registry
@@ -54,7 +55,7 @@ class LocalEngine:
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **environment},
+            env={**child_environment(), **environment},
             start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
             preexec_fn=_die_with_parent,
         )
@@ -84,6 +85,10 @@ class LocalEngines:
         self._engines: list[LocalEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ports = free_ports(3 * settings.launch)
+
+    @property
+    def urls(self) -> list[str]:
+        return [engine.worker.url for engine in self._engines]
 
     def open(self) -> None:
         for number in range(self._settings.launch):
@@ -167,7 +172,7 @@ class LocalEngines:
 
     def _event_flags(self, number: int) -> list[str]:
         """For the policy that goes by them, engines publish what their caches hold."""
-        if self._settings.policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
+        if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
             return []
         first = self._settings.launch + 2 * number
         event_port, replay_port = self._ports[first], self._ports[first + 1]

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -50,6 +50,14 @@ class Route:
     parameters: Mapping[str, str]
 
 
+class RouteTable(Protocol):
+    """Finds the routes that are the gateway's own; of one process, or shared by several."""
+
+    def find(self, method: str, path: str) -> Route | None: ...
+
+    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
+
+
 class NewWorker(msgspec.Struct):
     url: str
     api_key: str | None = None
@@ -65,7 +73,7 @@ class Management:
     """The table of routes. `restart` replaces the process of a worker that the gateway has launched."""
 
     def __init__(self, gateway: Gateway, restart: Restart | None = None) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._restart = restart
         one = r"/workers/(?P<id>[^/]+)"
         routes: dict[str, dict[str, tuple[Handler, Access]]] = {
@@ -103,25 +111,25 @@ class Management:
 
     async def holder_of(self, call: Call, name: str) -> Worker | None:
         """The worker that has a stored response which this gateway has not seen being made."""
-        workers = self._gateway.dispatch.available(None)
+        workers = self.gateway.dispatch.available(None)
         if len(workers) < 2:
             return None
         statuses = await asyncio.gather(*(self._ask(worker, "GET", f"/v1/responses/{name}") for worker in workers))
         found = next((worker for worker, status in zip(workers, statuses, strict=True) if status == 200), None)
         if found is not None:
-            self._gateway.sticky.remember(name, found)
+            self.gateway.sticky.remember(name, found)
         return found
 
     # ---- workers
 
     async def _list(self, request: Request) -> Answer:
-        workers = [worker_json(worker) for worker in self._gateway.registry]
+        workers = [worker_json(worker) for worker in self.gateway.registry]
         return _json({"workers": workers, "total": len(workers)})
 
     async def _add(self, request: Request) -> Answer:
         new = _decoded(request.body, NewWorker)
         try:
-            worker = self._gateway.registry.add(new.url, new.api_key)
+            worker = self.gateway.registry.add(new.url, new.api_key)
         except SettingsError as error:
             raise RequestError(str(error), field="url") from None
         return _json(worker_json(worker), 202)
@@ -131,12 +139,12 @@ class Management:
 
     async def _remove(self, request: Request) -> Answer:
         worker = self._worker(request)
-        self._gateway.registry.remove(worker)
+        self.gateway.registry.remove(worker)
         return _json(worker_json(worker))
 
     async def _drain(self, request: Request) -> Answer:
         worker = self._worker(request)
-        self._gateway.registry.drain(worker)
+        self.gateway.registry.drain(worker)
         return _json(worker_json(worker), 202)
 
     async def _restart_one(self, request: Request) -> Answer:
@@ -148,7 +156,7 @@ class Management:
         return _json(worker_json(worker), 202)
 
     def _worker(self, request: Request) -> Worker:
-        worker = self._gateway.registry.get(request.parameters["id"])
+        worker = self.gateway.registry.get(request.parameters["id"])
         if worker is None:
             raise HttpError(
                 404, f"There is no worker {request.parameters['id']!r}; GET /workers lists them.", "NotFoundError"
@@ -158,16 +166,16 @@ class Management:
     # ---- policies
 
     async def _policies(self, request: Request) -> Answer:
-        return _json(self._gateway.policies.shown())
+        return _json(self.gateway.policies.shown())
 
     async def _set_policy(self, request: Request) -> Answer:
         new = _decoded(request.body, NewPolicy)
         choice = PolicyChoice(new.policy, new.options)
         try:
             if new.model is None:
-                self._gateway.policies.set_default(choice)
+                self.gateway.policies.set_default(choice)
             else:
-                self._gateway.policies.choose(new.model, choice)
+                self.gateway.policies.choose(new.model, choice)
         except SettingsError as error:
             raise RequestError(str(error), field="policy") from None
         return await self._policies(request)
@@ -181,7 +189,7 @@ class Management:
         return await self._fan_out("POST", "/abort_request", request.body)
 
     async def _fan_out(self, method: str, path: str, body: bytes) -> Answer:
-        workers = self._gateway.dispatch.available(None)
+        workers = self.gateway.dispatch.available(None)
         statuses = await asyncio.gather(*(self._ask(worker, method, path, body) for worker in workers))
         told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
         return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
@@ -191,7 +199,7 @@ class Management:
         headers = [("content-type", "application/json")] if body else []
         try:
             async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
-                response = await self._gateway.upstream.send(worker, method, path, headers, body)
+                response = await self.gateway.upstream.send(worker, method, path, headers, body)
                 async with response:
                     await response.read()
                     return response.status
@@ -201,19 +209,19 @@ class Management:
     # ---- the gateway itself
 
     async def _readiness(self, request: Request) -> Answer:
-        ready = len(self._gateway.dispatch.available(None))
-        total = len(self._gateway.registry)
+        ready = len(self.gateway.dispatch.available(None))
+        total = len(self.gateway.registry)
         status = "ready" if ready else "not ready: no worker is in rotation"
         return _json({"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Answer:
-        return Answer(200, [(b"content-type", CONTENT_TYPE.encode())], self._gateway.metrics.page())
+        return Answer(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())
 
     async def _models(self, request: Request) -> Answer:
-        return _json({"object": "list", "data": [_model(name) for name in self._gateway.registry.models()]})
+        return _json({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
 
     async def _model(self, request: Request) -> Answer:
-        name, known = request.parameters["model"], self._gateway.registry.models()
+        name, known = request.parameters["model"], self.gateway.registry.models()
         if name not in known:
             message = f"There is no model {name!r}. The models here are {', '.join(known)}."
             raise HttpError(404, message, "NotFoundError")

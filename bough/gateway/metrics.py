@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from bough.gateway.answers import AttemptFailedError
@@ -18,6 +19,7 @@ from bough.gateway.call import Call
 from bough.gateway.worker import Worker
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+STATES = ("_breaker_state", "_worker_healthy")  # figures that are not counts
 LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -114,3 +116,34 @@ class _State(Collector):
             health.add_metric([worker.url], float(worker.in_rotation))
             breaker.add_metric([worker.url], worker.breaker.state(now_s).value)
         yield from (load, health, breaker)
+
+
+def merged_pages(pages: Sequence[str]) -> bytes:
+    """The pages of several processes as one: figures of the same name and labels are added, but for states."""
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    heads: dict[str, str] = {}
+    families: dict[str, list[tuple[str, tuple[tuple[str, str], ...]]]] = {}
+    for page in pages:
+        for family in text_string_to_metric_families(page):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            heads[name] = f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n"
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                if key not in sums:
+                    families.setdefault(name, []).append(key)
+                    sums[key] = sample.value
+                elif sample.name.endswith(STATES):
+                    sums[key] = max(sums[key], sample.value)
+                elif not sample.name.endswith("_created"):
+                    sums[key] += sample.value
+    parts = [heads[name] + "".join(_line(*key, sums[key]) for key in keys) for name, keys in families.items()]
+    return "".join(parts).encode()
+
+
+def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
+    written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{name}{{{written}}} {value}\n" if written else f"{name} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -28,7 +28,7 @@ class PolicyTable:
     def __init__(self, default: PolicyChoice) -> None:
         build_policy(default.name, **default.options)  # an unknown name must be known at start
         self._default = default
-        self._chosen: dict[str, PolicyChoice] = {}
+        self.chosen: dict[str, PolicyChoice] = {}
         self._policies: dict[str | None, Policy] = {}
         self.on_built: Callable[[str | None, Policy], None] = lambda model, policy: None  # for those who feed policies
 
@@ -41,14 +41,14 @@ class PolicyTable:
         return policy
 
     def choice(self, model: str | None) -> PolicyChoice:
-        return self._default if model is None else self._chosen.get(model, self._default)
+        return self._default if model is None else self.chosen.get(model, self._default)
 
     def choose(self, model: str, choice: PolicyChoice) -> None:
         """From here on; an unknown name is an error and changes nothing."""
-        if self._chosen.get(model) == choice:
+        if self.chosen.get(model) == choice:
             return
         policy = build_policy(choice.name, **choice.options)
-        self._chosen[model] = choice
+        self.chosen[model] = choice
         self._policies[model] = policy
         self.on_built(model, policy)
 
@@ -57,15 +57,15 @@ class PolicyTable:
         if choice == self._default:
             return
         self._default = choice
-        self._policies = {model: policy for model, policy in self._policies.items() if model in self._chosen}
+        self._policies = {model: policy for model, policy in self._policies.items() if model in self.chosen}
 
     def forget(self, model: str) -> None:
         """The model goes back to the default."""
-        if self._chosen.pop(model, None) is not None:
+        if self.chosen.pop(model, None) is not None:
             self._policies.pop(model, None)
 
     def shown(self) -> dict[str, Any]:
-        models = {model: choice.name for model, choice in self._chosen.items()}
+        models = {model: choice.name for model, choice in self.chosen.items()}
         return {"default": self._default.name, "models": models}
 
     def tick(self, now_s: float) -> None:

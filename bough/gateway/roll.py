@@ -1,8 +1,8 @@
 """`bough gateway roll`: replaces the workers of a running gateway one by one, so that no request fails.
 
 A worker that the gateway has started is drained, ended and started again by the gateway. Others are replaced by a
-worker at another address (`--replace OLD NEW`), which must be in rotation before the old one is drained and removed. The
-next is not begun before the one before serves.
+worker at another address (`--replace OLD NEW`), which must be in rotation before the old one is drained and removed.
+The next is not begun before the one before serves.
 """
 
 from __future__ import annotations

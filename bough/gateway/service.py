@@ -12,17 +12,20 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 
 from bough.core.gateway_settings import GatewaySettings
+from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management
+from bough.gateway.management import Management, RouteTable
+from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided
 from bough.observability.logs import set_up_logging
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
@@ -44,30 +47,75 @@ def run_gateway(settings: GatewaySettings) -> None:
                 Path(settings.uds).unlink()
 
 
-async def serve(settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """One gateway on a socket, until SIGTERM or SIGINT."""
+async def serve(
+    settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[str], None], family: Family | None = None
+) -> None:
+    """One gateway process on a socket, until SIGTERM or SIGINT; `family` is given to all but the first."""
     ending = asyncio.Event()
     _take_signals(ending)
+    shared = listener.dup() if settings.processes > 1 and family is None else None  # stays open for the others
     front = Front()
     http = HttpServer(front, listener, settings.edge())
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(settings)
+        gateway = Gateway(divided(settings))
         await gateway.open()
         cleanup.push_async_callback(gateway.close)
         engines = LocalEngines(settings, gateway.registry)
         cleanup.push_async_callback(engines.close)
         engines.open()
         if settings.config is not None:
-            file = ConfigFile(settings.config, gateway)
-            file.apply()
-            cleanup.callback(asyncio.create_task(file.watch()).cancel)
-        front.open(GatewayApp(gateway, Management(gateway, engines.restart)))
+            _follow_file(settings.config, gateway, cleanup)
+        own = Management(gateway, engines.restart)
+        management: RouteTable = own
+        children = None
+        if shared is not None:
+            folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bough-gateway-")))
+            family = Family(folder, 0, settings.processes)
+            children = ChildProcesses(settings, shared.fileno(), folder, engines.urls)
+            cleanup.callback(shared.close)
+            cleanup.push_async_callback(children.close)
+            children.open()
+        if family is not None:
+            cleanup.push_async_callback(family.close)
+            # The first process answers for all, to the others too; what it tells them concerns each alone.
+            private = own if family.number else SharedManagement(own, family, private=True)
+            await _listen_privately(gateway, private, family, cleanup)
+            management = shared_management = SharedManagement(own, family)
+            await shared_management.catch_up()
+        front.open(GatewayApp(gateway, management))
         serving = asyncio.create_task(http.run_here())
         on_ready(url_of(listener, settings.edge()))
         await _until(ending, serving)
+        if children is not None:
+            children.tell_to_end()
         await _drain(front, gateway, settings.drain_timeout_s)
         http.should_exit = True
         await serving
+
+
+def _follow_file(path: str, gateway: Gateway, cleanup: contextlib.AsyncExitStack) -> None:
+    file = ConfigFile(path, gateway)
+    file.apply()
+    cleanup.callback(asyncio.create_task(file.watch()).cancel)
+
+
+async def _listen_privately(
+    gateway: Gateway, management: RouteTable, family: Family, cleanup: contextlib.AsyncExitStack
+) -> None:
+    """The socket on which the gateway's other processes talk to this one; its folder lets nobody else in."""
+    edge = ServerSettings(uds=str(family.socket_path()))
+    listener = open_listener(edge)
+    cleanup.callback(listener.close)
+    front = Front()
+    front.open(GatewayApp(gateway, management, private=True))
+    http = HttpServer(front, listener, edge)
+    serving = asyncio.create_task(http.run_here())
+
+    async def stop() -> None:
+        http.should_exit = True
+        await serving
+
+    cleanup.push_async_callback(stop)
 
 
 async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:

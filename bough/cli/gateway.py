@@ -92,6 +92,9 @@ def _parser() -> Parser:
         "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
     )
     section.add_argument(
+        "--selector", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="labels of Kubernetes pods"
+    )
+    section.add_argument(
         "--config", metavar="FILE", help="YAML file with workers, policies, keys and settings; watched"
     )
     for f in gateway_fields():
@@ -119,6 +122,7 @@ def settings_from(
         **(_from_file(parsed.config) | _given(parsed, environ)),
         worker_urls=tuple(parsed.worker_urls),
         api_keys=keys,
+        selector=tuple(parsed.selector),
         config=parsed.config,
         engine_flags=engine_flags,
     )

@@ -17,6 +17,7 @@ import aiohttp
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.answers import Answer, AttemptFailedError, OpenStream, read_answer
+from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.metrics import GatewayMetrics
@@ -36,6 +37,7 @@ class Attempts:
 
     dispatch: Dispatch
     policies: PolicyTable
+    cache_watch: CacheWatch
     upstream: Upstream
     settings: GatewaySettings
     budget: RetryBudget
@@ -103,6 +105,7 @@ class Attempts:
         worker = lease.worker
         call.attempts += 1
         self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
+        self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
         # A worker that is silent for so long may be dead without a sign; asking costs nothing if it is only busy.
         loop = asyncio.get_running_loop()
         suspicion = loop.call_later(self.settings.health_check_timeout_secs, worker.suspect)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bough.gateway.peek import Peek
 from bough.gateway.worker import Worker
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 @dataclass(slots=True, eq=False)
@@ -38,3 +42,4 @@ class Call:
     queued_s: float = 0.0
     expected_cached: float = 0.0
     error: str | None = None
+    span: Span | None = None  # of the trace that it is part of

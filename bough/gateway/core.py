@@ -15,6 +15,7 @@ from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.access_log import AccessLog
 from bough.gateway.attempts import Attempts
 from bough.gateway.breaker import BreakerSettings
+from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.dispatch import Dispatch
@@ -26,6 +27,7 @@ from bough.gateway.proxy import Proxy
 from bough.gateway.registry import Registry
 from bough.gateway.retries import RetryBudget
 from bough.gateway.sticky import StickyAnswers
+from bough.gateway.tracing import traces_to
 from bough.gateway.upstream import Upstream
 from bough.server.errors import HttpError
 
@@ -50,9 +52,10 @@ class Gateway:
             None if limit == UNLIMITED else limit,
         )
         self.policies = PolicyTable(PolicyChoice(settings.default_policy))
-        self.registry.listen(self.policies)
         self.metrics = GatewayMetrics()
         self.upstream = Upstream()
+        self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream)
+        self.registry.listen(self.policies)
         self.dispatch = Dispatch(self.registry, self.policies, settings)
         self.health = HealthChecks(self.registry, self.upstream, settings)
         self.budget = RetryBudget(settings.retry_budget_ratio)
@@ -64,8 +67,11 @@ class Gateway:
             settings.rate_limit_rps,
             settings.rate_limit_burst,
         )
-        attempts = Attempts(self.dispatch, self.policies, self.upstream, settings, self.budget, self.metrics)
+        attempts = Attempts(
+            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.budget, self.metrics
+        )
         self._proxy = Proxy(attempts, self.sticky)
+        self._traces = traces_to(settings.otlp_endpoint)
         self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it
         self._stopping = False
         self._ticking: asyncio.Task[None] | None = None
@@ -81,6 +87,9 @@ class Gateway:
         if self._ticking is not None:
             self._ticking.cancel()
         await self.health.close()
+        await self.cache_watch.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         await self.upstream.close()
 
     def cut_off(self) -> None:
@@ -94,6 +103,8 @@ class Gateway:
         nothing has gone out."""
         self._name_model(call)
         self.budget.earn()
+        if self._traces is not None:
+            call.span = self._traces.begin(call)
         gone = False
         watch = asyncio.ensure_future(receive())  # the body is here: what comes can only be the client's leaving
         try:
@@ -122,6 +133,8 @@ class Gateway:
     def ended(self, call: Call) -> None:
         """The last thing of every call: counted and logged."""
         self.metrics.ended(call, self.registry.models())
+        if self._traces is not None and call.span is not None:
+            self._traces.end(call.span, call)
         self.log.write(call)
 
     async def _out_of_time(self, call: Call, outlet: Outlet) -> None:

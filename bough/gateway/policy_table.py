@@ -76,7 +76,10 @@ class PolicyTable:
         return
 
     def changed(self, worker: Worker) -> None:
-        return
+        """Made before the first request: a policy may have much to learn of a worker that is there already."""
+        if worker.in_rotation:
+            for model in worker.capabilities.models:
+                self.of(model)
 
     def removed(self, worker: Worker) -> None:
         for policy in self._policies.values():

@@ -23,6 +23,8 @@ from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
+from bough.gateway.discovery.following import follow
+from bough.gateway.discovery.kubernetes import KubernetesPods
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management, RouteTable
 from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided
@@ -30,6 +32,7 @@ from bough.observability.logs import set_up_logging
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
 from bough.server.listening import open_listener, url_of
+from bough.server.tracing import check_tracing
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 def run_gateway(settings: GatewaySettings) -> None:
     """Serves until told to stop. Raises what kept it from starting."""
     set_up_logging("gateway", settings.log_level)
+    check_tracing(settings.otlp_endpoint)
     listener = open_listener(settings.edge())
     try:
         uvloop.run(serve(settings, listener, _announce))
@@ -65,6 +69,13 @@ async def serve(
         engines.open()
         if settings.config is not None:
             _follow_file(settings.config, gateway, cleanup)
+        if settings.service_discovery:
+            pods = KubernetesPods(
+                settings.selector, settings.service_discovery_port, settings.service_discovery_namespace
+            )
+            following = asyncio.create_task(follow(pods, gateway.registry, "kubernetes"))
+            following.add_done_callback(lambda task: _end_if_failed(task, ending))
+            cleanup.callback(following.cancel)
         own = Management(gateway, engines.restart)
         management: RouteTable = own
         children = None
@@ -91,6 +102,13 @@ async def serve(
         await _drain(front, gateway, settings.drain_timeout_s)
         http.should_exit = True
         await serving
+
+
+def _end_if_failed(task: asyncio.Task[None], ending: asyncio.Event) -> None:
+    """A source that cannot work (no cluster, no rights) is told; the gateway ends, as nothing would feed it."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("%s", task.exception())
+        ending.set()
 
 
 def _follow_file(path: str, gateway: Gateway, cleanup: contextlib.AsyncExitStack) -> None:

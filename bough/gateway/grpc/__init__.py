@@ -1,0 +1,27 @@
+"""The gateway over gRPC: `gateway.proto` is the contract, `serve_grpc` the server.
+
+Every call becomes a request to the gateway's own HTTP application, in the same process and without a socket, so keys,
+limits, routing, retries and failover are those of HTTP. Needs `bough[grpc]`, which is loaded only when asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp
+
+from bough.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from bough.gateway.grpc.front import GrpcServer
+
+
+async def serve_grpc(app: ASGIApp, host: str, port: int, **options: Any) -> GrpcServer:
+    """Starts the server; `options` are those of `front.serve_grpc`."""
+    try:
+        from bough.gateway.grpc import front
+    except ImportError as error:
+        raise SettingsError(
+            f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
+        ) from None
+    return await front.serve_grpc(app, host, port, **options)

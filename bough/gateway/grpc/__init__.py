@@ -6,14 +6,23 @@ limits, routing, retries and failover are those of HTTP. Needs `bough[grpc]`, wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp
 
 from bough.core.errors import SettingsError
 
-if TYPE_CHECKING:
-    from bough.gateway.grpc.front import GrpcServer
+
+class GrpcServer:
+    """A running server; `port` is the one it was given."""
+
+    def __init__(self, server: Any, port: int) -> None:
+        self._server = server
+        self.port = port
+
+    async def stop(self, grace_s: float) -> None:
+        """No new calls; those in progress may take so long to end."""
+        await self._server.stop(grace_s)
 
 
 async def serve_grpc(app: ASGIApp, host: str, port: int, **options: Any) -> GrpcServer:

@@ -16,6 +16,7 @@ import grpc.aio
 from starlette.types import ASGIApp
 
 from bough.core.errors import RequestError, SettingsError
+from bough.gateway.grpc import GrpcServer
 from bough.gateway.grpc.exchange import Exchange
 from bough.gateway.grpc.translation import CODES, completion_body, error_text, read_completion, reply_of
 from bough.gateway.grpc.wire import SERVICE, GenerateReply, GenerateRequest, HealthReply, HealthRequest
@@ -23,18 +24,6 @@ from bough.gateway.grpc.wire import SERVICE, GenerateReply, GenerateRequest, Hea
 MIB = 1 << 20
 DROPPED = ("content-type", "content-length", "te", "host", "connection")  # gRPC's own, and not the request's
 Headers = list[tuple[bytes, bytes]]
-
-
-class GrpcServer:
-    """A running server; `port` is the one it was given."""
-
-    def __init__(self, server: Any, port: int) -> None:
-        self._server = server
-        self.port = port
-
-    async def stop(self, grace_s: float) -> None:
-        """No new calls; those in progress may take so long to end."""
-        await self._server.stop(grace_s)
 
 
 async def serve_grpc(

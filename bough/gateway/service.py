@@ -25,6 +25,7 @@ from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.discovery.following import follow
 from bough.gateway.discovery.kubernetes import KubernetesPods
+from bough.gateway.grpc import GrpcServer, serve_grpc
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management, RouteTable
 from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided
@@ -57,51 +58,89 @@ async def serve(
     """One gateway process on a socket, until SIGTERM or SIGINT; `family` is given to all but the first."""
     ending = asyncio.Event()
     _take_signals(ending)
-    shared = listener.dup() if settings.processes > 1 and family is None else None  # stays open for the others
     front = Front()
     http = HttpServer(front, listener, settings.edge())
     async with contextlib.AsyncExitStack() as cleanup:
         gateway = Gateway(divided(settings))
         await gateway.open()
         cleanup.push_async_callback(gateway.close)
-        engines = LocalEngines(settings, gateway.registry)
-        cleanup.push_async_callback(engines.close)
-        engines.open()
-        if settings.config is not None:
-            _follow_file(settings.config, gateway, cleanup)
-        if settings.service_discovery:
-            pods = KubernetesPods(
-                settings.selector, settings.service_discovery_port, settings.service_discovery_namespace
-            )
-            following = asyncio.create_task(follow(pods, gateway.registry, "kubernetes"))
-            following.add_done_callback(lambda task: _end_if_failed(task, ending))
-            cleanup.callback(following.cancel)
-        own = Management(gateway, engines.restart)
-        management: RouteTable = own
+        engines = await _feed(gateway, settings, ending, cleanup)
         children = None
-        if shared is not None:
-            folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bough-gateway-")))
-            family = Family(folder, 0, settings.processes)
-            children = ChildProcesses(settings, shared.fileno(), folder, engines.urls)
-            cleanup.callback(shared.close)
-            cleanup.push_async_callback(children.close)
-            children.open()
-        if family is not None:
-            cleanup.push_async_callback(family.close)
-            # The first process answers for all, to the others too; what it tells them concerns each alone.
-            private = own if family.number else SharedManagement(own, family, private=True)
-            await _listen_privately(gateway, private, family, cleanup)
-            management = shared_management = SharedManagement(own, family)
-            await shared_management.catch_up()
-        front.open(GatewayApp(gateway, management))
+        if settings.processes > 1 and family is None:
+            family, children = _raise_family(settings, listener, engines, cleanup)
+        front.open(GatewayApp(gateway, await _management(gateway, engines, family, cleanup)))
+        grpc = await _open_grpc(front, settings)
         serving = asyncio.create_task(http.run_here())
         on_ready(url_of(listener, settings.edge()))
         await _until(ending, serving)
         if children is not None:
             children.tell_to_end()
         await _drain(front, gateway, settings.drain_timeout_s)
+        if grpc is not None:
+            await grpc.stop(LAST_WORDS_S)
         http.should_exit = True
         await serving
+
+
+async def _feed(
+    gateway: Gateway, settings: GatewaySettings, ending: asyncio.Event, cleanup: contextlib.AsyncExitStack
+) -> LocalEngines:
+    """Starts what the gateway gets workers from, besides its flags: engines of its own, a file, Kubernetes."""
+    engines = LocalEngines(settings, gateway.registry)
+    cleanup.push_async_callback(engines.close)
+    engines.open()
+    if settings.config is not None:
+        file = ConfigFile(settings.config, gateway)
+        file.apply()
+        cleanup.callback(asyncio.create_task(file.watch()).cancel)
+    if settings.service_discovery:
+        pods = KubernetesPods(settings.selector, settings.service_discovery_port, settings.service_discovery_namespace)
+        following = asyncio.create_task(follow(pods, gateway.registry, "kubernetes"))
+        following.add_done_callback(lambda task: _end_if_failed(task, ending))
+        cleanup.callback(following.cancel)
+    return engines
+
+
+def _raise_family(
+    settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
+) -> tuple[Family, ChildProcesses]:
+    """Starts the further processes, on a copy of the socket that stays open when HTTP has closed its own."""
+    shared = listener.dup()
+    cleanup.callback(shared.close)
+    folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bough-gateway-")))
+    children = ChildProcesses(settings, shared.fileno(), folder, engines.urls)
+    cleanup.push_async_callback(children.close)
+    children.open()
+    return Family(folder, 0, settings.processes), children
+
+
+async def _management(
+    gateway: Gateway, engines: LocalEngines, family: Family | None, cleanup: contextlib.AsyncExitStack
+) -> RouteTable:
+    """The gateway's own routes; with several processes, those of all of them."""
+    own = Management(gateway, engines.restart)
+    if family is None:
+        return own
+    cleanup.push_async_callback(family.close)
+    # The first process answers for all, to the others too; what it tells them concerns each alone.
+    private = own if family.number else SharedManagement(own, family, private=True)
+    await _listen_privately(gateway, private, family, cleanup)
+    shared = SharedManagement(own, family)
+    await shared.catch_up()
+    return shared
+
+
+async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | None:
+    if settings.grpc_port is None:
+        return None
+    return await serve_grpc(
+        front,
+        settings.host,
+        settings.grpc_port,
+        max_body_mb=settings.max_body_mb,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+    )
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: asyncio.Event) -> None:
@@ -109,12 +148,6 @@ def _end_if_failed(task: asyncio.Task[None], ending: asyncio.Event) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("%s", task.exception())
         ending.set()
-
-
-def _follow_file(path: str, gateway: Gateway, cleanup: contextlib.AsyncExitStack) -> None:
-    file = ConfigFile(path, gateway)
-    file.apply()
-    cleanup.callback(asyncio.create_task(file.watch()).cancel)
 
 
 async def _listen_privately(

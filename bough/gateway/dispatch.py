@@ -123,18 +123,19 @@ class Dispatch:
             self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
-        model = call.peek.model
-        if model is not None and not self._registry.serving(model):
-            known = self._registry.models()
-            listed = f"The models here are {', '.join(known)}." if known else "No worker has told its models yet."
-            status = 404 if known else 503
-            kind = "NotFoundError" if known else "ServiceUnavailableError"
-            raise HttpError(status, f"There is no model {model!r}. {listed}", kind)
+        """An unknown model is refused, unless no worker has told its models yet: then its worker may be among them."""
+        model, known = call.peek.model, self._registry.models()
+        if model is not None and known and not self._registry.serving(model):
+            raise HttpError(
+                404, f"There is no model {model!r}. The models here are {', '.join(known)}.", "NotFoundError"
+            )
 
     # ---- waiting
 
     async def _wait(self, call: Call) -> Lease:
-        if not call.admitted and len(self._waiting) >= self._settings.queue_size and self._candidates(call):
+        if not call.admitted and len(self._waiting) >= self._settings.queue_size:
+            if not self._candidates(call):
+                raise self._gave_up(call)
             message = f"{len(self._waiting)} requests wait already (--queue-size); try again soon."
             raise HttpError(429, message, "TooManyRequestsError", {"Retry-After": "1"})
         waiter = Waiter(call, (-call.peek.priority, 0 if call.admitted else 1, next(self._numbers)))
@@ -169,7 +170,7 @@ class Dispatch:
         timeout_s = self._settings.queue_timeout_secs
         if self._candidates(call):
             return timeout_s
-        if any(worker.expected_back for worker in self._registry.serving(call.peek.model)):
+        if any(worker.expected_back for worker in self._registry):
             return timeout_s
         return min(timeout_s, NO_WORKER_PATIENCE_S if len(self._registry) else 0.0)
 

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 GRACE_S = 10.0  # for an engine that was told to end and has nothing to do any more
 POLL_S = 0.05
+KEY_VARIABLES = ("BOUGH_API_KEY", "BOUGH_ADMIN_API_KEY")
 PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
 
 
@@ -55,7 +56,7 @@ class LocalEngine:
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            env={**child_environment(), **environment},
+            env={**_plain_environment(), **environment},
             start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
             preexec_fn=_die_with_parent,
         )
@@ -206,6 +207,11 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without keys that are meant for a server that the user runs: the gateway knows only the one it gives."""
+    return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
 
 
 def _how(code: int | None) -> str:

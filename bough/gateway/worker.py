@@ -98,8 +98,9 @@ class Worker:
         return self.limit is None or len(self.leases) < self.limit
 
     def serves(self, model: str | None) -> bool:
+        """Whether it has the model; one that answers but does not tell its models is taken to have any."""
         models = self.capabilities.models
-        return model is None or not models or model in models
+        return model is None or model in models or (self.ever_healthy and not models)
 
     def view(self) -> WorkerView:
         return WorkerView(self.id, self.url, len(self.leases), self.reported_load, self.capabilities.capacity)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from bough.core.errors import SettingsError
-from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch, PublisherConfig, parse_config
+from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch
 from bough.memory.tree.events import KVEvent
 
 REPLAY_PATIENCE_S = 2.0
@@ -26,6 +25,15 @@ EVERYWHERE = ("*", "0.0.0.0", "[::]")
 
 log = logging.getLogger(__name__)
 decode_batch = msgspec.msgpack.Decoder(KVEventBatch).decode
+
+
+class Publisher(msgspec.Struct, frozen=True):
+    """What of a worker's --kv-events-config matters to a subscriber; other engines may have more in it."""
+
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
 
 
 class Observer(Protocol):
@@ -62,8 +70,8 @@ class KVFeed:
         if config is None:
             return False
         try:
-            publisher = parse_config(config)
-        except SettingsError as error:
+            publisher = msgspec.json.decode(config, type=Publisher)
+        except msgspec.MsgspecError as error:
             log.warning("worker %s: its cache events cannot be followed: %s", worker_id, error)
             return False
         subscription = Subscription(self._context, worker_id, url, publisher, observer)
@@ -92,7 +100,7 @@ class Subscription:
         context: zmq.asyncio.Context,
         worker_id: str,
         url: str,
-        publisher: PublisherConfig,
+        publisher: Publisher,
         observer: Observer,
     ) -> None:
         self._context = context

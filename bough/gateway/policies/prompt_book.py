@@ -10,7 +10,7 @@ and the same for all workers that are compared.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bough.gateway.policies.block_index import pack
@@ -37,32 +37,28 @@ class PromptBook:
     def learn(self, text: str, token_ids: Sequence[int]) -> None:
         """Remembers the ids of a text."""
         ids = pack(token_ids)
-        for chars in (*range(STEP, len(text), STEP), len(text)):
-            page = hash(text[:chars])
+        for page, chars in _beginnings(text):
             self._pages[page] = (ids, len(token_ids) * chars // max(1, len(text)))
             self._pages.move_to_end(page)
         while len(self._pages) > self._most:
             self._pages.popitem(last=False)
 
     def find(self, text: str) -> Known | None:
-        """What is known of a text. Shorter beginnings are known wherever longer ones are, so halving finds the end."""
-        if (whole := self._read(text, len(text))) is not None:
-            return whole
-        low, high = 0, len(text) // STEP + 1
-        found: Known | None = None
-        while high - low > 1:
-            middle = (low + high) // 2
-            known = self._read(text, middle * STEP)
-            if known is None:
-                high = middle
-            else:
-                low, found = middle, known
-        return found
+        """The longest beginning of a text that is known."""
+        found, reached = None, 0
+        for page, chars in _beginnings(text):
+            if page not in self._pages:
+                break
+            found, reached = self._pages[page], chars
+            self._pages.move_to_end(page)
+        return None if found is None else Known(found[0][: found[1] * TOKEN_BYTES], reached)
 
-    def _read(self, text: str, chars: int) -> Known | None:
-        page = hash(text[:chars])
-        if page not in self._pages:
-            return None
-        self._pages.move_to_end(page)
-        ids, tokens = self._pages[page]
-        return Known(ids[: tokens * TOKEN_BYTES], chars)
+
+def _beginnings(text: str) -> Iterator[tuple[int, int]]:
+    """A hash of every beginning of a text, `STEP` characters longer each time, with its length; the whole comes last.
+    Each is made from the one before, so that a long text is gone through once."""
+    page = 0
+    for start in range(0, max(1, len(text)), STEP):
+        piece = text[start : start + STEP]
+        page = hash((page, piece))
+        yield page, start + len(piece)

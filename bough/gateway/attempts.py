@@ -130,6 +130,7 @@ class Attempts:
                 response = await self.upstream.send(lease.worker, call.method, call.target, headers, body)
                 result = await read_answer(call, lease, response)
             kept = isinstance(result, OpenStream)
+            call.worker = lease.worker
             if isinstance(result, Answer):
                 lease.worker.breaker.succeeded(time.monotonic())
                 lease.release()

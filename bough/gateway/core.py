@@ -32,7 +32,7 @@ from bough.gateway.upstream import Upstream
 from bough.server.errors import HttpError
 
 CLIENT_GONE = 499  # what the log shows of a request whose client has left
-TICK_S = 1.0
+TICK_S, QUEUE_TICKS = 1.0, 10
 
 
 class Gateway:
@@ -159,6 +159,9 @@ class Gateway:
                 )
 
     async def _tick(self) -> None:
+        """Housekeeping: of the queue often, of the policies about once a second."""
         while True:
-            await asyncio.sleep(TICK_S)
+            for _ in range(QUEUE_TICKS):
+                await asyncio.sleep(TICK_S / QUEUE_TICKS)
+                self.dispatch.serve_waiting()
             self.policies.tick(time.monotonic())

@@ -14,12 +14,14 @@ import time
 from dataclasses import dataclass, field
 
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.gateway.breaker import BreakerState
 from bough.gateway.call import Call
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.registry import Registry
 from bough.gateway.worker import Lease, Worker
 from bough.server.errors import HttpError
 
+PATIENCE_LOOK_S = 0.5
 NO_WORKER_PATIENCE_S = 10.0  # for a worker to come back; longer only for those that the gateway itself restarts
 
 
@@ -73,13 +75,18 @@ class Dispatch:
         return [worker for worker in self._registry.serving(model) if worker.available]
 
     def serve_waiting(self) -> None:
-        """Gives leases to those who wait, as far as there is room."""
+        """Gives leases to those who wait, as far as there is room. Called when there may be more of it; and now and
+        then, because a breaker that half-opens tells nobody."""
+        full: set[str | None] = set()  # models: where one request finds no room, the next one does not either
         for waiter in list(self._waiting):
-            if waiter.lease.done():
+            call = waiter.call
+            if waiter.lease.done() or (call.peek.model in full and not call.admitted and call.pinned is None):
                 continue
-            lease = self.try_lease(waiter.call)
+            lease = self.try_lease(call)
             if lease is not None:
                 waiter.lease.set_result(lease)
+            elif not call.admitted and call.pinned is None:
+                full.add(call.peek.model)
 
     # ---- what the registry tells
 
@@ -134,7 +141,7 @@ class Dispatch:
 
     async def _wait(self, call: Call) -> Lease:
         if not call.admitted and len(self._waiting) >= self._settings.queue_size:
-            if not self._candidates(call):
+            if not self._usable(call):
                 raise self._gave_up(call)
             message = f"{len(self._waiting)} requests wait already (--queue-size); try again soon."
             raise HttpError(429, message, "TooManyRequestsError", {"Retry-After": "1"})
@@ -148,39 +155,40 @@ class Dispatch:
             call.queued_s += time.monotonic() - began_s
 
     async def _wait_for(self, waiter: Waiter) -> Lease:
-        """Looks again at short intervals too: a breaker that half-opens tells nobody."""
-        waited_s = 0.0
-        while True:
-            slice_s = min(0.1, max(0.001, self._patience_s(waiter.call) - waited_s))
+        """Its patience is looked at again and again: it is longer while there is a worker to wait for."""
+        self.serve_waiting()
+        began_s = time.monotonic()
+        while not waiter.lease.done():
+            left_s = began_s + self._patience_s(waiter.call) - time.monotonic()
+            if left_s <= 0:
+                raise self._gave_up(waiter.call)
             try:
-                done, _ = await asyncio.wait({waiter.lease}, timeout=slice_s)
+                await asyncio.wait({waiter.lease}, timeout=min(left_s, PATIENCE_LOOK_S))
             except asyncio.CancelledError:
                 self._give_back(waiter)
                 raise
-            if done:
-                return waiter.lease.result()
-            waited_s += slice_s
-            self.serve_waiting()
-            if waiter.lease.done():
-                return waiter.lease.result()
-            if waited_s >= self._patience_s(waiter.call):
-                raise self._gave_up(waiter.call)
+        return waiter.lease.result()
 
     def _patience_s(self, call: Call) -> float:
         timeout_s = self._settings.queue_timeout_secs
-        if self._candidates(call):
+        if self._usable(call):
             return timeout_s
         if any(worker.expected_back for worker in self._registry):
             return timeout_s
         return min(timeout_s, NO_WORKER_PATIENCE_S if len(self._registry) else 0.0)
 
     def _gave_up(self, call: Call) -> HttpError:
-        if self._candidates(call):
+        if self._usable(call):
             message = "The request waited too long for its turn (--queue-timeout-secs); try again later."
             return HttpError(408, message, "RequestTimeoutError", {"Retry-After": "1"})
         which = f" of {call.peek.model}" if call.peek.model else ""
-        message = f"No worker{which} is in rotation; GET /workers shows why. Try again later."
+        message = f"No worker{which} is in rotation with a closed breaker; GET /workers shows why. Try again later."
         return HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1"})
+
+    def _usable(self, call: Call) -> list[Worker]:
+        """Workers that would take the call if they had room."""
+        now_s = time.monotonic()
+        return [w for w in self._candidates(call) if w.breaker.state(now_s) is not BreakerState.OPEN]
 
     def _give_back(self, waiter: Waiter) -> None:
         """The client left in the moment in which it was given a worker."""

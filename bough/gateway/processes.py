@@ -169,8 +169,6 @@ def merged(path: str, answers: Sequence[Answer]) -> Answer:
         loads[worker["id"]] = loads.get(worker["id"], 0) + worker["load"]
     for worker in _workers(contents[0]):
         worker["load"] = loads[worker["id"]]
-        if worker["state"] == "drained" and worker["load"]:
-            worker["state"] = "draining"
     return Answer(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
 
 

@@ -55,7 +55,7 @@ def _replace(client: AdminClient, old: str, new: str, timeout_s: float, say: Say
     _wait(lambda: client.worker(added)["state"] == "healthy", timeout_s, f"{new} has not passed its checks")
     client.call("POST", f"/workers/{worker_id(old)}/drain")
     say(f"{old}: draining")
-    _wait(lambda: client.worker(worker_id(old))["state"] == "drained", timeout_s, f"{old} still has requests")
+    _wait(lambda: not client.worker(worker_id(old))["load"], timeout_s, f"{old} still has requests")
     client.call("DELETE", f"/workers/{worker_id(old)}")
     say(f"{old}: removed")
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bough.gateway.admin_client import AdminClient
 
-COLOURS = {"healthy": "green", "draining": "yellow", "drained": "yellow", "starting": "cyan", "unhealthy": "red"}
+COLOURS = {"healthy": "green", "draining": "yellow", "starting": "cyan", "unhealthy": "red"}
 PREFIX = "bough_gateway_"
 SHOWN_ERROR = 40
 

@@ -22,8 +22,7 @@ class WorkerState(StrEnum):
     STARTING = "starting"  # has not passed its checks yet
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"  # was in rotation and failed its checks
-    DRAINING = "draining"  # gets nothing more; what it has may finish
-    DRAINED = "drained"  # the same, with nothing left
+    DRAINING = "draining"  # gets nothing more; what it has may finish: it is done when its load is 0
     REMOVED = "removed"
 
 
@@ -83,7 +82,7 @@ class Worker:
         if self.removed:
             return WorkerState.REMOVED
         if self.draining:
-            return WorkerState.DRAINING if self.leases else WorkerState.DRAINED
+            return WorkerState.DRAINING
         if self.in_rotation:
             return WorkerState.HEALTHY
         return WorkerState.UNHEALTHY if self.ever_healthy else WorkerState.STARTING

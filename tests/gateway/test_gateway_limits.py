@@ -88,3 +88,42 @@ def test_without_workers_requests_are_told_so() -> None:
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 503
 
     asyncio.run(main())
+
+
+def test_one_models_queue_does_not_hold_up_another_model() -> None:
+    async def main() -> None:
+        fakes = [FakeWorker("red", mode="slow"), FakeWorker("blue")]
+        async with workers(*fakes), desk(*fakes, max_concurrent_per_worker=1) as d:
+            held = [asyncio.create_task(d.post("/v1/completions", {"model": "red", "prompt": "x"})) for _ in range(3)]
+            await until(lambda: d.gateway.dispatch.waiting == 2)
+            for _ in range(3):
+                assert (await d.post("/v1/completions", {"model": "blue", "prompt": "x"}))[0] == 200
+            for task in held:
+                task.cancel()
+            await until(lambda: d.gateway.dispatch.active == 0)
+
+    asyncio.run(main())
+
+
+def test_requests_wait_for_a_worker_that_is_about_to_come() -> None:
+    async def main() -> None:
+        fake = FakeWorker(health=503)
+        async with workers(fake), desk(fake, healthy=0) as d:
+            early = asyncio.create_task(d.post("/v1/completions", {"model": "tiny", "prompt": "x"}))
+            await until(lambda: d.gateway.dispatch.waiting == 1)
+            fake.health = 200
+            assert (await early)[0] == 200
+
+    asyncio.run(main())
+
+
+def test_open_breakers_everywhere_are_told_without_the_queues_patience() -> None:
+    async def main() -> None:
+        bad = FakeWorker(mode="error")
+        settings = {"cb_failure_threshold": 1, "retry_max_retries": 0, "queue_size": 0}
+        async with workers(bad), desk(bad, **settings) as d:
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 500
+            status, answer = await d.post("/v1/completions", {"prompt": "x"})
+            assert status == 503 and "breaker" in answer["error"]["message"]
+
+    asyncio.run(main())

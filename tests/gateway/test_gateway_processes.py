@@ -39,7 +39,7 @@ def test_loads_are_added_and_the_first_tells_the_rest() -> None:
         answer({"workers": [], "total": 0}),
     ]
     assert json.loads(merged("/workers", pages).body) == {"workers": [worker(3, pid=7)], "total": 1}
-    one = merged("/workers/a", [answer(worker(0, "drained")), answer(worker(2, "draining"))])
+    one = merged("/workers/a", [answer(worker(0, "draining")), answer(worker(2, "draining"))])
     assert json.loads(one.body) == worker(2, "draining")
 
 

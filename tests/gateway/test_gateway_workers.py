@@ -78,7 +78,8 @@ def test_draining_lets_a_stream_finish_and_sends_nothing_more() -> None:
             for _ in range(4):
                 assert (await d.post("/v1/completions", {"prompt": "x"}))[1]["port"] == two.port
             assert all(raw.endswith(b"data: [DONE]\n\n") for raw in await asyncio.gather(*streams))
-            assert (await d.get(f"/workers/{worker.id}"))[1]["state"] == "drained"
+            shown = (await d.get(f"/workers/{worker.id}"))[1]
+            assert (shown["state"], shown["load"]) == ("draining", 0)
             assert one.aborted == 0
 
     asyncio.run(main())

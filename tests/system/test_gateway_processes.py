@@ -33,6 +33,7 @@ def stream(gateway: GatewayProcess) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_fails_no_request_and_no_engine_survives(tiny_model: Path) -> None:
     flags = ("--launch", "2", "--health-check-interval-secs", "1")
     with running_gateway(*flags, "--", str(tiny_model), *ENGINE) as gateway:

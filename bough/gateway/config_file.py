@@ -62,7 +62,8 @@ def read_file(file: str) -> FileContent:
     known = {f.name: f for f in gateway_fields()}
     settings: dict[str, Any] = {}
     try:
-        workers = tuple(_worker(entry) for entry in content.pop("workers", None) or ())
+        listed = [*(content.pop("workers", None) or ()), *(content.pop("worker_urls", None) or ())]
+        workers = tuple(_worker(entry) for entry in listed)
         policies = {str(model): _policy(entry) for model, entry in (content.pop("policies", None) or {}).items()}
         keys = tuple(_key(number, entry) for number, entry in enumerate(content.pop("api_keys", None) or (), 1))
         for name, value in content.items():

@@ -87,7 +87,7 @@ class Proxy:
                             seen_name = True
                             self._learn(call, _last_event(piece))
                         yield piece
-                yield text.rest()
+                yield text.rest(cut_off=not text.resumable and text.delivered and _ends_with_connection(call, stream))
                 return
             except (WorkerLostError, WorkerFailedError, ValueError, aiohttp.ClientError, OSError) as error:
                 reason = str(error) or type(error).__name__
@@ -130,6 +130,13 @@ async def _read(stream: OpenStream) -> AsyncGenerator[bytes, None]:
         raise
     finally:
         outcome()
+
+
+def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
+    """Whether nothing but the end of the connection tells the end of the stream, as in HTTP/1.0: a worker that died
+    then looks like one that was done, unless the protocol has an end of its own."""
+    headers = stream.response.headers
+    return call.path in RESUMABLE_PATHS and not {"Transfer-Encoding", "Content-Length"} & headers.keys()
 
 
 def _last_event(tail: bytes) -> Known | None:

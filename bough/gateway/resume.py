@@ -15,6 +15,7 @@ import msgspec
 from bough.gateway.known import Known, read_known
 
 END = b"\n\n"
+TAIL = 256
 SEED, IDS, EVENTS = b": seed ", b": ids ", b": events "
 ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
@@ -46,12 +47,14 @@ class ResumableText:
         self._first: Known | None = None
         self._buffer = bytearray()
         self._finished = False
+        self._tail = b""  # of a stream that passes as it is
         self._unjudged = True  # no event of the worker that it comes from has been seen
 
     def feed(self, data: bytes) -> bytes:
         """What may go to the client by now. Raises `WorkerFailedError` where a stream that can be resumed says that
         its worker is at fault."""
         if self.resumable is False:
+            self._tail = (self._tail + data)[-TAIL:]
             return data
         self._buffer += data
         ready: list[bytes] = []
@@ -59,9 +62,10 @@ class ResumableText:
             ready.append(group)
         return b"".join(ready)
 
-    def rest(self) -> bytes:
-        """The worker has closed the stream: what is left of it. One that can be resumed must have reached its end."""
-        if self.resumable and not self._finished:
+    def rest(self, *, cut_off: bool = False) -> bytes:
+        """The worker has closed the stream: what is left of it. One that can be resumed must have reached its end; so
+        must any where the end of the connection is the only sign of it (`cut_off`)."""
+        if (self.resumable and not self._finished) or (cut_off and not any(end in self._tail for end in ENDINGS)):
             raise WorkerFailedError("the stream ended before its answer did")
         rest = bytes(self._buffer)
         self._buffer.clear()
@@ -114,6 +118,7 @@ class ResumableText:
         """All that is here of a stream that passes as it is."""
         self.resumable, self.delivered = False, True
         rest = bytes(self._buffer)
+        self._tail = rest[-TAIL:]
         self._buffer.clear()
         return rest or None
 

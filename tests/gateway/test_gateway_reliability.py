@@ -186,3 +186,29 @@ def test_a_retry_storm_is_ended_by_the_budget() -> None:
             assert len(bad.requests) < 20 * 20
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("whole", "path"), [(True, "/v1/completions"), (False, "/v1/completions"), (False, "/generate")]
+)
+def test_a_stream_that_ends_with_its_connection_must_have_an_end_of_its_own(whole: bool, path: str) -> None:
+    async def old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """HTTP/1.0, without lengths."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"POST"):
+            events = b'data: {"text": "a"}\n\n' + (b"data: [DONE]\n\n" if whole else b"")
+            writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + events)
+        else:
+            writer.write(b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "old"}]}')
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(old_server, "127.0.0.1", 0)
+        async with server, desk() as d:
+            d.gateway.registry.add(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            await until(lambda: d.gateway.dispatch.available("old"))
+            raw = await d.stream({"prompt": "x"}, path)
+            assert ("error" not in events(raw)[-1]) == whole and raw.startswith(b'data: {"text": "a"}\n\n')
+
+    asyncio.run(main())

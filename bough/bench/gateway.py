@@ -60,6 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream-len", type=int, default=overhead.stream_len, help="tokens of a stream (overhead)")
     parser.add_argument("--step-ms", type=float, default=overhead.step_ms, help="pause between tokens (overhead)")
     parser.add_argument("--processes", type=int, default=overhead.processes, help="processes of the gateway")
+    parser.add_argument("--top", type=int, default=12, help="functions of the gateway's profile shown (overhead)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 
@@ -95,9 +96,9 @@ def _run(args: argparse.Namespace, policy: str, dialogues: Sequence[Dialogue]) -
         return Simulation(policy, args.workers, costs, args.users, args.seed).run(dialogues)
     with (
         worker_processes(args.workers, costs, EVENT_TOKENS) as workers,
-        gateway_process(workers, policy, args.processes) as (url, _),
+        gateway_process(workers, policy, args.processes) as gateway,
     ):
-        return drive(url, dialogues, args.users)
+        return drive(gateway.url, dialogues, args.users)
 
 
 def _load_options(args: argparse.Namespace) -> LoadOptions:
@@ -122,4 +123,4 @@ def _run_overhead(args: argparse.Namespace) -> None:
         processes=args.processes,
     )
     for result in gateway_overhead.measure_overhead(options):
-        print(json.dumps(result) if args.json else gateway_overhead.as_text(result), flush=True)
+        print(json.dumps(result) if args.json else gateway_overhead.as_text(result, args.top), flush=True)

@@ -11,15 +11,17 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from bough.bench.gateway_model import Costs
 from bough.bench.gateway_worker import WorkerSpec
+from bough.bench.sampled import PATIENCE_S, Profiles
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
-
-PATIENCE_S = 60.0
+from bough.core.gateway_settings import GatewaySettings
 
 
 @contextlib.contextmanager
@@ -39,17 +41,27 @@ def worker_processes(count: int, costs: Costs, event_tokens: int) -> Iterator[li
         yield urls
 
 
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway under measurement."""
+
+    url: str
+    process_id: int
+    profiles: Profiles  # of its main process
+
+
 @contextlib.contextmanager
-def gateway_process(workers: Sequence[str], policy: str, processes: int = 1) -> Iterator[tuple[str, int]]:
-    """The URL and process id of a gateway with all of the workers in rotation."""
-    flags = ["--port", "0", "--policy", policy, "--log-level", "warning"]
-    if processes > 1:
-        flags += ["--processes", str(processes)]
-    command = ["-m", "bough.cli.main", "gateway", *flags, "--worker-urls", *workers]
-    with _running(command) as process:
-        url = _url_of(process)
-        _wait_for_workers(url, len(workers))
-        yield url, process.pid
+def gateway_process(workers: Sequence[str], policy: str, processes: int = 1) -> Iterator[RunningGateway]:
+    """A gateway with all of the workers in rotation."""
+    settings = GatewaySettings(
+        port=0, policy=policy, processes=processes, worker_urls=tuple(workers), log_level="warning"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["-m", "bough.bench.gateway_sampled", folder, msgspec.json.encode(settings).decode()]
+        with _running(command) as process:
+            url = _url_of(process)
+            _wait_for_workers(url, len(workers))
+            yield RunningGateway(url, process.pid, Profiles(process.pid, Path(folder), lambda: process.poll() is None))
 
 
 @contextlib.contextmanager

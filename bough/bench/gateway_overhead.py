@@ -19,6 +19,7 @@ from bough.bench.gateway_model import Costs
 from bough.bench.gateway_worker import MODEL
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
+PROFILED = 40  # functions
 INSTANT = Costs(prefill_us=0.0, decode_ms=0.0, crowd_ms=0.0, cache_tokens=4096)
 
 
@@ -66,10 +67,12 @@ def _compare(shape: Shape, options: OverheadOptions) -> dict[str, Any]:
 
     with worker_processes(1, shape.costs, event_tokens=1) as workers:
         direct = _figures(load(workers[0]), shape, options.seconds)
-        with gateway_process(workers, options.policy, options.processes) as (url, process_id):
-            before_s = _cpu_s(process_id)
-            tally = load(url)
-            spent_s = _cpu_s(process_id) - before_s
+        with gateway_process(workers, options.policy, options.processes) as gateway:
+            gateway.profiles.take()
+            before_s = _cpu_s(gateway.process_id)
+            tally = load(gateway.url)
+            spent_s = _cpu_s(gateway.process_id) - before_s
+            profile = gateway.profiles.take()
     through = _figures(tally, shape, options.seconds)
     share = options.seconds / (options.seconds + min(1.0, options.seconds))  # the warm-up's part is not counted
     return {
@@ -79,6 +82,7 @@ def _compare(shape: Shape, options: OverheadOptions) -> dict[str, Any]:
         "added_ms": {part: through["latency_ms"][part] - direct["latency_ms"][part] for part in ("p50", "p99")},
         "gateway_cpu_us_per_request": 1e6 * spent_s * share / max(1, tally.answers),
         "gateway_cpu_us_per_token": 1e6 * spent_s * share / max(1, tally.answers * shape.tokens),
+        "gateway_profile": profile.top(PROFILED),
     }
 
 
@@ -98,7 +102,7 @@ def _cpu_s(process_id: int) -> float:
     return float(sum(each.user + each.system for each in times))
 
 
-def as_text(result: dict[str, Any]) -> str:
+def as_text(result: dict[str, Any], top: int) -> str:
     lines = [f"{result['run']}:"]
     for way in ("direct", "gateway"):
         figures = result[way]
@@ -111,4 +115,6 @@ def as_text(result: dict[str, Any]) -> str:
     lines.append(f"  added    p50 {added['p50']:.3f} ms, p99 {added['p99']:.3f} ms")
     per_request, per_token = result["gateway_cpu_us_per_request"], result["gateway_cpu_us_per_token"]
     lines.append(f"  CPU time of the gateway: {per_request:,.0f} µs per request, {per_token:,.1f} µs per token")
+    lines.append("  own / total share of the gateway's CPU time")
+    lines += [f"  {own:>7.1%} {total:>7.1%}  {name}" for name, own, total in result["gateway_profile"][:top]]
     return "\n".join(lines)

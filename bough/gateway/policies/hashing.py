@@ -38,9 +38,6 @@ def prefix_of(request: RoutingRequest, tokens: int) -> bytes:
 class ConsistentHashingPolicy(Stateless):
     """By the routing key; a request without one is placed by its whole prompt."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        return
-
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         key = request.session or request.text
         return Choice(ranking(key.encode("utf-8", "surrogatepass"), workers)[0].id)
@@ -49,7 +46,7 @@ class ConsistentHashingPolicy(Stateless):
 class PrefixHashPolicy(Stateless):
     """By the beginning of the prompt, as long as that worker's load is within `load_factor` of the mean."""
 
-    def __init__(self, prefix_token_count: int = 256, load_factor: float = 1.25, seed: int | None = None) -> None:
+    def __init__(self, prefix_token_count: int = 256, load_factor: float = 1.25) -> None:
         if prefix_token_count < 1 or load_factor < 1.0:
             raise SettingsError("prefix_hash needs a prefix_token_count and a load_factor of at least 1.")
         self._tokens = prefix_token_count

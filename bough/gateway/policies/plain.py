@@ -50,7 +50,7 @@ class RandomPolicy(Stateless):
 class RoundRobinPolicy(Stateless):
     """Each worker in turn. Remembers the last one by id, so that workers that come and go do not disturb the turn."""
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self) -> None:
         self._last = ""
 
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:

@@ -32,9 +32,10 @@ def build_policy(name: str, seed: int | None = None, **options: Any) -> PinningP
         raise SettingsError(f"unknown routing policy {name!r}. The known ones are {', '.join(POLICIES)}.")
     module, attribute = POLICIES[name]
     made = getattr(importlib.import_module(module), attribute)
+    takes_seed = "seed" in inspect.signature(made).parameters
     known = [option for option in inspect.signature(made).parameters if option != "seed"]
     for option in options:
         if option not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no options"
             raise SettingsError(f"the routing policy {name} has no option {option!r}; it {takes}.")
-    return PinningPolicy(cast(Policy, made(seed=seed, **options)))
+    return PinningPolicy(cast(Policy, made(**options, **({"seed": seed} if takes_seed else {}))))

@@ -3,12 +3,13 @@
 It is approximate on purpose: the gateway has no tokenizer and does not see evictions, but a prefix in characters is a
 prefix in tokens, give or take the last one. Each node owns a piece of text and says which workers were sent it and
 when last. A worker that holds a node holds all nodes above it: `insert` marks whole paths and eviction takes a worker
-off leaves first. Text is compared in C, by whole pieces; only where two texts part is the place searched by halving.
+off its lowest nodes first. Text is compared in C, by whole pieces; only where two texts part is the place searched by
+halving.
 """
 
 from __future__ import annotations
 
-import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -38,11 +39,16 @@ def common_length(left: str, right: str, start: int) -> int:
 
 
 class TextTree:
-    """Owns the nodes and, per worker, how many characters it holds."""
+    """Owns the nodes and, per worker, how many characters it holds and where its texts end.
+
+    `_ends` is what makes eviction cheap: the lowest nodes of a worker, those sent longest ago first, so that the oldest
+    is found without a walk over the tree.
+    """
 
     def __init__(self) -> None:
         self._root = TextNode("", None, {})
         self._sizes: dict[str, int] = {}
+        self._ends: dict[str, OrderedDict[TextNode, None]] = {}
         self._stamp = 0.0
 
     def match(self, text: str, since: float = 0.0) -> dict[str, int]:
@@ -66,6 +72,7 @@ class TextTree:
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
         """Remembers that `worker` was sent `text`."""
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
+        ends = self._ends.setdefault(worker, OrderedDict())
         node, depth = self._root, 0
         while depth < len(text):
             child = node.children.get(text[depth])
@@ -79,8 +86,12 @@ class TextTree:
             if worker not in child.holders:
                 self._sizes[worker] = self._sizes.get(worker, 0) + len(child.text)
             child.holders[worker] = stamp
+            ends.pop(node, None)
             depth += len(child.text)
             node = child
+        if node is not self._root and not _held_below(node, worker):
+            ends[node] = None
+            ends.move_to_end(node)
 
     def _split(self, node: TextNode, at: int) -> TextNode:
         """Cuts a node in two and returns the upper one."""
@@ -92,38 +103,29 @@ class TextTree:
         return upper
 
     def evict(self, most_chars: int) -> None:
-        """Takes every worker that holds more than `most_chars` off the leaves it was sent longest ago."""
-        large = [worker for worker, size in self._sizes.items() if size > most_chars]
-        for worker in large:
-            self._shrink(worker, most_chars)
-
-    def _shrink(self, worker: str, most_chars: int) -> None:
-        leaves = [
-            (node.holders[worker], id(node), node)
-            for node in self.nodes()
-            if worker in node.holders and not _held_below(node, worker)
-        ]
-        heapq.heapify(leaves)
-        while leaves and self._sizes[worker] > most_chars:
-            _, _, node = heapq.heappop(leaves)
-            parent = node.parent
-            assert parent is not None
-            self._release(node, worker)
-            if parent is not self._root and not _held_below(parent, worker):
-                heapq.heappush(leaves, (parent.holders[worker], id(parent), parent))
-
-    def _release(self, node: TextNode, worker: str) -> None:
-        del node.holders[worker]
-        self._sizes[worker] -= len(node.text)
-        if not node.holders and node.parent is not None:
-            del node.parent.children[node.text[0]]
+        """Takes every worker that holds more than `most_chars` off the texts it was sent longest ago."""
+        for worker, size in list(self._sizes.items()):
+            if size > most_chars:
+                self._shrink(worker, most_chars)
 
     def remove(self, worker: str) -> None:
         """Forgets all that `worker` holds."""
-        for node in list(self.nodes()):
-            if worker in node.holders:
-                self._release(node, worker)
+        self._shrink(worker, 0)
         self._sizes.pop(worker, None)
+        self._ends.pop(worker, None)
+
+    def _shrink(self, worker: str, most_chars: int) -> None:
+        ends = self._ends.get(worker, OrderedDict())
+        while ends and self._sizes[worker] > most_chars:
+            node, _ = ends.popitem(last=False)
+            parent = node.parent
+            assert parent is not None
+            del node.holders[worker]
+            self._sizes[worker] -= len(node.text)
+            if not node.holders:
+                del parent.children[node.text[0]]
+            if parent is not self._root and not _held_below(parent, worker):
+                ends[parent] = None  # behind the others: what several texts begin with is worth more than one of them
 
     def size(self, worker: str) -> int:
         """How many characters `worker` holds."""
@@ -148,6 +150,7 @@ class TextTree:
                 assert node.holders.keys() <= parent.holders.keys(), "a holder without the text before"
             for worker in node.holders:
                 sizes[worker] += len(node.text)
+                assert (node in self._ends[worker]) != _held_below(node, worker), "an end that is none, or is not known"
         assert sizes == self._sizes, "sizes that do not add up"
 
 

@@ -22,8 +22,8 @@ from bough.bench import cpu_llama_side
 from bough.bench.cpu_cases import Case, Start, Timing
 from bough.bench.cpu_child import Order
 from bough.bench.cpu_peer import Peer
+from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
-from bough.launch.supervisor import child_environment
 
 PATIENCE_S = 30.0
 

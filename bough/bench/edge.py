@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,16 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from bough.bench.edge_client import Request, Tally, send_for
-from bough.bench.edge_server import profile_file
 from bough.bench.null_executor import STEP_VARIABLE
 from bough.bench.processes import ignore_progress, run_parts
+from bough.bench.sampled import PATIENCE_S, Profiles
 from bough.bench.sampler import Profile
+from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
-from bough.launch.supervisor import child_environment
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
 ROUTES = {
@@ -39,7 +36,6 @@ ROUTES = {
     "chat": ("/v1/chat/completions", "messages"),
     "generate": ("/generate", "text"),
 }
-PATIENCE_S = 60.0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -88,8 +84,7 @@ class EdgeServer:
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process = process
-        self._folder = folder
-        self._profiles = 0
+        self._profiles = Profiles(process.pid, folder, lambda: process.poll() is None)
         assert process.stdout is not None
         welcome = process.stdout.readline()
         found = re.search(r"served at (\S+)", welcome)
@@ -135,15 +130,7 @@ class EdgeServer:
 
     def profile(self) -> Profile:
         """What the HTTP process did since this was last asked."""
-        os.kill(self._process.pid, signal.SIGUSR2)
-        file = profile_file(self._folder, self._profiles)
-        deadline = time.monotonic() + PATIENCE_S
-        while not file.exists():
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                raise EngineDeadError("The server does not give its profile.")
-            time.sleep(0.01)
-        self._profiles += 1
-        return msgspec.json.decode(file.read_bytes(), type=Profile)
+        return self._profiles.take()
 
 
 def _cpu_of(process: psutil.Process) -> float:

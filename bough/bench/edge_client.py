@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -47,6 +47,7 @@ class Tally:
     events: int = 0
     received_bytes: int = 0
     cpu_s: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)  # from sending a request to the last byte of its answer
 
 
 class EdgeConnection(asyncio.Protocol):
@@ -63,7 +64,7 @@ class EdgeConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._raw)
+        self._send()
 
     def data_received(self, data: bytes) -> None:
         if self._fresh:
@@ -87,11 +88,16 @@ class EdgeConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         self._tally.answers += 1
+        self._tally.latencies_s.append(time.perf_counter() - self._sent_s)
         self._answer, self._fresh = b"", True
         if time.monotonic() < self._until:
-            self._transport.write(self._raw)
+            self._send()
         else:
             self._end(None)
+
+    def _send(self) -> None:
+        self._sent_s = time.perf_counter()
+        self._transport.write(self._raw)
 
     def _end(self, error: EdgeError | None) -> None:
         if self.done.done():

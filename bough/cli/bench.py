@@ -30,6 +30,7 @@ MENU = Menu(
         "lang": Command(
             "programs of the frontend language, and what the interpreter costs", "bough.bench.lang", starts_engine=True
         ),
+        "gateway": Command("routing policies on stand-in workers; what the gateway costs", "bough.bench.gateway"),
         "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
     },
     flags={},

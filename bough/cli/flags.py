@@ -13,12 +13,12 @@ import itertools
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings, all_fields, check_value, field_type
+from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def _from_file(file: str | None) -> dict[str, Any]:
         return {}
     known = {f.name: f for _, f in all_fields()}
     found: dict[str, Any] = {}
-    for key, value in _read_yaml(file).items():
+    for key, value in read_yaml(file).items():
         name = str(key).replace("-", "_")
         name = ALIASES.get(name, name)
         if name not in known:
@@ -147,25 +147,6 @@ def _from_file(file: str | None) -> dict[str, Any]:
         if value is not None:
             found[name] = _checked(known[name], value, f"{file}: ")
     return found
-
-
-def _read_yaml(file: str) -> dict[Any, Any]:
-    import yaml  # only for those who have such a file
-
-    try:
-        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"Cannot read the configuration file {file}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{file} is not a YAML file: it is not UTF-8 text.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" (line {mark.line + 1})"
-        reason = getattr(error, "problem", None) or "it cannot be parsed"
-        raise SettingsError(f"{file} is not a YAML file: {reason}{where}.") from None
-    if not isinstance(content, dict):
-        raise SettingsError(f"{file} must hold settings as `name: value` lines, such as `page-size: 16`.")
-    return content
 
 
 def _checked(f: Field, value: Any, origin: str = "") -> Any:

@@ -28,6 +28,7 @@ MENU = Menu(
     about="Serves large language models. Without --model, commands use a small default model.",
     commands={
         "serve": Command("serve a model over HTTP", "bough.cli.serve"),
+        "gateway": Command("put many engines behind one address", "bough.cli.gateway"),
         "generate": Command("complete a prompt", "bough.cli.generate", starts_engine=True),
         "chat": Command("talk to a model in the terminal", "bough.cli.chat", starts_engine=True),
         "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),

@@ -304,7 +304,7 @@ class Settings:
     def to_shown(self) -> dict[str, Any]:
         """`to_flat` for anybody to see: a key shows only that there is one."""
         flat = self.to_flat()
-        return flat | {name: "***" for name in SECRETS if flat[name] is not None}
+        return flat | {name: "***" for name in SECRETS if flat.get(name) is not None}
 
 
 GROUPS: dict[str, type[Any]] = {
@@ -314,7 +314,7 @@ GROUPS: dict[str, type[Any]] = {
     "process": ProcessSettings,
     "server": ServerSettings,
 }
-SECRETS = ("api_key", "admin_api_key")  # never shown, neither in logs nor by `get_server_info`
+SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
 def all_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -374,6 +374,14 @@ def _type_word(plain: type) -> str:
     return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[plain]
 
 
-_HINTS: dict[str, Any] = {
-    name: hint for group in GROUPS.values() for name, hint in typing.get_type_hints(group).items()
-}
+_HINTS: dict[str, Any] = {}
+
+
+def declare_types(group: type[Any]) -> type[Any]:
+    """Lets `field_type` and `check_value` judge the settings of a group; a name means the same type in all of them."""
+    _HINTS.update(typing.get_type_hints(group))
+    return group
+
+
+for _group in GROUPS.values():
+    declare_types(_group)

@@ -13,9 +13,9 @@ import sys
 import threading
 from typing import Any
 
+from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
-from bough.launch.supervisor import child_environment
 
 READY = re.compile(r"served at (\S+)")
 GRACE_S = 15.0  # what runs may finish

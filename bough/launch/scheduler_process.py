@@ -15,10 +15,11 @@ import zmq
 from bough.core.settings import ProcessSettings, Settings
 from bough.launch.garbage import settle_garbage
 from bough.launch.grammars import GrammarDesk
-from bough.launch.kv_events import KVEventPublisher, parse_config
+from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
+from bough.memory.tree.event_wire import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Garbled, Ping, ToScheduler

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from bough.core import errors
+from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec
 from bough.launch.stacks import StackPipe
@@ -182,15 +180,6 @@ class Supervisor:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-
-def child_environment() -> dict[str, str]:
-    """The caller's environment, with the way to this very package: the caller may have found it by its own path."""
-    home = str(Path(__file__).resolve().parents[2])
-    if home == sysconfig.get_path("purelib"):  # found anyway, and before the standard library it could hide modules
-        return dict(os.environ)
-    given = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{given}" if given else home}
 
 
 def _as_error(child: Child, text: str) -> BoughError:

@@ -19,6 +19,10 @@ from bough.scheduler.constraint import Constraint
 from bough.scheduler.ports import Grammars
 from bough.scheduler.request import Request
 
+STRANGE_OUTPUT = FinishAbort(
+    "resume.output_ids does not follow the request's grammar; resume with the request that was sent first.",
+    field="resume.output_ids",
+)
 POLL_S = 0.002  # between two looks when there is nothing else to do
 
 
@@ -71,12 +75,18 @@ class GrammarGate:
             field = None if error.field is None else request.sampling.grammar_field
             return msgspec.structs.replace(FinishAbort.because(error), field=field)
         request.constraint = self._constraint(request, compiled)
-        return None
+        return None if self._replay(request) else STRANGE_OUTPUT
 
     def pass_by(self, request: Request) -> None:
         """A request without a grammar; its thinking may have a budget."""
         if request.thinking is not None and request.thinking.budget is not None:
             request.constraint = self._constraint(request, None)
+            self._replay(request)
+
+    def _replay(self, request: Request) -> bool:
+        """Steps over what a resumed request has generated already; False when its grammar does not allow that."""
+        assert request.constraint is not None
+        return all(map(request.constraint.accept, request.tokens[request.prompt_len :].tolist()))
 
     def _constraint(self, request: Request, compiled: Compiled | None) -> Constraint:
         return Constraint(compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking)

@@ -36,9 +36,9 @@ class JumpForward:
 
     def begin(self, request: Request) -> None:
         """Lays what an answer must begin with behind the prompt of a request that is about to wait. Its logprobs would
-        be mixed up with the prompt's, so a request that wants some begins by sampling."""
+        be mixed up with the prompt's, so a request that wants some begins by sampling. A resumed one has begun."""
         constraint = request.constraint
-        if constraint is None or request.logprobs is not None:
+        if constraint is None or request.logprobs is not None or request.generated:
             return
         forced = constraint.forced_first()
         tokens = self._grammars.spell(None, forced) if forced else ()

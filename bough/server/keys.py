@@ -28,14 +28,23 @@ class Keys:
         needed = self._needed[access]
         if needed is None:
             return
-        sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
-        given = [key for key in sent if key]
+        given = sent_keys(headers)
         # Every candidate is compared, in full: how long it takes tells nothing.
         if not any([hmac.compare_digest(key, needed) for key in given]):  # noqa: C419
-            what = "admin key" if access == "admin" else "API key"
-            problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
-            hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
-            raise HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})
+            raise unauthorised(access, given)
+
+
+def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Every key that a request carries, in whichever header."""
+    sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
+    return [key for key in sent if key]
+
+
+def unauthorised(access: Access, given: list[bytes]) -> HttpError:
+    what = "admin key" if access == "admin" else "API key"
+    problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
+    hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+    return HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})
 
 
 def _encoded(key: str | None) -> bytes | None:

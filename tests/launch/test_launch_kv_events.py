@@ -11,8 +11,9 @@ import pytest
 import zmq
 
 from bough.core.errors import SettingsError
-from bough.launch.kv_events import KVEventBatch, KVEventPublisher, PublisherConfig, parse_config
+from bough.launch.kv_events import KVEventPublisher
 from bough.memory.tree import AllBlocksCleared, BlockRemoved, BlockStored
+from bough.memory.tree.event_wire import KVEventBatch, PublisherConfig, parse_config
 from tests.fakes.scheduler_bench import Bench
 
 BATCHES: list[list[Any]] = [

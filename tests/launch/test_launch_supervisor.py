@@ -15,11 +15,12 @@ import pytest
 import zmq
 
 import bough
+from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
 from bough.launch import supervisor as module
 from bough.launch.link import Link
 from bough.launch.spec import ChildSpec
-from bough.launch.supervisor import Supervisor, child_environment
+from bough.launch.supervisor import Supervisor
 from bough.loader.locate import locate
 from bough.messages.channels import Addresses
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
@@ -101,6 +102,30 @@ def test_warnings_go_out_with_the_first_token() -> None:
     b.ask(1, [1], max_new_tokens=2, json_schema='{"const": [[9], [8]]}')
     b.run()
     assert b.out.started[0].warnings == ("not enforced",) and b.out.started[1].warnings == ()
+
+
+# Resumed requests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [FREE, FORCED])
+def test_a_resumed_request_goes_on_where_its_grammar_was(places: Places) -> None:
+    whole = bench()
+    whole.ask(0, [1, 2], max_new_tokens=20, regex=grammar(places))
+    whole.run()
+    for cut in range(1, len(whole.out.outputs[0])):
+        head, tail = whole.out.outputs[0][:cut], whole.out.outputs[0][cut:]
+        b = bench()
+        b.ask(0, [1, 2], max_new_tokens=20, regex=grammar(places), output_ids=np.array(head, np.int32).tobytes())
+        b.run()
+        assert b.out.outputs[0] == tail and b.out.ended[0] == whole.out.ended[0]
+
+
+def test_output_that_strays_from_the_grammar_is_refused() -> None:
+    b = bench()
+    b.ask(0, [1, 2], regex=grammar(FREE), output_ids=np.array([9], np.int32).tobytes())
+    b.run()
+    refused = b.out.ended[0]
+    assert isinstance(refused, FinishAbort) and refused.field == "resume.output_ids" and refused.status_code == 400
 
 
 # How a grammar ends ---------------------------------------------------------------------------------------------------

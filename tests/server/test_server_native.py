@@ -278,6 +278,17 @@ def test_tokens(prefix: str) -> None:
         assert ask(body, path=f"{prefix}/detokenize").status_code == 400
 
 
+def test_a_conversation_is_tokenised_as_a_chat_would_be() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    ids = ask({"messages": messages}, path="/tokenize").json()["tokens"]
+    chat = ask({"model": "any", "messages": messages, "max_tokens": 1}, path="/v1/chat/completions").json()
+    assert len(ids) == chat["usage"]["prompt_tokens"]
+    bare = ask({"messages": messages, "add_generation_prompt": False}, path="/tokenize").json()["tokens"]
+    assert ids[: len(bare)] == bare and len(ids) > len(bare)
+    for body in ({}, {"prompt": "a", "messages": messages}, {"messages": []}, {"messages": [{"role": "nobody"}]}):
+        assert ask(body, path="/tokenize").status_code == 400
+
+
 def test_management() -> None:
     async def go() -> None:
         engine = NativeEngine(lambda message: None if message.rid == "job" else HELLO)

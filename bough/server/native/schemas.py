@@ -149,11 +149,14 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Text to turn into token ids."""
+    """Text to turn into token ids, or the messages of a conversation, which the model's template renders first."""
 
-    prompt: str | list[str]
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeOutput(msgspec.Struct):

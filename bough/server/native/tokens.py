@@ -13,8 +13,10 @@ from bough.server.app import shape_of
 from bough.server.bodies import read_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
+from bough.server.messages import read_messages, render, text_size
 from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
 from bough.server.responses import json_response
+from bough.tokenizer.tokenizer import Tokenizer
 
 
 def token_routes(context: ServerContext) -> list[Endpoint]:
@@ -43,14 +45,34 @@ def token_routes(context: ServerContext) -> list[Endpoint]:
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, TokenizeBody)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
+    length = context.model.context_length
+    if body.prompt is None:
+        ids = await _tokenize_messages(body, tokenizer)
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": length})
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     special = body.add_special_tokens is not False
     lists = await aside(sum(map(len, texts)), lambda: tokenizer.encode_batch(texts, special))
-    length = context.model.context_length
     if isinstance(body.prompt, str):
         return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
     return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+
+
+async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+    """The prompt that /v1/chat/completions makes of the same messages."""
+    messages = read_messages(body.messages)
+    rendered = await aside(
+        text_size(messages),
+        lambda: render(
+            tokenizer,
+            messages,
+            variables=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+        ),
+    )
+    return rendered.ids
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

@@ -1,0 +1,149 @@
+"""`bough gateway`: many engines behind one address; `roll` and `top` talk to one that runs.
+
+Flags are derived from `GatewaySettings`; what stands behind `--` are flags of the engines that `--launch` starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bough.cli.flags import add_flag, from_text
+from bough.cli.parser import Parser
+from bough.core.errors import SettingsError
+from bough.core.gateway_settings import GatewaySettings, gateway_fields
+from bough.core.settings import check_value, field_type
+
+ENVIRONMENT_PREFIX = "BOUGH_GATEWAY_"
+KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
+DEFAULT_URL = "http://127.0.0.1:30000"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serves until told to stop; or talks to a gateway that does."""
+    if argv and argv[0] in CLIENT_COMMANDS:
+        return CLIENT_COMMANDS[argv[0]](argv[1:])
+    words, engine_flags = _split(argv)
+    parsed = _parser().parse(words)
+    settings = settings_from(parsed, engine_flags)
+    from bough.gateway.service import run_gateway
+
+    run_gateway(settings)
+    return 0
+
+
+def _roll(argv: Sequence[str]) -> int:
+    parser = _client_parser("roll", "Replaces the workers of a running gateway one by one; no request fails.")
+    parser.add_argument(
+        "--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"),
+        help="put the worker at NEW in the place of the one at OLD; may be given repeatedly",
+    )  # fmt: skip
+    parser.add_argument("--timeout-s", type=float, default=1800.0, metavar="X", help="for each worker (default: 1800)")
+    parsed = parser.parse(argv)
+    from bough.gateway.admin_client import AdminClient
+    from bough.gateway.roll import roll
+
+    roll(AdminClient(parsed.url, parsed.api_key), [(old, new) for old, new in parsed.replace], parsed.timeout_s)
+    return 0
+
+
+def _top(argv: Sequence[str]) -> int:
+    parser = _client_parser("top", "A live table of a running gateway's workers.")
+    parser.add_argument("--interval-s", type=float, default=1.0, metavar="X", help="between two looks (default: 1)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="end after so many looks; at Ctrl-C when left out")
+    parsed = parser.parse(argv)
+    from bough.gateway.admin_client import AdminClient
+    from bough.gateway.top import show
+
+    show(AdminClient(parsed.url, parsed.api_key), parsed.interval_s, parsed.rounds)
+    return 0
+
+
+CLIENT_COMMANDS = {"roll": _roll, "top": _top}
+
+
+def _client_parser(name: str, about: str) -> Parser:
+    parser = Parser(program=f"bough gateway {name}", about=about)
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the gateway's address (default: {DEFAULT_URL})")
+    parser.add_argument("--api-key", default=os.environ.get(KEY_VARIABLE), help=f"its key; also {KEY_VARIABLE}")
+    return parser
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    words = list(argv)
+    if "--" not in words:
+        return words, ()
+    where = words.index("--")
+    return words[:where], tuple(words[where + 1 :])
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        program="bough gateway",
+        usage="[--worker-urls URL …]",
+        about="Puts any number of engines behind one address and routes each request to where its prefix is cached. "
+        "`bough gateway roll` restarts the workers of a running gateway one by one, `bough gateway top` shows them.",
+    )
+    section = parser.add_argument_group("Gateway", "Each flag is also a variable, such as BOUGH_GATEWAY_POLICY.")
+    section.add_argument("--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="workers")
+    section.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
+    )
+    section.add_argument(
+        "--selector", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="labels of Kubernetes pods"
+    )
+    section.add_argument(
+        "--config", metavar="FILE", help="YAML file with workers, policies, keys and settings; watched"
+    )
+    for f in gateway_fields():
+        options: dict[str, Any] = {"action": "store_true"} if field_type(f)[0] is bool else {"metavar": _metavar(f)}
+        shown = "" if f.default in (None, False) else f" (default: {f.default})"
+        add_flag(section, f.name, [], help=f.metadata["help"] + shown, **options)
+    return parser
+
+
+def _metavar(f: Any) -> str:
+    if f.metadata["choices"] is not None:
+        return "{" + ",".join(map(str, f.metadata["choices"])) + "}"
+    return {int: "N", float: "X", str: "TEXT"}[field_type(f)[0]]
+
+
+def settings_from(
+    parsed: argparse.Namespace, engine_flags: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+) -> GatewaySettings:
+    """All settings; flags win over variables, those over the file."""
+    environ = os.environ if environ is None else environ
+    keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
+    if any(not key.strip() for key in keys):
+        raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
+    return GatewaySettings(
+        **(_from_file(parsed.config) | _given(parsed, environ)),
+        worker_urls=tuple(parsed.worker_urls),
+        api_keys=keys,
+        selector=tuple(parsed.selector),
+        config=parsed.config,
+        engine_flags=engine_flags,
+    )
+
+
+def _from_file(file: str | None) -> dict[str, Any]:
+    """The settings in the file; its workers, policies and keys are taken by the gateway itself, and watched."""
+    if file is None:
+        return {}
+    from bough.gateway.config_file import read_file
+
+    return read_file(file).settings
+
+
+def _given(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for f in gateway_fields():
+        variable = ENVIRONMENT_PREFIX + f.name.upper()
+        text = vars(parsed).get(f.name, environ.get(variable) or None)
+        if text is None:
+            continue
+        value = from_text(field_type(f)[0], text) if isinstance(text, str) else text
+        found[f.name] = check_value(f, value)
+    return found

@@ -1,0 +1,106 @@
+"""Every setting of the gateway: the one place where a name, its default and its help are written.
+
+A group of its own and not one of `Settings`: the gateway starts no engine in its process, and an engine has none of
+these. Flags, `BOUGH_GATEWAY_*` variables and the `gateway:` section of the configuration file are derived from the
+fields. Names and defaults are those of SGLang's gateway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from bough.core.settings import ServerSettings, declare_types, setting
+
+UNLIMITED = -1
+
+
+@declare_types
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Many engines behind one address."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all of this machine's")
+    port: int = setting(30000, "port to listen on", low=0, high=65535)
+    uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
+    ssl_certfile: str | None = setting(None, "certificate (PEM); with it the gateway speaks HTTPS")
+    ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
+    max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
+    admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
+    worker_api_key: str | None = setting(None, "key that the gateway sends to workers that have none of their own")
+    worker_urls: tuple[str, ...] = ()
+    config: str | None = None  # a YAML file; its values hold where no flag is given
+    engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
+    api_keys: tuple[str, ...] = ()
+    selector: tuple[str, ...] = ()  # key=value of Kubernetes pods
+    policy: str | None = setting(
+        None,
+        "how a worker is chosen, for models without a policy of their own; cache_aware when left out, and with several "
+        "processes prefix_hash, which needs no memory that they would have to share",
+    )
+    launch: int = setting(0, "start this many engines on this machine; flags after -- are theirs", low=0)
+    processes: int = setting(1, "processes that serve on the one port", low=1, high=64)
+    service_discovery: bool = setting(False, "take Kubernetes pods with the labels of --selector as workers")
+    service_discovery_port: int = setting(30000, "port of the engines in those pods", low=1, high=65535)
+    service_discovery_namespace: str | None = setting(None, "namespace of those pods; all namespaces when left out")
+    grpc_port: int | None = setting(None, "port of the gRPC front; none when left out", low=0, high=65535)
+    max_concurrent_requests: int = setting(UNLIMITED, "requests at workers at once; -1 for any number", low=-1)
+    max_concurrent_per_worker: int = setting(UNLIMITED, "requests at one worker at once; -1 for any number", low=-1)
+    queue_size: int = setting(100, "requests that may wait for their turn; one more is refused with 429", low=0)
+    queue_timeout_secs: float = setting(60.0, "a request that waits longer for its turn gets 408", low=0.0)
+    rate_limit_rps: float | None = setting(
+        None, "requests per second, over all clients; any number if absent", low=0.001
+    )
+    rate_limit_burst: float | None = setting(
+        None, "requests that may come at once after a quiet while; as many as --rate-limit-rps when left out", low=1.0
+    )
+    request_timeout_secs: float = setting(1800.0, "a request that takes longer ends with 504", low=0.0)
+    attempt_timeout_secs: float | None = setting(
+        None,
+        "an answer that is not whole by then, or a stream not begun, is asked of another worker; off if absent",
+        low=0.001,
+    )
+    hedge_after_secs: float | None = setting(
+        None, "when no answer has begun by then, a second worker is asked as well; the first answer counts", low=0.001
+    )
+    retry_max_retries: int = setting(5, "further attempts for a request whose answer has not begun", low=0)
+    retry_initial_backoff_ms: float = setting(50.0, "pause before the first of them", low=0.0)
+    retry_max_backoff_ms: float = setting(30_000.0, "longest pause", low=0.0)
+    retry_backoff_multiplier: float = setting(1.5, "how much longer each pause is than the one before", low=1.0)
+    retry_jitter_factor: float = setting(0.2, "share by which a pause may be longer or shorter", low=0.0, high=1.0)
+    retry_budget_ratio: float = setting(
+        0.2, "further attempts allowed per request on average, beside a few; no storm of retries", low=0.0
+    )
+    cb_failure_threshold: int = setting(10, "failures in a row that open a worker's circuit breaker", low=1)
+    cb_success_threshold: int = setting(3, "successes that close it again", low=1)
+    cb_timeout_duration_secs: float = setting(60.0, "how long it stays open before a request is tried", low=0.0)
+    cb_window_duration_secs: float = setting(120.0, "failures further apart than this do not add up", low=0.0)
+    health_check_interval_secs: float = setting(60.0, "time between two checks of a worker in rotation", low=0.01)
+    health_check_timeout_secs: float = setting(5.0, "a check without an answer by then has failed", low=0.01)
+    health_failure_threshold: int = setting(3, "failed checks in a row that take a worker out of rotation", low=1)
+    health_success_threshold: int = setting(2, "passed checks in a row that bring it in again", low=1)
+    worker_startup_timeout_secs: float = setting(1800.0, "an engine started here that is not ready by then", low=1.0)
+    drain_timeout_s: float = setting(180.0, "how long requests may go on when the gateway is told to stop", low=0.0)
+    otlp_endpoint: str | None = setting(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each request; needs bough[otel]"
+    )
+    access_log: bool = setting(False, "a line of JSON on standard error for each request")
+    log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
+
+    @property
+    def default_policy(self) -> str:
+        if self.policy is not None:
+            return self.policy
+        return "cache_aware" if self.processes == 1 else "prefix_hash"
+
+    def edge(self) -> ServerSettings:
+        """What the listening socket and the HTTP server need to know."""
+        return ServerSettings(
+            host=self.host, port=self.port, uds=self.uds, ssl_certfile=self.ssl_certfile, ssl_keyfile=self.ssl_keyfile
+        )
+
+
+def gateway_fields() -> list[dataclasses.Field[Any]]:
+    """Every setting of one value, in the order of the help page; the two lists have flags of their own kind."""
+    return [f for f in dataclasses.fields(GatewaySettings) if f.metadata]

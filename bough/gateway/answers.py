@@ -1,0 +1,150 @@
+"""What came of one attempt: a whole answer, an open stream, or a failure; and what counts as which.
+
+A worker that answers 200 with something that is no answer has failed, like one that does not answer. Errors in plain
+text are put into the shape of OpenAI's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import aiohttp
+
+from bough.gateway.call import Call
+from bough.gateway.headers import downstream_headers
+from bough.gateway.known import Known, read_known
+from bough.gateway.retries import RETRYABLE_STATUSES
+from bough.gateway.worker import Lease
+from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
+from bough.server.responses import encode_json
+
+JSON = b"application/json"
+STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
+EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n", b"{")
+# Answers of these are JSON, whatever the worker is; anything else that comes with a 200 is garbage.
+JSON_PATHS = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/classify",
+    }
+)
+LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    known: Known | None = None  # what the gateway reads in it
+
+
+@dataclass(slots=True, eq=False)
+class OpenStream:
+    """A response that is still coming; whoever has it must end it."""
+
+    lease: Lease
+    response: aiohttp.ClientResponse
+    headers: list[tuple[bytes, bytes]]
+    first: bytes  # what has come of it
+
+    def succeed(self) -> None:
+        self.lease.worker.breaker.succeeded(time.monotonic())
+        self._end()
+
+    def fail(self, reason: str) -> None:
+        worker = self.lease.worker
+        worker.last_error = reason
+        worker.breaker.failed(time.monotonic())
+        worker.suspect()
+        self._end()
+
+    def abandon(self) -> None:
+        """Nobody wants the rest; the worker sees the connection close and aborts the request."""
+        self.lease.worker.breaker.abandoned()
+        self._end()
+
+    def _end(self) -> None:
+        if self.response.content.at_eof():
+            self.response.release()
+        else:
+            self.response.close()
+        self.lease.release()
+
+
+class AttemptFailedError(Exception):
+    """One worker did not answer as it should. `told` is what the client gets if no other one does better."""
+
+    def __init__(self, reason: str, status: int, answer: Answer | None = None, *, moved: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.moved = moved  # called back from a worker that is gone: goes on elsewhere at once
+        self._answer = answer
+
+    @property
+    def retryable(self) -> bool:
+        return self.status in RETRYABLE_STATUSES
+
+    @property
+    def blames_worker(self) -> bool:
+        """A worker that says it is busy works."""
+        return not self.moved and self.status not in (408, 429)
+
+    def told(self) -> Answer:
+        if self._answer is not None:
+            return self._answer
+        kind = "GatewayTimeoutError" if self.status == 504 else "BadGatewayError"
+        raise HttpError(self.status, f"No worker answered: {self.reason}.", kind)
+
+
+async def read_answer(call: Call, lease: Lease, response: aiohttp.ClientResponse) -> Answer | OpenStream:
+    """Reads a response until it is whole or, if it is a stream, until its first bytes are there."""
+    headers = downstream_headers(response.raw_headers)
+    if response.status == 200 and response.content_type in STREAM_TYPES:
+        first = await response.content.readany()
+        if not first.startswith(EVENT_BEGINNINGS):
+            raise AttemptFailedError("the worker's stream is not made of events", 502)
+        return OpenStream(lease, response, headers, first)
+    body = await response.read()
+    if response.status == 200:
+        known = None
+        if call.path in JSON_PATHS and "content-encoding" not in response.headers:
+            known = read_known(body)
+            if known is None:
+                raise AttemptFailedError("the worker's answer is not JSON", 502)
+        return Answer(200, headers, body, known)
+    if response.status in (401, 403):
+        raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
+    answer = _error_answer(call, lease, response.status, headers, body)
+    if response.status in RETRYABLE_STATUSES:
+        raise AttemptFailedError(f"the worker answered {response.status}", response.status, answer)
+    return answer
+
+
+def _error_answer(call: Call, lease: Lease, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+    """A worker's error as the client gets it: JSON, and without the key that only the worker should know."""
+    key = lease.worker.api_key
+    if key is not None:
+        body = body.replace(key.encode(), b"***")
+    if status < 400 or read_known(body) is not None:
+        return Answer(status, headers, body)
+    text = body.decode("utf-8", "replace").strip()[:LONGEST_QUOTE] or f"The worker answered {status}."
+    kept = [(name, value) for name, value in headers if name not in (b"content-type", b"content-encoding")]
+    shaped = encode_json(error_shape(call.path)(Failure(status, text, "WorkerError")))
+    return Answer(status, [*kept, (b"content-type", JSON)], shaped)
+
+
+def error_shape(path: str) -> Shape:
+    """Anthropic's clients get errors in their shape, all others in OpenAI's."""
+    return anthropic_shape if path.startswith("/v1/messages") else openai_shape

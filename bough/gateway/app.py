@@ -1,0 +1,146 @@
+"""The gateway's HTTP edge: which paths it answers itself, which it proxies, who may call them, how errors look.
+
+An ASGI application without a framework on the way of a proxied request. Owns nothing but its table of routes.
+"""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import Receive, Scope, Send
+
+from bough.gateway.answers import Answer
+from bough.gateway.call import Call
+from bough.gateway.clients import ClientKey
+from bough.gateway.core import Gateway
+from bough.gateway.headers import upstream_headers
+from bough.gateway.management import Request, RouteTable
+from bough.gateway.outlet import Outlet, send_whole
+from bough.gateway.peek import peek
+from bough.server.app import shape_of
+from bough.server.errors import Failure, HttpError, failure_of
+from bough.server.request_id import SCOPE_KEY
+from bough.server.responses import encode_json
+
+MIB = 1 << 20
+# Besides everything below /v1/ and /api/: the native routes of a worker that concern one worker.
+NATIVE_PATHS = frozenset(
+    {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/health_generate"}
+    | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
+)
+STORED = "/v1/responses/"
+
+
+class GatewayApp:
+    """Answers one HTTP request."""
+
+    def __init__(self, gateway: Gateway, management: RouteTable, *, private: bool = False) -> None:
+        self._gateway = gateway
+        self._private = private  # only the gateway's own processes can call
+        self._management = management
+        self._largest = gateway.settings.max_body_mb * MIB
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        call = None
+        try:
+            route = self._management.find(scope["method"], path)
+            if route is not None:
+                if not self._private:
+                    self._gateway.clients.identify(route.access, scope["headers"])
+                request = Request(route.parameters, await self._read_body(scope, receive))
+                await send_whole(send, await route.handler(request))
+                return
+            if self._private or not is_proxied(path):
+                raise HttpError(
+                    404, f"There is no {path} here; the gateway proxies /generate and /v1/*.", "NotFoundError"
+                )
+            client = self._gateway.clients.identify("api", scope["headers"])
+            self._count(client)
+            call = make_call(scope, await self._read_body(scope, receive), client)
+            await self._proxied(call, Outlet(call, send), receive)
+        except ClientLeftError:
+            return
+        except Exception as error:  # not swallowed: the client is told, and a defect is logged with its traceback
+            if call is not None and call.status:
+                raise
+            await self._refuse(failure_of(error), path, call, send)
+        finally:
+            if call is not None:
+                self._gateway.ended(call)
+
+    async def _proxied(self, call: Call, outlet: Outlet, receive: Receive) -> None:
+        sticky = self._gateway.sticky
+        if call.path.startswith(STORED):
+            name = call.path[len(STORED) :].split("/")[0]
+            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
+        elif call.peek.previous_response_id is not None:
+            call.pinned = sticky.find(call.peek.previous_response_id)
+        await self._gateway.serve(call, outlet, receive)
+
+    def _count(self, client: ClientKey | None) -> None:
+        try:
+            self._gateway.clients.count(client, time.monotonic())
+        except HttpError:
+            self._gateway.metrics.rate_limited.inc()
+            raise
+
+    async def _refuse(self, failure: Failure, path: str, call: Call | None, send: Send) -> None:
+        headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
+        headers.append((b"content-type", b"application/json"))
+        answer = Answer(failure.status, headers, encode_json(shape_of(path)(failure)))
+        if call is None:
+            await send_whole(send, answer)
+        else:
+            call.error = failure.message
+            await Outlet(call, send).whole(answer)
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body: it is looked at, and may have to be sent again."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._largest:
+                raise self._too_large()
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeftError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self._largest:
+                raise self._too_large()
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self) -> HttpError:
+        limit = self._gateway.settings.max_body_mb
+        message = f"The body is larger than {limit} MiB (--max-body-mb)."
+        return HttpError(413, message, "RequestTooLargeError", {"Connection": "close"})
+
+
+class ClientLeftError(Exception):
+    """The client left before its request was here."""
+
+
+def is_proxied(path: str) -> bool:
+    return path.startswith(("/v1/", "/api/")) or path in NATIVE_PATHS
+
+
+def make_call(scope: Scope, body: bytes, client: ClientKey | None) -> Call:
+    path: str = scope["path"]
+    query: bytes = scope.get("query_string", b"")
+    raw_path: bytes = scope.get("raw_path") or path.encode()
+    target = (raw_path + b"?" + query if query else raw_path).decode("latin-1")
+    request_id: str = scope[SCOPE_KEY]
+    return Call(
+        method=scope["method"],
+        path=path,
+        target=target,
+        headers=upstream_headers(scope["headers"], request_id, scope.get("client")),
+        body=body,
+        peek=peek(body, scope["headers"]),
+        request_id=request_id,
+        client_name=None if client is None else client.name,
+    )

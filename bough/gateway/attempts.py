@@ -1,0 +1,202 @@
+"""Tries a request on workers until one of them answers: retries, moves, hedges.
+
+An attempt ends with an answer that is whole, with a stream whose first bytes are here, or with an `AttemptFailedError`.
+Nothing has gone to the client before that, so another worker can be tried. Who is tried is `dispatch`'s matter; what
+goes to the client, `proxy`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass
+
+import aiohttp
+
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.answers import Answer, AttemptFailedError, OpenStream, read_answer
+from bough.gateway.cache_watch import CacheWatch
+from bough.gateway.call import Call
+from bough.gateway.dispatch import Dispatch
+from bough.gateway.metrics import GatewayMetrics
+from bough.gateway.policy_table import PolicyTable
+from bough.gateway.retries import Backoff, RetryBudget
+from bough.gateway.upstream import FAULTS, Upstream
+from bough.gateway.worker import Lease, WorkerLostError
+
+RESUME_HEADER = ("X-Bough-Resume", "1")
+# Streams of these can be resumed; the header does not disturb a worker that does not know it.
+RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The parts that an attempt takes; one for the whole gateway."""
+
+    dispatch: Dispatch
+    policies: PolicyTable
+    cache_watch: CacheWatch
+    upstream: Upstream
+    settings: GatewaySettings
+    budget: RetryBudget
+    metrics: GatewayMetrics
+
+    async def answer(self, call: Call, body: bytes) -> Answer | OpenStream:
+        """The first good answer; where there is none, what the client is told: the last worker's own error, or ours."""
+        backoff = _backoff(self.settings)
+        retries = 0
+        while True:
+            try:
+                return await self._hedged(call, body)
+            except AttemptFailedError as failure:
+                if failure.moved:
+                    call.moves += 1
+                    self.metrics.moves.inc()
+                    continue
+                call.error = failure.reason
+                can = failure.retryable and retries < self.settings.retry_max_retries
+                if not can or not self.budget.spend(time.monotonic()):
+                    return failure.told()
+            call.retries += 1
+            self.metrics.retries.inc()
+            await asyncio.sleep(backoff.pause_s(retries, random.random()))
+            retries += 1
+
+    # ---- hedging
+
+    async def _hedged(self, call: Call, body: bytes) -> Answer | OpenStream:
+        """One attempt; with `--hedge-after-secs` a second beside it when the first takes long. The first good one
+        counts and the other is dropped."""
+        after_s = self.settings.hedge_after_secs
+        if after_s is None or call.pinned is not None:
+            return await self._attempt(call, body, await self.dispatch.lease(call))
+        first = asyncio.create_task(self._attempt(call, body, await self.dispatch.lease(call)))
+        running = {first}
+        try:
+            done, _ = await asyncio.wait(running, timeout=after_s)
+            if not done:
+                other = self._other_lease(call)
+                if other is not None:
+                    running.add(asyncio.create_task(self._attempt(call, body, other)))
+            return await _first_good(running)
+        finally:
+            await _drop(running)
+
+    def _other_lease(self, call: Call) -> Lease | None:
+        """A second worker for the call, if one is free at once."""
+        first = call.worker
+        assert first is not None
+        call.tried.add(first.id)
+        lease = self.dispatch.try_lease(call)
+        if lease is not None and lease.worker is first:
+            lease.worker.breaker.abandoned()
+            lease.release()
+            return None
+        if lease is not None:
+            call.hedges += 1
+            self.metrics.hedges.inc()
+        return lease
+
+    # ---- one attempt
+
+    async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
+        worker = lease.worker
+        call.attempts += 1
+        self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
+        self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
+        # A worker that is silent for so long may be dead without a sign; asking costs nothing if it is only busy.
+        loop = asyncio.get_running_loop()
+        suspicion = loop.call_later(self.settings.health_check_timeout_secs, worker.suspect)
+        try:
+            return await self._exchange(call, body, lease)
+        except AttemptFailedError as failure:
+            self._note(call, lease, failure)
+            raise
+        except BaseException:  # the client has left
+            worker.breaker.abandoned()
+            lease.release()
+            raise
+        finally:
+            suspicion.cancel()
+
+    async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
+        response: aiohttp.ClientResponse | None = None
+        kept = False
+        try:
+            async with lease.bounded(self.settings.attempt_timeout_secs):
+                headers = _stream_headers(call) if call.peek.streams else call.headers
+                response = await self.upstream.send(lease.worker, call.method, call.target, headers, body)
+                result = await read_answer(call, lease, response)
+            kept = isinstance(result, OpenStream)
+            call.worker = lease.worker
+            if isinstance(result, Answer):
+                lease.worker.breaker.succeeded(time.monotonic())
+                lease.release()
+            return result
+        except WorkerLostError:
+            raise AttemptFailedError("its worker is gone", 503, moved=True) from None
+        except aiohttp.ServerTimeoutError:
+            raise AttemptFailedError("the worker could not be reached in time", 502) from None
+        except TimeoutError:
+            raise AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504) from None
+        except FAULTS as error:
+            raise AttemptFailedError(f"the connection failed: {error or type(error).__name__}", 502) from None
+        finally:
+            if response is not None and not kept:
+                response.release() if response.content.at_eof() else response.close()
+
+    def _note(self, call: Call, lease: Lease, failure: AttemptFailedError) -> None:
+        worker = lease.worker
+        call.tried.add(worker.id)
+        self.metrics.attempt_failed(worker, failure)
+        if failure.blames_worker:
+            worker.last_error = failure.reason
+            worker.breaker.failed(time.monotonic())
+            worker.suspect()
+        else:
+            worker.breaker.abandoned()
+        lease.release()
+
+
+def _stream_headers(call: Call) -> list[tuple[str, str]]:
+    """A stream is read event by event, so it must come as it is; and so that it can be resumed."""
+    plain = [(name, value) for name, value in call.headers if name != "accept-encoding"]
+    return [*plain, RESUME_HEADER] if call.path in RESUMABLE_PATHS else plain
+
+
+def _backoff(settings: GatewaySettings) -> Backoff:
+    return Backoff(
+        initial_s=settings.retry_initial_backoff_ms / 1000,
+        longest_s=settings.retry_max_backoff_ms / 1000,
+        multiplier=settings.retry_backoff_multiplier,
+        jitter=settings.retry_jitter_factor,
+    )
+
+
+Tried = asyncio.Task[Answer | OpenStream]
+
+
+async def _first_good(running: set[Tried]) -> Answer | OpenStream:
+    """The result of the first that succeeds; the last failure where none does."""
+    pending = set(running)
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task.exception() is None:
+                running.discard(task)
+                return task.result()
+        if not pending:
+            return done.pop().result()
+
+
+async def _drop(running: set[Tried]) -> None:
+    """Ends the attempts that nobody waits for; one that has just opened a stream gives it back."""
+    for task in running:
+        task.cancel()
+    for task in running:
+        with contextlib.suppress(asyncio.CancelledError, AttemptFailedError):
+            result = await task
+            if isinstance(result, OpenStream):
+                result.abandon()

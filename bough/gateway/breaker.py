@@ -1,0 +1,82 @@
+"""The circuit breaker of one worker: after failures in a row nothing is sent to it for a while, then little, then all.
+
+A state machine over times that it is given; it owns its counts and knows neither clocks nor workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class BreakerState(Enum):
+    """The number is what `/metrics` shows."""
+
+    CLOSED = 0  # all requests pass
+    OPEN = 1  # none does
+    HALF_OPEN = 2  # one at a time does, on trial
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    failures: int = 10  # in a row, that open it
+    successes: int = 3  # on trial, that close it
+    open_s: float = 60.0
+    window_s: float = 120.0  # failures further apart do not add up
+
+
+class Breaker:
+    """Told of every request: `begin`, then one of `succeeded`, `failed` and `abandoned`."""
+
+    def __init__(self, settings: BreakerSettings) -> None:
+        self._settings = settings
+        self._state = BreakerState.CLOSED
+        self._failures = 0
+        self._successes = 0
+        self._trials = 0
+        self._last_failure_s = 0.0
+
+    def state(self, now_s: float) -> BreakerState:
+        if self._state is BreakerState.OPEN and now_s - self._last_failure_s >= self._settings.open_s:
+            return BreakerState.HALF_OPEN
+        return self._state
+
+    def admits(self, now_s: float) -> bool:
+        state = self.state(now_s)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trials)
+
+    def begin(self, now_s: float) -> None:
+        """A request goes to the worker. One that went there before the breaker opened is no trial."""
+        if self.state(now_s) is BreakerState.HALF_OPEN:
+            self._state = BreakerState.HALF_OPEN
+            self._trials += 1
+
+    def succeeded(self, now_s: float) -> None:
+        self._failures = 0
+        if self._state is BreakerState.HALF_OPEN:
+            self._end_trial()
+            self._successes += 1
+            if self._successes >= self._settings.successes:
+                self.reset()
+
+    def failed(self, now_s: float) -> None:
+        if now_s - self._last_failure_s > self._settings.window_s:
+            self._failures = 0
+        self._failures += 1
+        self._last_failure_s = now_s
+        if self._state is BreakerState.HALF_OPEN or self._failures >= self._settings.failures:
+            self._state = BreakerState.OPEN
+            self._successes = self._trials = 0
+
+    def abandoned(self) -> None:
+        """The request told nothing of the worker: its client left, or the worker was busy."""
+        if self._state is BreakerState.HALF_OPEN:
+            self._end_trial()
+
+    def reset(self) -> None:
+        """As new: the worker has been replaced, or has shown that it works."""
+        self._state = BreakerState.CLOSED
+        self._failures = self._successes = self._trials = 0
+
+    def _end_trial(self) -> None:
+        self._trials = max(0, self._trials - 1)

@@ -1,0 +1,72 @@
+"""Who calls the gateway: the keys of its clients, and how much each of them may ask.
+
+The server's rules hold: the API's keys open management too, unless there is a key for that. Owns the keys and their
+rate limits, which a changed configuration replaces.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bough.gateway.rate_limits import TokenBucket, take_from_all
+from bough.server.endpoint import Access
+from bough.server.errors import HttpError
+from bough.server.keys import sent_keys, unauthorised
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """One client: its key, the name under which logs show it, and its own rate."""
+
+    key: str
+    name: str
+    rate_limit_rps: float | None = None
+    rate_limit_burst: float | None = None
+
+
+class Clients:
+    """Lets in whom its keys and rates allow."""
+
+    def __init__(
+        self,
+        keys: Sequence[ClientKey] = (),
+        admin_key: str | None = None,
+        rate_limit_rps: float | None = None,
+        rate_limit_burst: float | None = None,
+    ) -> None:
+        self._keys = [(client.key.encode(), client) for client in keys]
+        self._admin = None if admin_key is None else admin_key.encode()
+        self._common = [] if rate_limit_rps is None else [TokenBucket(rate_limit_rps, rate_limit_burst)]
+        self._buckets = {
+            client.key: TokenBucket(client.rate_limit_rps, client.rate_limit_burst)
+            for client in keys
+            if client.rate_limit_rps is not None
+        }
+
+    def identify(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> ClientKey | None:
+        """Whose key the request carries; None where none is needed. Raises a 401 for a wrong or missing one."""
+        guarded = self._admin is not None if access == "admin" else False
+        if access == "open" or not (guarded or self._keys):
+            return None
+        given = sent_keys(headers)
+        if guarded and self._admin is not None:
+            if not any([hmac.compare_digest(key, self._admin) for key in given]):  # noqa: C419
+                raise unauthorised(access, given)
+            return None
+        # Every pair is compared, in full: how long it takes tells nothing.
+        matches = [client for mine, client in self._keys for key in given if hmac.compare_digest(key, mine)]
+        if not matches:
+            raise unauthorised(access, given)
+        return matches[0]
+
+    def count(self, client: ClientKey | None, now_s: float) -> None:
+        """One more request. Raises a 429 for one over the rate of all or of its client; it is not counted then."""
+        own = self._buckets.get(client.key) if client is not None else None
+        wait_s = take_from_all([*self._common, *([own] if own is not None else ())], now_s)
+        if wait_s:
+            seconds = max(1, math.ceil(wait_s))
+            message = f"Too many requests; try again in {seconds} s."
+            raise HttpError(429, message, "RateLimitError", {"Retry-After": str(seconds)})

@@ -1,0 +1,188 @@
+"""The gateway's configuration file: workers, policies, keys with their rates, and settings by name.
+
+`read_file` judges a file as a whole, so that a wrong one changes nothing. `ConfigFile` owns what it was when it was
+last applied, and applies it again when it changes. What only holds from the start (ports, limits) is left as it was,
+with a line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bough.core.errors import SettingsError
+from bough.core.gateway_settings import GatewaySettings, gateway_fields
+from bough.core.settings import check_value
+from bough.core.yaml_file import read_yaml
+from bough.gateway.clients import ClientKey, Clients
+from bough.gateway.core import Gateway
+from bough.gateway.policies import build_policy
+from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.registry import normal_url
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+SOURCE = "file"
+RATES = ("rate_limit_rps", "rate_limit_burst")
+CHANGEABLE = ("policy", *RATES)  # settings that a changed file changes
+
+
+class FileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+    api_key: str | None = None
+
+
+class FileKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+    name: str | None = None
+    rate_limit_rps: float | None = None
+    rate_limit_burst: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A file that is right."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    workers: tuple[FileWorker, ...] = ()
+    policies: dict[str, PolicyChoice] = field(default_factory=dict)
+    api_keys: tuple[ClientKey, ...] = ()
+
+
+def read_file(file: str) -> FileContent:
+    """What the file says, or a `SettingsError` that names the place."""
+    content = {str(name).replace("-", "_"): value for name, value in read_yaml(file).items()}
+    known = {f.name: f for f in gateway_fields()}
+    settings: dict[str, Any] = {}
+    try:
+        listed = [*(content.pop("workers", None) or ()), *(content.pop("worker_urls", None) or ())]
+        workers = tuple(_worker(entry) for entry in listed)
+        policies = {str(model): _policy(entry) for model, entry in (content.pop("policies", None) or {}).items()}
+        keys = tuple(_key(number, entry) for number, entry in enumerate(content.pop("api_keys", None) or (), 1))
+        for name, value in content.items():
+            if name not in known:
+                raise SettingsError(f"there is no setting {name!r}; `bough gateway --help` lists them.")
+            settings[name] = check_value(known[name], value)
+        build_policy(settings.get("policy") or GatewaySettings().default_policy)
+    except SettingsError as error:
+        raise SettingsError(f"{file}: {error}") from None
+    except (msgspec.ValidationError, AttributeError, TypeError) as error:
+        raise SettingsError(f"{file}: {error}") from None
+    return FileContent(settings, workers, policies, keys)
+
+
+def _worker(entry: Any) -> FileWorker:
+    worker = FileWorker(entry) if isinstance(entry, str) else msgspec.convert(entry, FileWorker)
+    return FileWorker(normal_url(worker.url), worker.api_key)
+
+
+def _policy(entry: Any) -> PolicyChoice:
+    """A name, or a mapping with the name and the policy's own options."""
+    if isinstance(entry, str):
+        choice = PolicyChoice(entry)
+    elif isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+        choice = PolicyChoice(entry["name"], {str(key): value for key, value in entry.items() if key != "name"})
+    else:
+        raise SettingsError(f"a model's policy is a name, or a mapping with `name` and options; got {entry!r}.")
+    build_policy(choice.name, **choice.options)
+    return choice
+
+
+def _key(number: int, entry: Any) -> ClientKey:
+    given = FileKey(entry) if isinstance(entry, str) else msgspec.convert(entry, FileKey)
+    if not given.key.strip():
+        raise SettingsError("a key in api_keys is empty, which would guard nothing.")
+    if given.rate_limit_rps is not None and given.rate_limit_rps <= 0:
+        raise SettingsError("rate_limit_rps of a key must be above 0.")
+    return ClientKey(given.key, given.name or f"file key {number}", given.rate_limit_rps, given.rate_limit_burst)
+
+
+class ConfigFile:
+    """Keeps a gateway as its file says."""
+
+    def __init__(self, file: str, gateway: Gateway) -> None:
+        self._path = Path(file).expanduser()
+        self._gateway = gateway
+        self._applied: FileContent | None = None
+        self._seen: bytes | None = None
+        self._rates = {name: getattr(gateway.settings, name) for name in RATES}
+
+    def apply(self) -> None:
+        """Raises a `SettingsError` and changes nothing if the file is wrong."""
+        self._seen = _bytes(self._path)
+        content = read_file(str(self._path))
+        self._take_workers(content)
+        self._take_policies(content)
+        self._take_clients(content)
+        self._tell_of_others(content)
+        self._applied = content
+
+    async def watch(self) -> None:
+        """Applies the file whenever it has changed; a wrong one is told and the old one stays."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if _bytes(self._path) == self._seen:
+                continue
+            try:
+                self.apply()
+            except SettingsError as error:
+                log.error("the configuration stays as it was: %s", error)
+            else:
+                log.info("the configuration of %s holds", self._path)
+
+    def _take_workers(self, content: FileContent) -> None:
+        registry = self._gateway.registry
+        wanted = {worker.url: worker for worker in content.workers}
+        for worker in registry:
+            if worker.source == SOURCE and worker.url not in wanted:
+                registry.remove(worker)
+        for new in wanted.values():
+            registry.add(new.url, new.api_key, SOURCE)
+
+    def _take_policies(self, content: FileContent) -> None:
+        before = self._applied.policies if self._applied is not None else {}
+        for model in before.keys() - content.policies.keys():
+            self._gateway.policies.forget(model)
+        for model, choice in content.policies.items():
+            if before.get(model) != choice:
+                self._gateway.policies.choose(model, choice)
+        if self._applied is not None and self._changed(content, "policy"):
+            self._gateway.policies.set_default(
+                PolicyChoice(content.settings.get("policy") or self._gateway.settings.default_policy)
+            )
+
+    def _take_clients(self, content: FileContent) -> None:
+        """Rates begin anew, so nothing is touched unless keys or rates have changed."""
+        before = self._applied.api_keys if self._applied is not None else ()
+        changed = {name: content.settings.get(name) for name in RATES if self._changed(content, name)}
+        if content.api_keys == before and not changed:
+            return
+        self._rates |= changed
+        settings = self._gateway.settings
+        flags = [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)]
+        self._gateway.clients = Clients([*flags, *content.api_keys], settings.admin_api_key, **self._rates)
+
+    def _tell_of_others(self, content: FileContent) -> None:
+        for name in sorted((content.settings.keys() | self._settings_before()) - set(CHANGEABLE)):
+            if self._changed(content, name):
+                log.warning("%s of %s holds from the gateway's next start", name, self._path)
+
+    def _settings_before(self) -> set[str]:
+        return set(self._applied.settings) if self._applied is not None else set()
+
+    def _changed(self, content: FileContent, name: str) -> bool:
+        return self._applied is not None and self._applied.settings.get(name) != content.settings.get(name)
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

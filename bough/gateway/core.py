@@ -1,0 +1,167 @@
+"""The gateway without its socket: its parts, wired, and the life of one proxied request.
+
+Owns the parts. The HTTP edge (`app`, `management`) and the gRPC front call it; `service` starts and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+
+from starlette.types import Receive
+
+from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.gateway.access_log import AccessLog
+from bough.gateway.attempts import Attempts
+from bough.gateway.breaker import BreakerSettings
+from bough.gateway.cache_watch import CacheWatch
+from bough.gateway.call import Call
+from bough.gateway.clients import ClientKey, Clients
+from bough.gateway.dispatch import Dispatch
+from bough.gateway.health import HealthChecks
+from bough.gateway.metrics import GatewayMetrics
+from bough.gateway.outlet import Outlet
+from bough.gateway.policy_table import PolicyChoice, PolicyTable
+from bough.gateway.proxy import Proxy
+from bough.gateway.registry import Registry
+from bough.gateway.retries import RetryBudget
+from bough.gateway.sticky import StickyAnswers
+from bough.gateway.tracing import traces_to
+from bough.gateway.upstream import Upstream
+from bough.server.errors import HttpError
+
+CLIENT_GONE = 499  # what the log shows of a request whose client has left
+TICK_S, QUEUE_TICKS = 1.0, 10
+
+
+class Gateway:
+    """Made on the event loop that it serves on."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        limit = settings.max_concurrent_per_worker
+        self.registry = Registry(
+            BreakerSettings(
+                failures=settings.cb_failure_threshold,
+                successes=settings.cb_success_threshold,
+                open_s=settings.cb_timeout_duration_secs,
+                window_s=settings.cb_window_duration_secs,
+            ),
+            settings.worker_api_key,
+            None if limit == UNLIMITED else limit,
+        )
+        self.policies = PolicyTable(PolicyChoice(settings.default_policy))
+        self.metrics = GatewayMetrics()
+        self.upstream = Upstream()
+        self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream)
+        self.registry.listen(self.policies)
+        self.dispatch = Dispatch(self.registry, self.policies, settings)
+        self.health = HealthChecks(self.registry, self.upstream, settings)
+        self.budget = RetryBudget(settings.retry_budget_ratio)
+        self.sticky = StickyAnswers()
+        self.log = AccessLog(settings.access_log)
+        self.clients = Clients(
+            [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)],
+            settings.admin_api_key,
+            settings.rate_limit_rps,
+            settings.rate_limit_burst,
+        )
+        attempts = Attempts(
+            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.budget, self.metrics
+        )
+        self._proxy = Proxy(attempts, self.sticky)
+        self._traces = traces_to(settings.otlp_endpoint)
+        self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it
+        self._stopping = False
+        self._ticking: asyncio.Task[None] | None = None
+        self.metrics.describe(lambda: self.registry, lambda: (self.dispatch.active, self.dispatch.waiting))
+
+    async def open(self) -> None:
+        await self.upstream.open()
+        for url in self.settings.worker_urls:
+            self.registry.add(url, source="flag")
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await self.health.close()
+        await self.cache_watch.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
+        await self.upstream.close()
+
+    def cut_off(self) -> None:
+        """Ends every call: the gateway stops and cannot wait any longer."""
+        self._stopping = True
+        for scope in list(self._running):
+            scope.reschedule(0.0)
+
+    async def serve(self, call: Call, outlet: Outlet, receive: Receive) -> None:
+        """Answers the call; its work ends when its client leaves or its time is up. Raises an `HttpError` only while
+        nothing has gone out."""
+        self._name_model(call)
+        self.budget.earn()
+        if self._traces is not None:
+            call.span = self._traces.begin(call)
+        gone = False
+        watch = asyncio.ensure_future(receive())  # the body is here: what comes can only be the client's leaving
+        try:
+            async with asyncio.timeout(self.settings.request_timeout_secs) as scope:
+
+                def leave(_: object) -> None:
+                    nonlocal gone
+                    gone = True
+                    scope.reschedule(0.0)
+
+                watch.add_done_callback(leave)
+                self._running.add(scope)
+                try:
+                    await self._proxy.answer(call, outlet)
+                finally:
+                    self._running.discard(scope)
+                    watch.remove_done_callback(leave)
+        except TimeoutError:
+            if not gone:
+                await self._out_of_time(call, outlet)
+            call.status = CLIENT_GONE if gone else call.status
+        finally:
+            watch.cancel()
+            self.dispatch.finish(call)
+
+    def ended(self, call: Call) -> None:
+        """The last thing of every call: counted and logged."""
+        self.metrics.ended(call, self.registry.models())
+        if self._traces is not None and call.span is not None:
+            self._traces.end(call.span, call)
+        self.log.write(call)
+
+    async def _out_of_time(self, call: Call, outlet: Outlet) -> None:
+        message = "The request took too long (--request-timeout-secs)."
+        failure = HttpError(504, message, "GatewayTimeoutError")
+        if self._stopping:
+            message = "The gateway is shutting down."
+            failure = HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1"})
+        if not outlet.begun:
+            raise failure
+        await outlet.broken(message)
+
+    def _name_model(self, call: Call) -> None:
+        """A request that names no model is the only model's, where there is only one."""
+        if call.peek.model is None:
+            models = self.registry.models()
+            if len(models) == 1:
+                call.peek = dataclasses.replace(
+                    call.peek,
+                    model=models[0],
+                    routing=dataclasses.replace(call.peek.routing, model=models[0]),
+                )
+
+    async def _tick(self) -> None:
+        """Housekeeping: of the queue often, of the policies about once a second."""
+        while True:
+            for _ in range(QUEUE_TICKS):
+                await asyncio.sleep(TICK_S / QUEUE_TICKS)
+                self.dispatch.serve_waiting()
+            self.policies.tick(time.monotonic())

@@ -1,0 +1,200 @@
+"""Who gets a request, and when: the choice of a worker, the limits on requests at once, and the queue before them.
+
+Owns the count of admitted requests, the waiting ones in their order, and the policy of each model. A request that can
+be sent is given a `Lease` at once; one that meets a limit, or finds no worker, waits in a bounded queue and is given
+its lease by whoever makes room. Choosing is left to the policies, sending to `attempts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+import time
+from dataclasses import dataclass, field
+
+from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.gateway.breaker import BreakerState
+from bough.gateway.call import Call
+from bough.gateway.policy_table import PolicyTable
+from bough.gateway.registry import Registry
+from bough.gateway.worker import Lease, Worker
+from bough.server.errors import HttpError
+
+PATIENCE_LOOK_S = 0.5
+NO_WORKER_PATIENCE_S = 10.0  # for a worker to come back; longer only for those that the gateway itself restarts
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A request in the queue. The more urgent first, then those that go on with something, then the earlier."""
+
+    call: Call
+    place: tuple[int, int, int]
+    lease: asyncio.Future[Lease] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Dispatch:
+    """Gives leases; listens to the registry, because a worker that comes into rotation makes room."""
+
+    def __init__(self, registry: Registry, policies: PolicyTable, settings: GatewaySettings) -> None:
+        self._registry = registry
+        self._policies = policies
+        self._settings = settings
+        self._limit = settings.max_concurrent_requests
+        self._active = 0
+        self._waiting: list[Waiter] = []
+        self._numbers = itertools.count()
+        registry.listen(self)
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def lease(self, call: Call) -> Lease:
+        """A worker for the call's next attempt. Raises the 408, 429 or 503 that the client gets where there is none."""
+        self._check_model(call)
+        if not self._waiting or call.admitted:
+            lease = self.try_lease(call)
+            if lease is not None:
+                return lease
+        return await self._wait(call)
+
+    def finish(self, call: Call) -> None:
+        """The call has ended, whichever way."""
+        if call.admitted:
+            call.admitted = False
+            self._active -= 1
+            self.serve_waiting()
+
+    def available(self, model: str | None) -> list[Worker]:
+        return [worker for worker in self._registry.serving(model) if worker.available]
+
+    def serve_waiting(self) -> None:
+        """Gives leases to those who wait, as far as there is room. Called when there may be more of it; and now and
+        then, because a breaker that half-opens tells nobody."""
+        full: set[str | None] = set()  # models: where one request finds no room, the next one does not either
+        for waiter in list(self._waiting):
+            call = waiter.call
+            if waiter.lease.done() or (call.peek.model in full and not call.admitted and call.pinned is None):
+                continue
+            lease = self.try_lease(call)
+            if lease is not None:
+                waiter.lease.set_result(lease)
+            elif not call.admitted and call.pinned is None:
+                full.add(call.peek.model)
+
+    # ---- what the registry tells
+
+    def added(self, worker: Worker) -> None:
+        return
+
+    def changed(self, worker: Worker) -> None:
+        self.serve_waiting()
+
+    def removed(self, worker: Worker) -> None:
+        self.serve_waiting()
+
+    # ---- choosing
+
+    def try_lease(self, call: Call) -> Lease | None:
+        """A worker for the call, if one can take it at once."""
+        if not call.admitted and self._limit != UNLIMITED and self._active >= self._limit:
+            return None
+        now_s = time.monotonic()
+        candidates = [w for w in self._candidates(call) if w.has_room and w.breaker.admits(now_s)]
+        if not candidates:
+            return None
+        # One that has failed this request gets it again only when no other is left.
+        fresh = [worker for worker in candidates if worker.id not in call.tried] or candidates
+        choice = self._policies.of(call.peek.model).choose([worker.view() for worker in fresh], call.peek.routing)
+        worker = next(worker for worker in fresh if worker.id == choice.worker_id)
+        if not call.admitted:
+            call.admitted = True
+            self._active += 1
+        worker.breaker.begin(now_s)
+        call.worker, call.expected_cached = worker, choice.expected_cached
+        return Lease(worker, choice.expected_cached, self._released)
+
+    def _candidates(self, call: Call) -> list[Worker]:
+        if call.pinned is not None:
+            return [call.pinned] if call.pinned.available else []
+        return self.available(call.peek.model)
+
+    def _released(self) -> None:
+        if self._waiting:
+            self.serve_waiting()
+
+    def _check_model(self, call: Call) -> None:
+        """An unknown model is refused, unless no worker has told its models yet: then its worker may be among them."""
+        model, known = call.peek.model, self._registry.models()
+        if model is not None and known and not self._registry.serving(model):
+            raise HttpError(
+                404, f"There is no model {model!r}. The models here are {', '.join(known)}.", "NotFoundError"
+            )
+
+    # ---- waiting
+
+    async def _wait(self, call: Call) -> Lease:
+        if not call.admitted and len(self._waiting) >= self._settings.queue_size:
+            if not self._usable(call):
+                raise self._gave_up(call)
+            message = f"{len(self._waiting)} requests wait already (--queue-size); try again soon."
+            raise HttpError(429, message, "TooManyRequestsError", {"Retry-After": "1"})
+        waiter = Waiter(call, (-call.peek.priority, 0 if call.admitted else 1, next(self._numbers)))
+        bisect.insort(self._waiting, waiter, key=lambda each: each.place)
+        began_s = time.monotonic()
+        try:
+            return await self._wait_for(waiter)
+        finally:
+            self._waiting.remove(waiter)
+            call.queued_s += time.monotonic() - began_s
+
+    async def _wait_for(self, waiter: Waiter) -> Lease:
+        """Its patience is looked at again and again: it is longer while there is a worker to wait for."""
+        self.serve_waiting()
+        began_s = time.monotonic()
+        while not waiter.lease.done():
+            left_s = began_s + self._patience_s(waiter.call) - time.monotonic()
+            if left_s <= 0:
+                raise self._gave_up(waiter.call)
+            try:
+                await asyncio.wait({waiter.lease}, timeout=min(left_s, PATIENCE_LOOK_S))
+            except asyncio.CancelledError:
+                self._give_back(waiter)
+                raise
+        return waiter.lease.result()
+
+    def _patience_s(self, call: Call) -> float:
+        timeout_s = self._settings.queue_timeout_secs
+        if self._usable(call):
+            return timeout_s
+        if any(worker.expected_back for worker in self._registry):
+            return timeout_s
+        return min(timeout_s, NO_WORKER_PATIENCE_S if len(self._registry) else 0.0)
+
+    def _gave_up(self, call: Call) -> HttpError:
+        if self._usable(call):
+            message = "The request waited too long for its turn (--queue-timeout-secs); try again later."
+            return HttpError(408, message, "RequestTimeoutError", {"Retry-After": "1"})
+        which = f" of {call.peek.model}" if call.peek.model else ""
+        message = f"No worker{which} is in rotation with a closed breaker; GET /workers shows why. Try again later."
+        return HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1"})
+
+    def _usable(self, call: Call) -> list[Worker]:
+        """Workers that would take the call if they had room."""
+        now_s = time.monotonic()
+        return [w for w in self._candidates(call) if w.breaker.state(now_s) is not BreakerState.OPEN]
+
+    def _give_back(self, waiter: Waiter) -> None:
+        """The client left in the moment in which it was given a worker."""
+        if waiter.lease.done() and not waiter.lease.cancelled():
+            lease = waiter.lease.result()
+            lease.worker.breaker.abandoned()
+            lease.release()
+        else:
+            waiter.lease.cancel()

@@ -1,0 +1,140 @@
+"""The gRPC server: three methods, each a request to the gateway's HTTP application.
+
+Owns the listening port. A call that its client cancels, or whose deadline passes, is a client that has left: the worker
+is told to stop. Errors keep their sentence and get the gRPC status that fits their HTTP status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from starlette.types import ASGIApp
+
+from bough.core.errors import RequestError, SettingsError
+from bough.gateway.grpc import GrpcServer
+from bough.gateway.grpc.exchange import Exchange
+from bough.gateway.grpc.translation import CODES, completion_body, error_text, read_completion, reply_of
+from bough.gateway.grpc.wire import SERVICE, GenerateReply, GenerateRequest, HealthReply, HealthRequest
+
+MIB = 1 << 20
+DROPPED = ("content-type", "content-length", "te", "host", "connection")  # gRPC's own, and not the request's
+Headers = list[tuple[bytes, bytes]]
+
+
+async def serve_grpc(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    max_body_mb: int = 512,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+) -> GrpcServer:
+    """Starts to serve `app`, the gateway's HTTP application, over gRPC. Several processes may share one port."""
+    options = [("grpc.max_receive_message_length", max_body_mb * MIB), ("grpc.so_reuseport", 1)]
+    server = grpc.aio.server(options=options)
+    front = GrpcFront(app)
+    handlers = {
+        "Generate": _unary(front.generate, GenerateRequest),
+        "GenerateStream": grpc.unary_stream_rpc_method_handler(
+            front.generate_stream, GenerateRequest.FromString, GenerateReply.SerializeToString
+        ),
+        "Health": _unary(front.health, HealthRequest),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if ssl_certfile is None or ssl_keyfile is None:
+            bound = server.add_insecure_port(address)
+        else:
+            pair = (Path(ssl_keyfile).read_bytes(), Path(ssl_certfile).read_bytes())
+            bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    except (RuntimeError, OSError) as error:
+        raise SettingsError(f"--grpc-port: cannot listen on {address}: {error}.") from None
+    await server.start()
+    return GrpcServer(server, bound)
+
+
+def _unary(method: Any, request: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda reply: reply.SerializeToString())
+
+
+class GrpcFront:
+    """The methods of the service."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def generate(self, request: Any, context: Any) -> Any:
+        async with await self._complete(request, context, stream=False) as exchange:
+            body = await exchange.whole()
+            if exchange.status != 200:
+                await _refuse(context, exchange, body)
+            return reply_of(read_completion(body))
+
+    async def generate_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async with await self._complete(request, context, stream=True) as exchange:
+            if exchange.status != 200:
+                await _refuse(context, exchange, await exchange.whole())
+            async for data in events_of(exchange.pieces()):
+                completion = read_completion(data)
+                if completion.error is not None:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, error_text(data))
+                yield reply_of(completion)
+
+    async def health(self, request: Any, context: Any) -> Any:
+        async with Exchange(self._app, "GET", "/readiness", [], b"", _peer_of(context)) as exchange:
+            body = await exchange.whole()
+            if exchange.status == 200:
+                return HealthReply(status=HealthReply.SERVING)
+            return HealthReply(status=HealthReply.NOT_SERVING, reason=error_text(body))
+
+    async def _complete(self, request: Any, context: Any, *, stream: bool) -> Exchange:
+        try:
+            body = completion_body(request, stream)
+        except RequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        headers = _headers_of(context)
+        return Exchange(self._app, "POST", "/v1/completions", headers, body, _peer_of(context))
+
+
+async def events_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of server-sent events, however their bytes are cut; the mark of the end is left out."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield data
+
+
+async def _refuse(context: Any, exchange: Exchange, body: bytes) -> NoReturn:
+    code = getattr(grpc.StatusCode, CODES.get(exchange.status, "INTERNAL"))
+    trailing = (
+        [("retry-after", exchange.headers[b"retry-after"].decode())] if b"retry-after" in exchange.headers else []
+    )
+    await context.abort(code, error_text(body), tuple(trailing))
+    raise AssertionError  # `abort` has ended the call
+
+
+def _headers_of(context: Any) -> Headers:
+    """The metadata as HTTP headers; gRPC's own and binary values stay behind."""
+    headers: Headers = [(b"content-type", b"application/json")]
+    for name, value in context.invocation_metadata():
+        if isinstance(value, str) and name not in DROPPED and not name.startswith((":", "grpc-")):
+            headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
+    return headers
+
+
+def _peer_of(context: Any) -> tuple[str, int] | None:
+    """The client's address, from gRPC's form such as `ipv4:127.0.0.1:50412`."""
+    family, _, rest = context.peer().partition(":")
+    host, _, port = rest.rpartition(":")
+    if family not in ("ipv4", "ipv6") or not port.isdigit():
+        return None
+    return unquote(host).strip("[]"), int(port)

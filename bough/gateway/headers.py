@@ -1,0 +1,74 @@
+"""Which headers pass the gateway, in both directions.
+
+Hop-by-hop headers concern one connection and stay on it. Keys stay too: a client's is for the gateway, a worker's is
+for the worker. Everything else passes, `traceparent` and `X-Forwarded-*` among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# Besides, not to a worker: keys, what the HTTP client writes itself, and the gateway's own protocol with its workers.
+NOT_UPSTREAM = HOP_BY_HOP | {
+    b"authorization",
+    b"x-api-key",
+    b"host",
+    b"content-length",
+    b"expect",
+    b"x-request-id",
+    b"x-bough-resume",
+}
+# Besides, not to a client: what the gateway's own HTTP server writes.
+NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-bough-resume"}
+
+
+def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[str, str]]:
+    """What a worker is sent for a client's headers."""
+    named = _named_in_connection(raw)
+    kept = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in raw
+        if name not in NOT_UPSTREAM and name not in named
+    ]
+    if client is not None and not any(name == b"x-forwarded-for" for name, _ in raw):
+        kept.append(("x-forwarded-for", str(client[0])))
+    kept.append(("x-request-id", request_id))
+    return kept
+
+
+def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """What a client is sent for a worker's headers."""
+    lowered = [(name.lower(), value) for name, value in raw]
+    named = _named_in_connection(lowered)
+    return [(name, value) for name, value in lowered if name not in NOT_DOWNSTREAM and name not in named]
+
+
+def header(raw: RawHeaders, *names: bytes) -> str | None:
+    """The value of the first of these headers that is there; names in lower case."""
+    for wanted in names:
+        for name, value in raw:
+            if name == wanted:
+                return value.decode("latin-1")
+    return None
+
+
+def _named_in_connection(raw: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """`Connection: x-hop` makes x-hop a header of this connection as well."""
+    values = [value for name, value in raw if name == b"connection"]
+    return frozenset(word.strip().lower() for value in values for word in value.split(b",")) if values else frozenset()

@@ -1,0 +1,111 @@
+"""Active health checks: when a worker comes into rotation and when it leaves.
+
+`HealthRecord` says what a row of results means; `HealthChecks` owns a task per worker that asks. A worker that is
+not in rotation is asked every half second; one that is, at the interval of the settings, and at once when a
+request has failed there or has waited suspiciously long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import time
+
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.capabilities import discover, is_well, reported_load
+from bough.gateway.registry import Registry
+from bough.gateway.upstream import FAULTS, Upstream
+from bough.gateway.worker import Worker
+
+PROBE_PAUSE_S = 0.5
+LOAD_PAUSE_S = 5.0  # loads are told more often than health is asked: they are for routing
+
+
+class HealthRecord:
+    """Results in a row against the thresholds."""
+
+    def __init__(self, failures: int, successes: int) -> None:
+        self._needed = {False: failures, True: successes}
+        self._last = False
+        self._row = 0
+
+    @property
+    def failing(self) -> bool:
+        return not self._last
+
+    def note(self, passed: bool) -> bool:
+        """Whether the row of equal results has just reached its threshold or is past it."""
+        self._row = self._row + 1 if passed == self._last else 1
+        self._last = passed
+        return self._row >= self._needed[passed]
+
+
+class HealthChecks:
+    """Asks every worker; listens to the registry for who there is."""
+
+    def __init__(self, registry: Registry, upstream: Upstream, settings: GatewaySettings) -> None:
+        self._registry = registry
+        self._upstream = upstream
+        self._settings = settings
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        registry.listen(self)
+
+    def added(self, worker: Worker) -> None:
+        wake = asyncio.Event()
+        worker.suspect = wake.set
+        # In a context of its own: it outlives the request that added the worker, whose id its log lines would carry.
+        context = contextvars.Context()
+        self._tasks[worker.id] = asyncio.create_task(self._watch(worker, wake), context=context)
+
+    def changed(self, worker: Worker) -> None:
+        return
+
+    def removed(self, worker: Worker) -> None:
+        self._tasks.pop(worker.id).cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, worker: Worker, wake: asyncio.Event) -> None:
+        settings = self._settings
+        record = HealthRecord(settings.health_failure_threshold, settings.health_success_threshold)
+        while True:
+            wake.clear()
+            await self._check(worker, record)
+            # A worker that failed its last check is not waited on for a whole interval, in rotation or not.
+            steady = worker.in_rotation and not record.failing
+            await self._rest(worker, wake, settings.health_check_interval_secs if steady else PROBE_PAUSE_S)
+
+    async def _check(self, worker: Worker, record: HealthRecord) -> None:
+        try:
+            await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
+        except FAULTS as error:
+            worker.last_error = reason = f"its health check failed: {error or type(error).__name__}"
+            if record.note(passed=False) or _nobody_listens(error):
+                self._registry.leave_rotation(worker, reason)
+            return
+        if record.note(passed=True) and not worker.in_rotation:
+            worker.capabilities = await discover(self._upstream, worker, self._settings.health_check_timeout_secs)
+            self._registry.enter_rotation(worker)
+
+    async def _rest(self, worker: Worker, wake: asyncio.Event, pause_s: float) -> None:
+        """Until the next check is due or somebody asks for one; loads are looked at meanwhile."""
+        due = time.monotonic() + pause_s
+        while (left := due - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOAD_PAUSE_S)):
+                    await wake.wait()
+                    return
+            if worker.in_rotation:
+                timeout_s = self._settings.health_check_timeout_secs
+                worker.reported_load = await reported_load(self._upstream, worker, timeout_s)
+
+
+def _nobody_listens(error: Exception) -> bool:
+    """The process is gone: its port refuses, which no busy server does."""
+    return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED

@@ -1,0 +1,188 @@
+"""Follows the cache events that workers publish, and passes them to the policy that routes by them.
+
+One subscription per worker, made from what the worker says of itself in /server_info (`kv_events_config`). Messages are
+numbered: those lost on the way are fetched from the worker's replay endpoint if it has one, and otherwise the worker's
+index starts anew, so that it may know too little but never what is not so. A connection that breaks may mean a worker
+that restarts with an empty cache, so the index starts anew then too, and is filled from the replays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch
+from bough.memory.tree.events import KVEvent
+
+REPLAY_PATIENCE_S = 2.0
+EVERYWHERE = ("*", "0.0.0.0", "[::]")
+
+log = logging.getLogger(__name__)
+decode_batch = msgspec.msgpack.Decoder(KVEventBatch).decode
+
+
+class Publisher(msgspec.Struct, frozen=True):
+    """What of a worker's --kv-events-config matters to a subscriber; other engines may have more in it."""
+
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+class Observer(Protocol):
+    """Who wants to know: a `KVEventsPolicy`. A worker of several models may have several observers."""
+
+    def observe(self, worker_id: str, event: KVEvent) -> None: ...
+    def restart(self, worker_id: str) -> None: ...
+    def unobserved(self, worker_id: str) -> None: ...
+
+
+def reachable(endpoint: str, worker_url: str) -> str:
+    """Where to connect to for an endpoint that a worker listens on: a wildcard means the worker's own host."""
+    scheme, _, rest = endpoint.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or host not in EVERYWHERE:
+        return endpoint
+    name = urlsplit(worker_url).hostname or "127.0.0.1"
+    return f"tcp://[{name}]{colon}{port}" if ":" in name else f"tcp://{name}{colon}{port}"
+
+
+class KVFeed:
+    """Owns the subscriptions. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._following: dict[tuple[str, Observer], asyncio.Task[None]] = {}
+
+    def follows(self, worker_id: str, observer: Observer) -> bool:
+        return (worker_id, observer) in self._following
+
+    def follow(self, worker_id: str, url: str, config: str | None, observer: Observer) -> bool:
+        """Starts to follow a worker whose --kv-events-config is `config`; False if it publishes nothing usable."""
+        self.unfollow(worker_id, observer)
+        if config is None:
+            return False
+        try:
+            publisher = msgspec.json.decode(config, type=Publisher)
+        except msgspec.MsgspecError as error:
+            log.warning("worker %s: its cache events cannot be followed: %s", worker_id, error)
+            return False
+        subscription = Subscription(self._context, worker_id, url, publisher, observer)
+        self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
+        return True
+
+    def unfollow(self, worker_id: str, observer: Observer) -> None:
+        task = self._following.pop((worker_id, observer), None)
+        if task is not None:
+            task.cancel()
+            observer.unobserved(worker_id)
+
+    async def close(self) -> None:
+        tasks = list(self._following.values())
+        for worker_id, observer in list(self._following):
+            self.unfollow(worker_id, observer)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+
+class Subscription:
+    """One worker's events in their order."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        worker_id: str,
+        url: str,
+        publisher: Publisher,
+        observer: Observer,
+    ) -> None:
+        self._context = context
+        self._worker_id = worker_id
+        self._observer = observer
+        self._endpoint = reachable(publisher.endpoint, url)
+        self._topic = publisher.topic
+        self._replay = reachable(publisher.replay_endpoint, url) if publisher.replay_endpoint else None
+        self._next = 0  # the number that the next message should have
+
+    async def run(self) -> None:
+        try:
+            while True:
+                self._start_anew(0)
+                await self._follow_connection()
+        except (zmq.ZMQError, msgspec.MsgspecError, ValueError) as error:
+            log.warning("worker %s: its cache events cannot be followed: %s", self._worker_id, error)
+            self._observer.unobserved(self._worker_id)
+
+    async def _follow_connection(self) -> None:
+        """Takes events until the connection breaks. The socket goes with it, and all that still waits in it."""
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt_string(zmq.SUBSCRIBE, self._topic)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            socket.connect(self._endpoint)
+            reading = asyncio.ensure_future(self._read(socket))
+            broken = asyncio.ensure_future(monitor.recv_multipart())
+            try:
+                await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()
+            finally:
+                for task in (reading, broken):
+                    task.cancel()
+                await asyncio.gather(reading, broken, return_exceptions=True)
+        finally:
+            socket.disable_monitor()
+            socket.close(linger=0)
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        await self._catch_up()
+        while True:
+            _, number, payload = await socket.recv_multipart()
+            await self._take(int.from_bytes(number, "big"), payload)
+
+    async def _take(self, number: int, payload: bytes) -> None:
+        if number > self._next:
+            await self._catch_up()
+        if number > self._next:
+            self._start_anew(number)
+        if number == self._next:  # else it came with a replay
+            self._apply(payload)
+
+    def _apply(self, payload: bytes) -> None:
+        self._next += 1
+        for event in decode_batch(payload).events:
+            self._observer.observe(self._worker_id, event)
+
+    def _start_anew(self, number: int) -> None:
+        self._observer.restart(self._worker_id)
+        self._next = number
+
+    async def _catch_up(self) -> None:
+        """Asks for everything from the next number on, as far back as the worker keeps it."""
+        if self._replay is None:
+            return
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket.connect(self._replay)
+            await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
+            async with asyncio.timeout(REPLAY_PATIENCE_S):
+                while True:
+                    *_, number, payload = await socket.recv_multipart()
+                    if number == END_OF_REPLAY:
+                        return
+                    if (kept := int.from_bytes(number, "big")) > self._next:  # older ones are kept no more
+                        self._start_anew(kept)
+                    if kept == self._next:
+                        self._apply(payload)
+        except TimeoutError:
+            log.warning("worker %s: no answer at its replay endpoint %s", self._worker_id, self._replay)
+        finally:
+            socket.close(linger=0)

@@ -1,0 +1,224 @@
+"""`--launch N`: engines on this machine, started as commands and started again when they end.
+
+Owns the processes. Each engine keeps its port, so it stays the same worker whatever happens to its process. The health
+checks decide when it gets requests; that its process is gone is told at once. No engine outlives the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from bough.core.child_environment import child_environment
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.division import Machine, Share, gpu_of, share_of
+from bough.gateway.registry import Registry
+from bough.gateway.worker import Worker
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+GRACE_S = 10.0  # for an engine that was told to end and has nothing to do any more
+POLL_S = 0.05
+KEY_VARIABLES = ("BOUGH_API_KEY", "BOUGH_ADMIN_API_KEY")
+PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
+
+
+class LocalEngine:
+    """One engine and its process."""
+
+    def __init__(self, number: int, worker: Worker, command: Callable[[int], tuple[list[str], dict[str, str]]]) -> None:
+        self.number = number
+        self.worker = worker
+        self.process: asyncio.subprocess.Process | None = None
+        self.replacing = asyncio.Event()  # its end is wanted: it is to be started again without a pause
+        self._command = command
+
+    @property
+    def holds_memory(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> None:
+        words, environment = self._command(self.number)
+        log.info("engine %d starts at %s", self.number, self.worker.url)
+        self.process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            env={**_plain_environment(), **environment},
+            start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
+            preexec_fn=_die_with_parent,
+        )
+        self.worker.pid = self.process.pid
+
+    async def end(self, grace_s: float = GRACE_S) -> None:
+        """Asks it to end, and makes it."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+class LocalEngines:
+    """All engines of `--launch`, and a task for each that keeps it running."""
+
+    def __init__(self, settings: GatewaySettings, registry: Registry) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._machine = this_machine(settings.engine_flags)
+        self._engines: list[LocalEngine] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ports = free_ports(3 * settings.launch)
+
+    @property
+    def urls(self) -> list[str]:
+        return [engine.worker.url for engine in self._engines]
+
+    def open(self) -> None:
+        for number in range(self._settings.launch):
+            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", source="launch")
+            worker.expected_back = True
+            self._engines.append(LocalEngine(number, worker, self._command))
+        for engine in self._engines:
+            self._begin(self._keep(engine))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(engine.end() for engine in self._engines))
+
+    async def restart(self, worker: Worker) -> None:
+        """Replaces the process of a worker once its requests have ended; returns at once."""
+        engine = next(engine for engine in self._engines if engine.worker is worker)
+        if not worker.draining:
+            self._begin(self._replace(engine))
+
+    async def _replace(self, engine: LocalEngine) -> None:
+        worker = engine.worker
+        self._registry.drain(worker)
+        deadline = time.monotonic() + self._settings.drain_timeout_s
+        while worker.leases and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        engine.replacing.set()
+        self._registry.leave_rotation(worker, "it is being replaced")
+        await engine.end()
+        self._registry.drain(worker, draining=False)
+
+    async def _keep(self, engine: LocalEngine) -> None:
+        """Starts the engine, and starts it again whenever it has ended; the pause grows while it never gets ready."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await self._wait_for_turn(engine)
+            await engine.start()
+            served = await self._watch(engine)
+            engine.worker.restarts += 1
+            if engine.replacing.is_set():
+                engine.replacing.clear()
+                continue
+            pause_s = FIRST_PAUSE_S if served else min(pause_s * 2, LONGEST_PAUSE_S)
+            log.warning("engine %d is started again in %.1f s", engine.number, pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _wait_for_turn(self, engine: LocalEngine) -> None:
+        """Engines on one GPU start one after the other: each sizes its cache by what the others have left."""
+        mates = [e for e in self._engines if gpu_of(e.number, self._machine) == gpu_of(engine.number, self._machine)]
+        while self._machine.gpus and any(e.holds_memory and not e.worker.in_rotation for e in mates if e is not engine):
+            await asyncio.sleep(POLL_S)
+
+    async def _watch(self, engine: LocalEngine) -> bool:
+        """Until its process has ended; whether it had come into rotation."""
+        process, worker = engine.process, engine.worker
+        assert process is not None
+        ended = asyncio.ensure_future(process.wait())
+        deadline = time.monotonic() + self._settings.worker_startup_timeout_secs
+        served = False
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=POLL_S if not served else None)
+            served = served or worker.in_rotation
+            if not served and time.monotonic() > deadline:
+                log.error("engine %d was not ready in time (--worker-startup-timeout-secs)", engine.number)
+                await engine.end()
+        code = process.returncode
+        self._registry.leave_rotation(worker, f"its process has ended with {_how(code)}")
+        return served
+
+    def _command(self, number: int) -> tuple[list[str], dict[str, str]]:
+        settings = self._settings
+        running = [engine.number for engine in self._engines if engine.holds_memory]
+        share: Share = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
+        words = [sys.executable, "-m", "bough.cli.main", "serve", "--host", "127.0.0.1"]
+        words += ["--port", str(self._ports[number]), *share.flags, *self._event_flags(number), *settings.engine_flags]
+        environment = dict(share.environment)
+        if settings.worker_api_key is not None:
+            environment["BOUGH_API_KEY"] = settings.worker_api_key
+        return words, environment
+
+    def _event_flags(self, number: int) -> list[str]:
+        """For the policy that goes by them, engines publish what their caches hold."""
+        if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
+            return []
+        first = self._settings.launch + 2 * number
+        event_port, replay_port = self._ports[first], self._ports[first + 1]
+        endpoints = f'"endpoint": "tcp://127.0.0.1:{event_port}", "replay_endpoint": "tcp://127.0.0.1:{replay_port}"'
+        return ["--kv-events-config", "{" + endpoints + "}"]
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an engine is not looked after any more", exc_info=task.exception())
+
+
+def this_machine(engine_flags: Sequence[str]) -> Machine:
+    """Cores that this process may use, and the GPUs, unless the engines are told to run on the CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = found if visible is None else tuple(filter(None, visible.split(",")))
+    words = [word for flag in engine_flags for word in flag.split("=")]
+    on_cpu = any(pair == ("--device", "cpu") for pair in itertools.pairwise(words))
+    return Machine(cores, () if on_cpu or not found else gpus)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on; held together while they are looked for, so that they differ."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without keys that are meant for a server that the user runs: the gateway knows only the one it gives."""
+    return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
+
+
+def _how(code: int | None) -> str:
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def _die_with_parent() -> None:
+    """In the child: whatever ends the gateway ends it too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,250 @@
+"""The routes that the gateway answers itself: its workers, its policies, its health, its models.
+
+Keeps nothing: everything shown or changed belongs to the `Gateway`. `/workers` and what reaches all workers is
+management; health and metrics are open, as on a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from bough.core.errors import RequestError, SettingsError
+from bough.gateway.answers import JSON, Answer
+from bough.gateway.call import Call
+from bough.gateway.core import Gateway
+from bough.gateway.metrics import CONTENT_TYPE
+from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.upstream import FAULTS
+from bough.gateway.worker import Worker
+from bough.gateway.worker_json import worker_json
+from bough.server.endpoint import Access
+from bough.server.errors import HttpError
+from bough.server.responses import encode_json
+
+FAN_OUT_TIMEOUT_S = 30.0
+T = TypeVar("T")
+Restart = Callable[[Worker], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    parameters: Mapping[str, str]
+    body: bytes
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A handler that was found for a request."""
+
+    handler: Handler
+    access: Access
+    parameters: Mapping[str, str]
+
+
+class RouteTable(Protocol):
+    """Finds the routes that are the gateway's own; of one process, or shared by several."""
+
+    def find(self, method: str, path: str) -> Route | None: ...
+
+    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
+
+
+class NewWorker(msgspec.Struct):
+    url: str
+    api_key: str | None = None
+
+
+class NewPolicy(msgspec.Struct):
+    policy: str
+    model: str | None = None
+    options: dict[str, Any] = {}
+
+
+class Management:
+    """The table of routes. `restart` replaces the process of a worker that the gateway has launched."""
+
+    def __init__(self, gateway: Gateway, restart: Restart | None = None) -> None:
+        self.gateway = gateway
+        self._restart = restart
+        one = r"/workers/(?P<id>[^/]+)"
+        routes: dict[str, dict[str, tuple[Handler, Access]]] = {
+            "/workers": {"GET": (self._list, "admin"), "POST": (self._add, "admin")},
+            one: {"GET": (self._show, "admin"), "DELETE": (self._remove, "admin")},
+            f"{one}/drain": {"POST": (self._drain, "admin")},
+            f"{one}/restart": {"POST": (self._restart_one, "admin")},
+            "/policies": {"GET": (self._policies, "admin"), "PUT": (self._set_policy, "admin")},
+            "/flush_cache": {"GET": (self._flush, "admin"), "POST": (self._flush, "admin")},
+            "/abort_request": {"POST": (self._abort, "admin")},
+            "/readiness": {"GET": (self._readiness, "open")},
+            "/liveness": {"GET": (_alive, "open")},
+            "/health": {"GET": (_alive, "open")},
+            "/metrics": {"GET": (self._metrics, "open")},
+            "/v1/models": {"GET": (self._models, "api")},
+            r"/v1/models/(?P<model>.+)": {"GET": (self._model, "api")},
+        }
+        self._routes = [(re.compile(pattern), methods) for pattern, methods in routes.items()]
+
+    def find(self, method: str, path: str) -> Route | None:
+        """The route of a path that is the gateway's own; another method than it takes is a 405."""
+        if path.startswith("/v1/") and not path.startswith("/v1/models"):
+            return None  # the way of most requests
+        for pattern, methods in self._routes:
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            found = methods.get("GET" if method == "HEAD" else method)
+            if found is None:
+                allowed = ", ".join(sorted(methods))
+                message = f"{path} takes {allowed}, not {method}."
+                raise HttpError(405, message, "MethodNotAllowedError", {"Allow": allowed})
+            return Route(*found, match.groupdict())
+        return None
+
+    async def holder_of(self, call: Call, name: str) -> Worker | None:
+        """The worker that has a stored response which this gateway has not seen being made."""
+        workers = self.gateway.dispatch.available(None)
+        if len(workers) < 2:
+            return None
+        statuses = await asyncio.gather(*(self._ask(worker, "GET", f"/v1/responses/{name}") for worker in workers))
+        found = next((worker for worker, status in zip(workers, statuses, strict=True) if status == 200), None)
+        if found is not None:
+            self.gateway.sticky.remember(name, found)
+        return found
+
+    # ---- workers
+
+    async def _list(self, request: Request) -> Answer:
+        workers = [worker_json(worker) for worker in self.gateway.registry]
+        return _json({"workers": workers, "total": len(workers)})
+
+    async def _add(self, request: Request) -> Answer:
+        new = _decoded(request.body, NewWorker)
+        try:
+            worker = self.gateway.registry.add(new.url, new.api_key)
+        except SettingsError as error:
+            raise RequestError(str(error), field="url") from None
+        return _json(worker_json(worker), 202)
+
+    async def _show(self, request: Request) -> Answer:
+        return _json(worker_json(self._worker(request)))
+
+    async def _remove(self, request: Request) -> Answer:
+        worker = self._worker(request)
+        self.gateway.registry.remove(worker)
+        return _json(worker_json(worker))
+
+    async def _drain(self, request: Request) -> Answer:
+        worker = self._worker(request)
+        self.gateway.registry.drain(worker)
+        return _json(worker_json(worker), 202)
+
+    async def _restart_one(self, request: Request) -> Answer:
+        worker = self._worker(request)
+        if self._restart is None or worker.source != "launch":
+            message = "Only workers that the gateway has started (--launch) can be restarted by it."
+            raise HttpError(409, message, "ConflictError")
+        await self._restart(worker)
+        return _json(worker_json(worker), 202)
+
+    def _worker(self, request: Request) -> Worker:
+        worker = self.gateway.registry.get(request.parameters["id"])
+        if worker is None:
+            raise HttpError(
+                404, f"There is no worker {request.parameters['id']!r}; GET /workers lists them.", "NotFoundError"
+            )
+        return worker
+
+    # ---- policies
+
+    async def _policies(self, request: Request) -> Answer:
+        return _json(self.gateway.policies.shown())
+
+    async def _set_policy(self, request: Request) -> Answer:
+        new = _decoded(request.body, NewPolicy)
+        choice = PolicyChoice(new.policy, new.options)
+        try:
+            if new.model is None:
+                self.gateway.policies.set_default(choice)
+            else:
+                self.gateway.policies.choose(new.model, choice)
+        except SettingsError as error:
+            raise RequestError(str(error), field="policy") from None
+        return await self._policies(request)
+
+    # ---- what reaches all workers
+
+    async def _flush(self, request: Request) -> Answer:
+        return await self._fan_out("POST", "/flush_cache", request.body)
+
+    async def _abort(self, request: Request) -> Answer:
+        return await self._fan_out("POST", "/abort_request", request.body)
+
+    async def _fan_out(self, method: str, path: str, body: bytes) -> Answer:
+        workers = self.gateway.dispatch.available(None)
+        statuses = await asyncio.gather(*(self._ask(worker, method, path, body) for worker in workers))
+        told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
+        return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
+
+    async def _ask(self, worker: Worker, method: str, path: str, body: bytes = b"") -> int:
+        """The status of a short call; 0 where there was none."""
+        headers = [("content-type", "application/json")] if body else []
+        try:
+            async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
+                response = await self.gateway.upstream.send(worker, method, path, headers, body)
+                async with response:
+                    await response.read()
+                    return response.status
+        except FAULTS:
+            return 0
+
+    # ---- the gateway itself
+
+    async def _readiness(self, request: Request) -> Answer:
+        ready = len(self.gateway.dispatch.available(None))
+        total = len(self.gateway.registry)
+        status = "ready" if ready else "not ready: no worker is in rotation"
+        return _json({"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503)
+
+    async def _metrics(self, request: Request) -> Answer:
+        return Answer(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())
+
+    async def _models(self, request: Request) -> Answer:
+        return _json({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
+
+    async def _model(self, request: Request) -> Answer:
+        name, known = request.parameters["model"], self.gateway.registry.models()
+        if name not in known:
+            message = f"There is no model {name!r}. The models here are {', '.join(known)}."
+            raise HttpError(404, message, "NotFoundError")
+        return _json(_model(name))
+
+
+async def _alive(request: Request) -> Answer:
+    return _json({"status": "ok"})
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "bough"}
+
+
+def _json(content: Any, status: int = 200) -> Answer:
+    return Answer(status, [(b"content-type", JSON)], encode_json(content))
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    """The body as a struct; a field that is missing or of another type is named in the error."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not JSON: {error}.") from None

@@ -1,0 +1,149 @@
+"""What the gateway has done and how its workers are, for Prometheus.
+
+Owns a registry of its own, so that several gateways can live in one process. Gauges that describe workers are read
+from the registry of workers when somebody asks; counts are kept here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from bough.gateway.answers import AttemptFailedError
+from bough.gateway.call import Call
+from bough.gateway.worker import Worker
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+STATES = ("_breaker_state", "_worker_healthy")  # figures that are not counts
+LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class GatewayMetrics:
+    """Counters and histograms of one gateway process."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(
+            "bough_gateway_requests", "Requests that have ended", ["model", "path", "status"], registry=registry
+        )
+        self._latency = Histogram(
+            "bough_gateway_request_seconds", "From arrival to the last byte", ["model"], buckets=LATENCIES_S,
+            registry=registry,
+        )  # fmt: skip
+        self._first_byte = Histogram(
+            "bough_gateway_first_byte_seconds", "From arrival to the first byte of the answer", ["model"],
+            buckets=LATENCIES_S, registry=registry,
+        )  # fmt: skip
+        self._queued = Counter(
+            "bough_gateway_queued_seconds", "Time that requests waited for a worker", registry=registry
+        )
+        self._attempts = Counter("bough_gateway_attempts", "Requests sent to workers", ["worker"], registry=registry)
+        self._failures = Counter(
+            "bough_gateway_attempt_failures", "Attempts that failed, by status", ["worker", "status"], registry=registry
+        )
+        self.retries = Counter("bough_gateway_retries", "Attempts made after a failed one", registry=registry)
+        self.moves = Counter("bough_gateway_moves", "Requests moved away from a lost worker", registry=registry)
+        self.hedges = Counter("bough_gateway_hedges", "Second workers asked beside a slow one", registry=registry)
+        self.failovers = Counter(
+            "bough_gateway_stream_failovers", "Streams resumed on another worker", registry=registry
+        )
+        self.rate_limited = Counter("bough_gateway_rate_limited", "Requests over a rate limit", registry=registry)
+        self._prompt_tokens = Counter(
+            "bough_gateway_prompt_tokens", "Prompt tokens, as workers reported", registry=registry
+        )
+        self._cached_tokens = Counter(
+            "bough_gateway_cached_tokens", "Of those, found in the cache, as workers reported", registry=registry
+        )
+        self._expected_tokens = Counter(
+            "bough_gateway_expected_cached_tokens", "Of those, expected in the cache by the policy", registry=registry
+        )
+
+    def attempt_failed(self, worker: Worker, failure: AttemptFailedError) -> None:
+        self._failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
+
+    def prompt_was(self, call: Call, prompt_tokens: int, cached_tokens: int) -> None:
+        """What the worker found cached, beside what the policy had expected."""
+        self._prompt_tokens.inc(prompt_tokens)
+        self._cached_tokens.inc(cached_tokens)
+        self._expected_tokens.inc(call.expected_cached * prompt_tokens)
+
+    def ended(self, call: Call, known_models: Sequence[str]) -> None:
+        """A request has ended. Names that clients make up must not become labels."""
+        model = call.peek.model or ""
+        model = model if model in known_models else ""
+        path = call.path if call.worker is not None else "other"
+        self._requests.labels(model, path, str(call.status)).inc()
+        self._latency.labels(model).observe(time.perf_counter() - call.began_s)
+        if call.first_byte_s is not None:
+            self._first_byte.labels(model).observe(call.first_byte_s)
+        if call.worker is not None:
+            self._attempts.labels(call.worker.url).inc(call.attempts)
+        if call.queued_s:
+            self._queued.inc(call.queued_s)
+
+    def describe(self, workers: Callable[[], Iterable[Worker]], active: Callable[[], tuple[int, int]]) -> None:
+        """Adds the gauges: of the workers, and of the (admitted, waiting) requests."""
+        self._registry.register(_State(workers, active))
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _State(Collector):
+    """Gauges, made when somebody asks."""
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]], active: Callable[[], tuple[int, int]]) -> None:
+        self._workers = workers
+        self._active = active
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        running, waiting = self._active()
+        yield GaugeMetricFamily("bough_gateway_running_requests", "Requests admitted and not ended", value=running)
+        yield GaugeMetricFamily("bough_gateway_waiting_requests", "Requests in the queue", value=waiting)
+        load = GaugeMetricFamily("bough_gateway_worker_load", "Requests at a worker", labels=["worker"])
+        health = GaugeMetricFamily("bough_gateway_worker_healthy", "1 while in rotation", labels=["worker"])
+        breaker = GaugeMetricFamily(
+            "bough_gateway_breaker_state", "Circuit breaker: 0 closed, 1 open, 2 half open", labels=["worker"]
+        )
+        now_s = time.monotonic()
+        for worker in self._workers():
+            load.add_metric([worker.url], worker.load)
+            health.add_metric([worker.url], float(worker.in_rotation))
+            breaker.add_metric([worker.url], worker.breaker.state(now_s).value)
+        yield from (load, health, breaker)
+
+
+def merged_pages(pages: Sequence[str]) -> bytes:
+    """The pages of several processes as one: figures of the same name and labels are added, but for states."""
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    heads: dict[str, str] = {}
+    families: dict[str, list[tuple[str, tuple[tuple[str, str], ...]]]] = {}
+    for page in pages:
+        for family in text_string_to_metric_families(page):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            heads[name] = f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n"
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                if key not in sums:
+                    families.setdefault(name, []).append(key)
+                    sums[key] = sample.value
+                elif sample.name.endswith(STATES):
+                    sums[key] = max(sums[key], sample.value)
+                elif not sample.name.endswith("_created"):
+                    sums[key] += sample.value
+    parts = [heads[name] + "".join(_line(*key, sums[key]) for key in keys) for name, keys in families.items()]
+    return "".join(parts).encode()
+
+
+def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
+    written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{name}{{{written}}} {value}\n" if written else f"{name} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

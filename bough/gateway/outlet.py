@@ -1,0 +1,71 @@
+"""The client's side of a call: what goes out, counted, and the last words of a stream that cannot go on."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import Send
+
+from bough.gateway.answers import Answer, error_shape
+from bough.gateway.call import Call
+from bough.server.errors import Failure
+from bough.server.responses import encode_json
+
+TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
+LINES = b"application/x-ndjson"
+
+
+class Outlet:
+    """Sends one response. Owns how far it is."""
+
+    def __init__(self, call: Call, send: Send) -> None:
+        self._call = call
+        self._send = send
+        self._of_lines = False
+        self.tail = b""
+
+    @property
+    def begun(self) -> bool:
+        return self._call.status != 0
+
+    async def whole(self, answer: Answer) -> None:
+        self._begin(answer.status)
+        self._call.sent_bytes += len(answer.body)
+        await send_whole(self._send, answer)
+
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """A stream begins."""
+        self._begin(200)
+        self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def piece(self, data: bytes) -> None:
+        self._call.sent_bytes += len(data)
+        self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def broken(self, message: str) -> None:
+        """Ends a stream that cannot go on with an error in its protocol's shape, behind whatever has gone out."""
+        self._call.error = message
+        error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
+        if self._of_lines:
+            gap = b"" if self.tail.endswith(b"\n") or not self.tail else b"\n"
+            await self.piece(gap + error + b"\n")
+        else:
+            gap = b"" if self.tail.endswith((b"\n\n", b"\r\n\r\n")) or not self.tail else b"\n\n"
+            name = b"event: error\n" if self._call.path == "/v1/messages" else b""
+            await self.piece(gap + name + b"data: " + error + b"\n\n")
+        await self.end()
+
+    def _begin(self, status: int) -> None:
+        self._call.status = status
+        self._call.first_byte_s = time.perf_counter() - self._call.began_s
+
+
+async def send_whole(send: Send, answer: Answer) -> None:
+    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": False})

@@ -1,0 +1,158 @@
+"""Which worker was sent which texts: a radix tree over characters, the gateway's guess at what workers have cached.
+
+It is approximate on purpose: the gateway has no tokenizer and does not see evictions, but a prefix in characters is a
+prefix in tokens, give or take the last one. Each node owns a piece of text and says which workers were sent it and
+when last. A worker that holds a node holds all nodes above it: `insert` marks whole paths and eviction takes a worker
+off its lowest nodes first. Text is compared in C, by whole pieces; only where two texts part is the place searched by
+halving.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class TextNode:
+    """A piece of text below its parent's, with the workers that hold it and when each was last sent it."""
+
+    text: str
+    parent: TextNode | None
+    holders: dict[str, float]
+    children: dict[str, TextNode] = field(default_factory=dict)  # by the first character of their text
+
+
+def common_length(left: str, right: str, start: int) -> int:
+    """How many characters of `left` stand at `start` in `right`."""
+    if right.startswith(left, start):
+        return len(left)
+    same, differs = 0, min(len(left), len(right) - start) + 1
+    while differs - same > 1:
+        middle = (same + differs) // 2
+        if right.startswith(left[same:middle], start + same):
+            same = middle
+        else:
+            differs = middle
+    return same
+
+
+class TextTree:
+    """Owns the nodes and, per worker, how many characters it holds and where its texts end.
+
+    `_ends` is what makes eviction cheap: the lowest nodes of a worker, those sent longest ago first, so that the oldest
+    is found without a walk over the tree.
+    """
+
+    def __init__(self) -> None:
+        self._root = TextNode("", None, {})
+        self._sizes: dict[str, int] = {}
+        self._ends: dict[str, OrderedDict[TextNode, None]] = {}
+        self._stamp = 0.0
+
+    def match(self, text: str, since: float = 0.0) -> dict[str, int]:
+        """How many leading characters of `text` each worker holds; only what it was sent at `since` or later counts."""
+        held: dict[str, int] = {}
+        node, depth = self._root, 0
+        while depth < len(text):
+            child = node.children.get(text[depth])
+            if child is None:
+                break
+            same = common_length(child.text, text, depth)
+            depth += same
+            for worker, stamp in child.holders.items():
+                if stamp >= since:
+                    held[worker] = depth
+            if same < len(child.text):
+                break
+            node = child
+        return held
+
+    def insert(self, text: str, worker: str, now: float = 0.0) -> None:
+        """Remembers that `worker` was sent `text`."""
+        stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
+        ends = self._ends.setdefault(worker, OrderedDict())
+        node, depth = self._root, 0
+        while depth < len(text):
+            child = node.children.get(text[depth])
+            if child is None:
+                child = TextNode(text[depth:], node, {})
+                node.children[text[depth]] = child
+            else:
+                same = common_length(child.text, text, depth)
+                if same < len(child.text):
+                    child = self._split(child, same)
+            if worker not in child.holders:
+                self._sizes[worker] = self._sizes.get(worker, 0) + len(child.text)
+            child.holders[worker] = stamp
+            ends.pop(node, None)
+            depth += len(child.text)
+            node = child
+        if node is not self._root and not _held_below(node, worker):
+            ends[node] = None
+            ends.move_to_end(node)
+
+    def _split(self, node: TextNode, at: int) -> TextNode:
+        """Cuts a node in two and returns the upper one."""
+        parent = node.parent
+        assert parent is not None
+        upper = TextNode(node.text[:at], parent, dict(node.holders), {node.text[at]: node})
+        parent.children[upper.text[0]] = upper
+        node.text, node.parent = node.text[at:], upper
+        return upper
+
+    def evict(self, most_chars: int) -> None:
+        """Takes every worker that holds more than `most_chars` off the texts it was sent longest ago."""
+        for worker, size in list(self._sizes.items()):
+            if size > most_chars:
+                self._shrink(worker, most_chars)
+
+    def remove(self, worker: str) -> None:
+        """Forgets all that `worker` holds."""
+        self._shrink(worker, 0)
+        self._sizes.pop(worker, None)
+        self._ends.pop(worker, None)
+
+    def _shrink(self, worker: str, most_chars: int) -> None:
+        ends = self._ends.get(worker, OrderedDict())
+        while ends and self._sizes[worker] > most_chars:
+            node, _ = ends.popitem(last=False)
+            parent = node.parent
+            assert parent is not None
+            del node.holders[worker]
+            self._sizes[worker] -= len(node.text)
+            if not node.holders:
+                del parent.children[node.text[0]]
+            if parent is not self._root and not _held_below(parent, worker):
+                ends[parent] = None  # behind the others: what several texts begin with is worth more than one of them
+
+    def size(self, worker: str) -> int:
+        """How many characters `worker` holds."""
+        return self._sizes.get(worker, 0)
+
+    def nodes(self) -> Iterator[TextNode]:
+        """All nodes but the root, parents before children."""
+        waiting = list(self._root.children.values())
+        while waiting:
+            node = waiting.pop()
+            waiting.extend(node.children.values())
+            yield node
+
+    def check(self) -> None:
+        """Proves that pieces, holders and sizes agree."""
+        sizes: dict[str, int] = dict.fromkeys(self._sizes, 0)
+        for node in self.nodes():
+            parent = node.parent
+            assert node.text and node.holders, "a node without text or holder"
+            assert parent is not None and parent.children[node.text[0]] is node, "a node that its parent does not know"
+            if parent is not self._root:
+                assert node.holders.keys() <= parent.holders.keys(), "a holder without the text before"
+            for worker in node.holders:
+                sizes[worker] += len(node.text)
+                assert (node in self._ends[worker]) != _held_below(node, worker), "an end that is none, or is not known"
+        assert sizes == self._sizes, "sizes that do not add up"
+
+
+def _held_below(node: TextNode, worker: str) -> bool:
+    return any(worker in child.holders for child in node.children.values())

@@ -1,0 +1,86 @@
+"""The routing policy of each model, which may be changed while requests run.
+
+Owns the policy objects. One serves one model, so that prefixes of different models are not confused; requests without a
+model share one of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bough.gateway.policies import Policy, build_policy
+from bough.gateway.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy by name, with its options."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class PolicyTable:
+    """Policies by model; listens to the registry, because what is remembered of a worker goes with it."""
+
+    def __init__(self, default: PolicyChoice) -> None:
+        build_policy(default.name, **default.options)  # an unknown name must be known at start
+        self._default = default
+        self.chosen: dict[str, PolicyChoice] = {}
+        self._policies: dict[str | None, Policy] = {}
+        self.on_built: Callable[[str | None, Policy], None] = lambda model, policy: None  # for those who feed policies
+
+    def of(self, model: str | None) -> Policy:
+        policy = self._policies.get(model)
+        if policy is None:
+            choice = self.choice(model)
+            policy = self._policies[model] = build_policy(choice.name, **choice.options)
+            self.on_built(model, policy)
+        return policy
+
+    def choice(self, model: str | None) -> PolicyChoice:
+        return self._default if model is None else self.chosen.get(model, self._default)
+
+    def choose(self, model: str, choice: PolicyChoice) -> None:
+        """From here on; an unknown name is an error and changes nothing."""
+        if self.chosen.get(model) == choice:
+            return
+        policy = build_policy(choice.name, **choice.options)
+        self.chosen[model] = choice
+        self._policies[model] = policy
+        self.on_built(model, policy)
+
+    def set_default(self, choice: PolicyChoice) -> None:
+        build_policy(choice.name, **choice.options)
+        if choice == self._default:
+            return
+        self._default = choice
+        self._policies = {model: policy for model, policy in self._policies.items() if model in self.chosen}
+
+    def forget(self, model: str) -> None:
+        """The model goes back to the default."""
+        if self.chosen.pop(model, None) is not None:
+            self._policies.pop(model, None)
+
+    def shown(self) -> dict[str, Any]:
+        models = {model: choice.name for model, choice in self.chosen.items()}
+        return {"default": self._default.name, "models": models}
+
+    def tick(self, now_s: float) -> None:
+        for policy in self._policies.values():
+            policy.tick(now_s)
+
+    def added(self, worker: Worker) -> None:
+        return
+
+    def changed(self, worker: Worker) -> None:
+        """Made before the first request: a policy may have much to learn of a worker that is there already."""
+        if worker.in_rotation:
+            for model in worker.capabilities.models:
+                self.of(model)
+
+    def removed(self, worker: Worker) -> None:
+        for policy in self._policies.values():
+            policy.removed(worker.id)

@@ -1,0 +1,235 @@
+"""`--processes N`: several gateway processes on one port that look like one.
+
+The kernel gives each connection to one of them, and each proxies on its own. Only management is shared: every process
+also listens on a unix socket in a private folder; the first one answers management for all of them, tells the others
+what was changed, and adds up what all of them count. Limits and rates are divided among the processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bough.core.child_environment import child_environment
+from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.gateway.answers import JSON, Answer
+from bough.gateway.call import Call
+from bough.gateway.management import Handler, Management, Request, Route
+from bough.gateway.metrics import merged_pages
+from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.worker import Worker
+from bough.server.errors import HttpError
+from bough.server.responses import encode_json
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 10.0
+RESTART_PAUSE_S = 1.0
+STATE = "/family/state"
+SHARED = ("/workers", "/policies", "/metrics")
+
+
+def divided(settings: GatewaySettings) -> GatewaySettings:
+    """The share of one process in what the gateway as a whole may do."""
+
+    def part(limit: int) -> int:
+        return limit if limit == UNLIMITED else math.ceil(limit / settings.processes)
+
+    def rate(limit: float | None) -> float | None:
+        return None if limit is None else limit / settings.processes
+
+    return dataclasses.replace(
+        settings,
+        max_concurrent_requests=part(settings.max_concurrent_requests),
+        max_concurrent_per_worker=part(settings.max_concurrent_per_worker),
+        queue_size=part(settings.queue_size),
+        rate_limit_rps=rate(settings.rate_limit_rps),
+        rate_limit_burst=rate(settings.rate_limit_burst),
+    )
+
+
+class Family:
+    """The processes of one gateway as one of them sees the others. Owns its connections to them."""
+
+    def __init__(self, folder: Path, number: int, count: int) -> None:
+        self.number = number
+        self._folder = folder
+        self._count = count
+        self._sessions: dict[int, aiohttp.ClientSession] = {}
+
+    def socket_path(self, number: int | None = None) -> Path:
+        return self._folder / f"{self.number if number is None else number}.sock"
+
+    async def ask(self, number: int, method: str, path: str, body: bytes = b"") -> Answer | None:
+        """What another process answers; None where it does not."""
+        if number not in self._sessions:
+            connector = aiohttp.UnixConnector(str(self.socket_path(number)))
+            self._sessions[number] = aiohttp.ClientSession(connector=connector)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                async with self._sessions[number].request(method, f"http://family{path}", data=body or None) as reply:
+                    kind = reply.headers.get("content-type", "").encode()
+                    return Answer(reply.status, [(b"content-type", kind)], await reply.read())
+        except (aiohttp.ClientError, OSError):
+            return None
+
+    async def ask_others(self, method: str, path: str, body: bytes = b"") -> list[Answer]:
+        others = (number for number in range(self._count) if number != self.number)
+        answers = await asyncio.gather(*(self.ask(number, method, path, body) for number in others))
+        return [answer for answer in answers if answer is not None]
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+
+
+class SharedManagement:
+    """Management of all processes: the first answers, the others pass on to it."""
+
+    def __init__(self, management: Management, family: Family, *, private: bool = False) -> None:
+        self._own = management
+        self._family = family
+        self._private = private  # only the other processes can call
+
+    def find(self, method: str, path: str) -> Route | None:
+        if self._private and path == STATE:
+            return Route(self._state, "open", {})
+        route = self._own.find(method, path)
+        if route is None or not path.startswith(SHARED):
+            return route
+        return dataclasses.replace(route, handler=self._shared(route.handler, method, path))
+
+    async def holder_of(self, call: Call, name: str) -> Worker | None:
+        return await self._own.holder_of(call, name)
+
+    async def _state(self, request: Request) -> Answer:
+        """What was changed at run time, for a process that begins."""
+        gateway = self._own.gateway
+        workers = [
+            {"url": worker.url, "api_key": worker.api_key, "source": worker.source, "draining": worker.draining}
+            for worker in gateway.registry
+        ]
+        policies = {model: dataclasses.asdict(choice) for model, choice in gateway.policies.chosen.items()}
+        return Answer(200, [], encode_json({"workers": workers, "policies": policies}))
+
+    async def catch_up(self) -> None:
+        """Takes over what was changed in the other processes before this one began."""
+        answer = await self._family.ask(0, "GET", STATE) if self._family.number else None
+        if answer is None:
+            return
+        gateway = self._own.gateway
+        state = json.loads(answer.body)
+        for known in state["workers"]:
+            worker = gateway.registry.add(known["url"], known["api_key"], known["source"])
+            gateway.registry.drain(worker, known["draining"])
+        for model, choice in state["policies"].items():
+            gateway.policies.choose(model, PolicyChoice(choice["name"], choice["options"]))
+
+    def _shared(self, handler: Handler, method: str, path: str) -> Handler:
+        async def pass_on(request: Request) -> Answer:
+            answer = await self._family.ask(0, method, path, request.body)
+            if answer is None:
+                raise HttpError(
+                    503, "The gateway's first process does not answer; try again.", "ServiceUnavailableError"
+                )
+            return answer
+
+        async def answer_for_all(request: Request) -> Answer:
+            answer = await handler(request)
+            if answer.status >= 400:
+                return answer
+            if method in ("GET", "HEAD"):
+                return merged(path, [answer, *await self._family.ask_others("GET", path)])
+            if not path.endswith("/restart"):  # engines are the first process's
+                await self._family.ask_others(method, path, request.body)
+            return answer
+
+        return pass_on if self._family.number else answer_for_all
+
+
+def merged(path: str, answers: Sequence[Answer]) -> Answer:
+    """What all processes say: counts are added, everything else is the first one's."""
+    first = answers[0]
+    if path == "/metrics":
+        return dataclasses.replace(first, body=merged_pages([answer.body.decode() for answer in answers]))
+    contents = [json.loads(answer.body) for answer in answers if answer.status == 200]
+    loads: dict[str, int] = {}
+    for worker in (worker for content in contents for worker in _workers(content)):
+        loads[worker["id"]] = loads.get(worker["id"], 0) + worker["load"]
+    for worker in _workers(contents[0]):
+        worker["load"] = loads[worker["id"]]
+    return Answer(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
+
+
+def _workers(content: Any) -> list[dict[str, Any]]:
+    """The workers in an answer of /workers or /workers/{id}."""
+    found = content.get("workers", [content] if "load" in content else [])
+    return found if isinstance(found, list) else []
+
+
+class ChildProcesses:
+    """The further processes; each is started again when it ends."""
+
+    def __init__(self, settings: GatewaySettings, listener_fd: int, folder: Path, worker_urls: Sequence[str]) -> None:
+        urls = (*settings.worker_urls, *worker_urls)
+        self._settings = json.dumps(dataclasses.asdict(dataclasses.replace(settings, worker_urls=urls, launch=0)))
+        self._fd = listener_fd
+        self._folder = folder
+        self._numbers = range(1, settings.processes)
+        self._drain_s = settings.drain_timeout_s
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def open(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep(number)) for number in self._numbers]
+
+    async def close(self) -> None:
+        """They drain as this process does, and are waited for."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._end(process) for process in self._processes.values()))
+
+    def tell_to_end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    async def _keep(self, number: int) -> None:
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "bough.gateway.child", str(number), str(self._fd), str(self._folder),
+                stdin=asyncio.subprocess.PIPE, pass_fds=(self._fd,), start_new_session=True,
+                env=child_environment(),
+            )  # fmt: skip
+            self._processes[number] = process
+            assert process.stdin is not None
+            process.stdin.write(self._settings.encode() + b"\n")  # stays open: its end tells the child that we are gone
+            code = await process.wait()
+            log.error("gateway process %d has ended with %s and is started again", number, code)
+            await asyncio.sleep(RESTART_PAUSE_S)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._drain_s + ASK_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

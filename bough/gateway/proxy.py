@@ -1,0 +1,147 @@
+"""From a worker's answer to the client's socket.
+
+A whole answer goes out when it is whole; a stream as it comes, and when its worker dies, from where it was: on another
+worker, if the worker was one that can be resumed, and with a clear error event if not. Owns nothing; what it needs to
+remember of a request is in its `Call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import aiohttp
+
+from bough.gateway.answers import Answer, OpenStream
+from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
+from bough.gateway.call import Call
+from bough.gateway.known import Known, read_known
+from bough.gateway.outlet import Outlet
+from bough.gateway.resume import ResumableText, WorkerFailedError
+from bough.gateway.sticky import StickyAnswers
+from bough.gateway.worker import WorkerLostError
+from bough.server.errors import HttpError
+
+RESPONSES = "/v1/responses"
+
+
+class StreamBrokenError(Exception):
+    """The stream cannot go on; the client has had a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Answers calls with what workers say."""
+
+    attempts: Attempts
+    sticky: StickyAnswers
+
+    async def answer(self, call: Call, outlet: Outlet) -> None:
+        """Raises an `HttpError` only while nothing has gone out."""
+        result = await self.attempts.answer(call, call.body)
+        if isinstance(result, Answer):
+            self._learn(call, result.known)
+            await outlet.whole(result)
+        else:
+            await self._relay(call, result, outlet)
+
+    def _learn(self, call: Call, known: Known | None) -> None:
+        if known is None:
+            return
+        counts = known.prompt_tokens()
+        if counts is not None:
+            self.attempts.metrics.prompt_was(call, *counts)
+        if call.path == RESPONSES and known.name is not None and call.worker is not None:
+            self.sticky.remember(known.name, call.worker)
+
+    # ---- streams
+
+    async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
+        await outlet.start(stream.headers)
+        try:
+            async with contextlib.aclosing(self._pieces(call, stream)) as pieces:
+                async for piece in pieces:
+                    if piece:
+                        await outlet.piece(piece)
+        except StreamBrokenError as error:
+            await outlet.broken(str(error))
+            return
+        self._learn(call, _last_event(outlet.tail))
+        await outlet.end()
+
+    async def _pieces(self, call: Call, stream: OpenStream) -> AsyncGenerator[bytes, None]:
+        """The bytes of one unbroken stream, from as many workers as it takes."""
+        text = ResumableText()
+        if call.path not in RESUMABLE_PATHS:
+            text.resumable = False
+        seen_name = call.path != RESPONSES
+        while True:
+            try:
+                async with contextlib.aclosing(_read(stream)) as chunks:
+                    async for chunk in chunks:
+                        piece = text.feed(chunk)
+                        if text.delivered and not text.resumable:
+                            stream.lease.movable = False
+                        if not seen_name:
+                            seen_name = True
+                            self._learn(call, _last_event(piece))
+                        yield piece
+                yield text.rest(cut_off=not text.resumable and text.delivered and _ends_with_connection(call, stream))
+                return
+            except (WorkerLostError, WorkerFailedError, ValueError, aiohttp.ClientError, OSError) as error:
+                reason = str(error) or type(error).__name__
+            if text.delivered and not text.resumable:
+                raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
+            stream = await self._resumed(call, text, reason)
+
+    async def _resumed(self, call: Call, text: ResumableText, reason: str) -> OpenStream:
+        """The same stream from another worker."""
+        call.failovers += 1
+        self.attempts.metrics.failovers.inc()
+        if call.worker is not None:
+            call.tried = {call.worker.id}
+        text.restart()
+        try:
+            result = await self.attempts.answer(call, text.body(call.body))
+        except HttpError as error:
+            raise StreamBrokenError(f"The worker was lost ({reason}), and {error.failure.message}") from None
+        if isinstance(result, Answer):
+            raise StreamBrokenError(f"The worker was lost ({reason}), and no other could go on with the answer.")
+        return result
+
+
+async def _read(stream: OpenStream) -> AsyncGenerator[bytes, None]:
+    """What comes from one worker; ends the stream whichever way it ends."""
+    lease, content = stream.lease, stream.response.content
+    outcome = stream.abandon  # unless one of the others is reached, the client has left
+    try:
+        yield stream.first
+        while True:
+            async with lease.bounded(None):
+                chunk = await content.readany()
+            if not chunk:
+                break
+            yield chunk
+        outcome = stream.succeed
+    except (WorkerLostError, aiohttp.ClientError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        outcome = lambda: stream.fail(reason)  # noqa: E731
+        raise
+    finally:
+        outcome()
+
+
+def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
+    """Whether nothing but the end of the connection tells the end of the stream, as in HTTP/1.0: a worker that died
+    then looks like one that was done, unless the protocol has an end of its own."""
+    headers = stream.response.headers
+    return call.path in RESUMABLE_PATHS and not {"Transfer-Encoding", "Content-Length"} & headers.keys()
+
+
+def _last_event(tail: bytes) -> Known | None:
+    """The last event with JSON among these bytes."""
+    for line in reversed(tail.splitlines()):
+        if line.startswith(b"data: {"):
+            return read_known(line[6:])
+    return None

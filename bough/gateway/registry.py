@@ -1,0 +1,134 @@
+"""Who is behind the gateway: every worker by its id, and the models that can be asked for.
+
+Owns the workers and their places in rotation. Whoever keeps something by worker (policies, waiting requests, health
+checks) is told through the listeners; nothing here talks to a worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from bough.core.errors import SettingsError
+from bough.gateway.breaker import BreakerSettings
+from bough.gateway.worker import Worker, worker_id
+
+log = logging.getLogger(__name__)
+
+
+class RegistryListener(Protocol):
+    def added(self, worker: Worker) -> None: ...
+
+    def changed(self, worker: Worker) -> None:
+        """It has come into rotation or left it, or has other models."""
+        ...
+
+    def removed(self, worker: Worker) -> None: ...
+
+
+class Registry:
+    """All workers, in the order in which they came."""
+
+    def __init__(self, breaker: BreakerSettings, worker_api_key: str | None = None, limit: int | None = None) -> None:
+        self._breaker = breaker
+        self._worker_api_key = worker_api_key
+        self._limit = limit
+        self._workers: dict[str, Worker] = {}
+        self._listeners: list[RegistryListener] = []
+
+    def listen(self, listener: RegistryListener) -> None:
+        self._listeners.append(listener)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, identity: str) -> Worker | None:
+        return self._workers.get(identity)
+
+    def add(self, url: str, api_key: str | None = None, source: str = "api") -> Worker:
+        """The worker at that URL; a URL that is known gives the worker that is there already."""
+        url = normal_url(url)
+        known = self._workers.get(worker_id(url))
+        if known is not None:
+            if api_key is not None:
+                known.api_key = api_key
+            return known
+        worker = Worker(url, self._breaker, api_key=api_key or self._worker_api_key, source=source, limit=self._limit)
+        self._workers[worker.id] = worker
+        log.info("worker %s at %s is known (%s)", worker.id, url, source)
+        self._tell(lambda listener: listener.added(worker))
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """It gets nothing more. What is with it may finish."""
+        if self._workers.pop(worker.id, None) is None:
+            return
+        worker.removed = True
+        worker.in_rotation = False
+        log.info("worker %s at %s is removed", worker.id, worker.url)
+        self._tell(lambda listener: listener.removed(worker))
+
+    def drain(self, worker: Worker, draining: bool = True) -> None:
+        if worker.draining != draining:
+            worker.draining = draining
+            log.info("worker %s at %s %s", worker.id, worker.url, "drains" if draining else "is let in again")
+            self._tell(lambda listener: listener.changed(worker))
+
+    def enter_rotation(self, worker: Worker) -> None:
+        worker.in_rotation = worker.ever_healthy = True
+        worker.last_error = None
+        worker.breaker.reset()
+        log.info("worker %s at %s is in rotation: %s", worker.id, worker.url, ", ".join(worker.capabilities.models))
+        self._tell(lambda listener: listener.changed(worker))
+
+    def leave_rotation(self, worker: Worker, reason: str) -> None:
+        """It is taken for dead: attempts that can go on elsewhere are called back."""
+        worker.last_error = reason
+        if not worker.in_rotation:
+            return
+        worker.in_rotation = False
+        log.warning("worker %s at %s leaves the rotation: %s", worker.id, worker.url, reason)
+        worker.expel()
+        self._tell(lambda listener: listener.changed(worker))
+
+    def note_changed(self, worker: Worker) -> None:
+        """Something else about it matters to who waits: room, models."""
+        self._tell(lambda listener: listener.changed(worker))
+
+    def models(self) -> list[str]:
+        """Every model that a worker has told of, in rotation or not: one that restarts is still the model's worker."""
+        return sorted({model for worker in self._workers.values() for model in worker.capabilities.models})
+
+    def serving(self, model: str | None) -> list[Worker]:
+        """Workers that have the model, whatever their state."""
+        return [worker for worker in self._workers.values() if worker.serves(model)]
+
+    def _tell(self, news: Callable[[RegistryListener], None]) -> None:
+        for listener in self._listeners:
+            news(listener)
+
+
+def normal_url(url: str) -> str:
+    """`http://host:port`, with the path that a proxy may need and no slash at the end."""
+    text = url.strip().rstrip("/")
+    if "://" not in text:
+        text = f"http://{text}"
+    parts = urlsplit(text)
+    try:
+        usable = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not re.search(r"\s", text)
+        )
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username:
+        raise SettingsError(f"A worker's URL looks like http://host:port; got {url!r}.")
+    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path}"

@@ -1,0 +1,175 @@
+"""Reads a worker's event stream so that it can go on elsewhere: which tokens have been delivered, under which names.
+
+A worker that is asked with `X-Bough-Resume: 1` puts comments in front of its events: `: seed N` once, `: ids 12,34`
+where tokens were delivered, `: events N` where N events belong together. `ResumableText` takes bytes as they come and
+gives back what may go to the client: whole groups of events, without those comments, byte for byte otherwise. It owns
+what a resumption needs. A stream without such comments passes as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bough.gateway.known import Known, read_known
+
+END = b"\n\n"
+TAIL = 256
+SEED, IDS, EVENTS = b": seed ", b": ids ", b": events "
+ENDINGS = (b"data: [DONE]", b"event: message_stop")
+ERRORS = (b'data: {"error"', b"event: error")
+# What a worker says when it, and not the request, is the reason for the end of a stream.
+WORKER_ERRORS = frozenset(
+    {
+        "server_error",
+        "EngineDeadError",
+        "ServiceUnavailableError",
+        "InternalServerError",
+        "overloaded_error",
+        "api_error",
+    }
+)
+
+
+class WorkerFailedError(Exception):
+    """The stream told that its worker has failed."""
+
+
+class ResumableText:
+    """One client's stream, over all workers that it comes from."""
+
+    def __init__(self) -> None:
+        self.resumable: bool | None = None  # not known before the first event
+        self.output_ids: list[int] = []
+        self.delivered = False  # an event, and not only comments
+        self._seed: int | None = None
+        self._first: Known | None = None
+        self._buffer = bytearray()
+        self._finished = False
+        self._tail = b""  # of a stream that passes as it is
+        self._unjudged = True  # no event of the worker that it comes from has been seen
+
+    def feed(self, data: bytes) -> bytes:
+        """What may go to the client by now. Raises `WorkerFailedError` where a stream that can be resumed says that
+        its worker is at fault."""
+        if self.resumable is False:
+            self._tail = (self._tail + data)[-TAIL:]
+            return data
+        self._buffer += data
+        ready: list[bytes] = []
+        while (group := self._next_group()) is not None:
+            ready.append(group)
+        return b"".join(ready)
+
+    def rest(self, *, cut_off: bool = False) -> bytes:
+        """The worker has closed the stream: what is left of it. One that can be resumed must have reached its end; so
+        must any where the end of the connection is the only sign of it (`cut_off`)."""
+        if (self.resumable and not self._finished) or (cut_off and not any(end in self._tail for end in ENDINGS)):
+            raise WorkerFailedError("the stream ended before its answer did")
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def restart(self) -> None:
+        """The stream goes on from another worker; what was not passed on comes again."""
+        self._buffer.clear()
+        self._unjudged = True
+
+    def body(self, original: bytes) -> bytes:
+        """The request that asks for what follows; the original where nothing has been delivered."""
+        if not self.delivered:
+            return original
+        resume: dict[str, Any] = {"output_ids": self.output_ids}
+        if self._seed is not None:
+            resume["seed"] = self._seed
+        if self._first is not None and self._first.name is not None:
+            resume["id"] = self._first.name
+        if self._first is not None and isinstance(self._first.created, int):
+            resume["created"] = self._first.created
+        fields = msgspec.json.decode(original, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode(fields | {"resume": resume})
+
+    def _next_group(self) -> bytes | None:
+        """The next events that belong together; None until they are here. A stream is judged by its first event."""
+        buffer = self._buffer
+        end = buffer.find(END)
+        if end < 0:
+            return self._foreign() if b"\r\n" in buffer else None  # no worker of ours writes such lines
+        if not self._unjudged and buffer.startswith(IDS):
+            return self._deliver_one(end)
+        first, count = bytes(buffer[: end + 2]), 1
+        if self._unjudged and not _is_comment(first):
+            self._judge(first)
+            if not self.resumable:
+                return self._foreign()
+        for line in first.split(b"\n"):
+            if line.startswith(EVENTS):
+                count = int(line[len(EVENTS) :])
+        for _ in range(count - 1):
+            end = buffer.find(END, end + 2)
+            if end < 0:
+                return None
+        group = bytes(buffer[: end + 2])
+        del buffer[: end + 2]
+        return self._deliver(group)
+
+    def _foreign(self) -> bytes | None:
+        """All that is here of a stream that passes as it is."""
+        self.resumable, self.delivered = False, True
+        rest = bytes(self._buffer)
+        self._tail = rest[-TAIL:]
+        self._buffer.clear()
+        return rest or None
+
+    def _judge(self, first: bytes) -> None:
+        """Whether the worker speaks this protocol shows in front of its first event; an error may come before it."""
+        self._unjudged = False
+        speaks = first.startswith(SEED)
+        if first.startswith(ERRORS):
+            self._check_error(first)
+        elif self.delivered and not speaks:
+            raise WorkerFailedError("the worker began anew instead of going on with a stream")
+        if not self.delivered:
+            self.resumable = speaks
+
+    def _deliver_one(self, end: int) -> bytes:
+        """One event with its tokens, as nearly all are, without looking at every line."""
+        buffer = self._buffer
+        start = buffer.find(b"\n") + 1
+        self.output_ids += map(int, buffer[len(IDS) : start - 1].split(b","))
+        event = bytes(buffer[start : end + 2])
+        del buffer[: end + 2]
+        return event
+
+    def _deliver(self, group: bytes) -> bytes:
+        if _is_comment(group):
+            return group
+        if group.startswith(ERRORS):
+            self._check_error(group)
+        kept: list[bytes] = []
+        for line in group.split(b"\n"):
+            if line.startswith(IDS):
+                self.output_ids += map(int, line[len(IDS) :].split(b","))
+            elif line.startswith(SEED):
+                self._seed = int(line[len(SEED) :])
+            elif not line.startswith(EVENTS):
+                kept.append(line)
+                if self._first is None and line.startswith(b"data: {"):
+                    self._first = read_known(line[6:])
+        self.delivered = True
+        self._finished = ENDINGS[0] in kept or ENDINGS[1] in kept
+        return b"\n".join(kept)
+
+    def _check_error(self, group: bytes) -> None:
+        for line in group.split(b"\n"):
+            if line.startswith(b"data: {"):
+                known = read_known(line[6:])
+                error = known.error if known is not None else None
+                if isinstance(error, dict) and error.get("type") in WORKER_ERRORS:
+                    raise WorkerFailedError(str(error.get("message")))
+
+
+def _is_comment(block: bytes) -> bool:
+    """A block without an event, such as a keep-alive."""
+    return all(not line or line.startswith(b":") for line in block.split(b"\n"))

@@ -1,0 +1,68 @@
+"""`bough gateway roll`: replaces the workers of a running gateway one by one, so that no request fails.
+
+A worker that the gateway has started is drained, ended and started again by the gateway. Others are replaced by a
+worker at another address (`--replace OLD NEW`), which must be in rotation before the old one is drained and removed.
+The next is not begun before the one before serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from bough.core.errors import BoughError
+from bough.gateway.admin_client import AdminClient
+from bough.gateway.registry import normal_url
+from bough.gateway.worker import worker_id
+
+POLL_S = 0.2
+Say = Callable[[str], None]
+
+
+def roll(client: AdminClient, replacements: Sequence[tuple[str, str]], timeout_s: float, say: Say = print) -> None:
+    """Replaces the given workers; without any, those that the gateway has started."""
+    if replacements:
+        for old, new in replacements:
+            _replace(client, normal_url(old), normal_url(new), timeout_s, say)
+        return
+    mine = [worker for worker in client.workers() if worker["source"] == "launch"]
+    if not mine:
+        raise BoughError(
+            "The gateway has started none of its workers, so it cannot restart them; start others and give "
+            "`--replace OLD_URL NEW_URL` for each."
+        )
+    for worker in mine:
+        _restart(client, worker["id"], timeout_s, say)
+
+
+def _restart(client: AdminClient, identity: str, timeout_s: float, say: Say) -> None:
+    before = client.worker(identity)
+    say(f"{before['url']}: draining")
+    client.call("POST", f"/workers/{identity}/restart")
+
+    def replaced() -> bool:
+        worker = client.worker(identity)
+        return bool(worker["restarts"] > before["restarts"] and worker["state"] == "healthy")
+
+    _wait(replaced, timeout_s, f"{before['url']} did not come back")
+    say(f"{before['url']}: serves again")
+
+
+def _replace(client: AdminClient, old: str, new: str, timeout_s: float, say: Say) -> None:
+    client.worker(worker_id(old))  # an address that is not known is told before anything is changed
+    added = client.call("POST", "/workers", {"url": new})["id"]
+    say(f"{new}: waiting for its checks")
+    _wait(lambda: client.worker(added)["state"] == "healthy", timeout_s, f"{new} has not passed its checks")
+    client.call("POST", f"/workers/{worker_id(old)}/drain")
+    say(f"{old}: draining")
+    _wait(lambda: not client.worker(worker_id(old))["load"], timeout_s, f"{old} still has requests")
+    client.call("DELETE", f"/workers/{worker_id(old)}")
+    say(f"{old}: removed")
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BoughError(f"{problem} within {timeout_s:g} s (--timeout-s); the others are as they were.")
+        time.sleep(POLL_S)

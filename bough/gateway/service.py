@@ -1,0 +1,203 @@
+"""`bough gateway` as a process: from an open socket to its last answer.
+
+Owns the order of its life: listen, open the gateway, start what feeds it with workers, serve until a signal, drain,
+end. Told twice, it ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from bough.core.gateway_settings import GatewaySettings
+from bough.core.settings import ServerSettings
+from bough.gateway.app import GatewayApp
+from bough.gateway.config_file import ConfigFile
+from bough.gateway.core import Gateway
+from bough.gateway.discovery.following import follow
+from bough.gateway.discovery.kubernetes import KubernetesPods
+from bough.gateway.grpc import GrpcServer, serve_grpc
+from bough.gateway.launching import LocalEngines
+from bough.gateway.management import Management, RouteTable
+from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided
+from bough.observability.logs import set_up_logging
+from bough.server.front import Front, Phase
+from bough.server.http import LAST_WORDS_S, HttpServer
+from bough.server.listening import open_listener, url_of
+from bough.server.tracing import check_tracing
+
+log = logging.getLogger(__name__)
+
+
+def run_gateway(settings: GatewaySettings) -> None:
+    """Serves until told to stop. Raises what kept it from starting."""
+    set_up_logging("gateway", settings.log_level)
+    check_tracing(settings.otlp_endpoint)
+    listener = open_listener(settings.edge())
+    try:
+        uvloop.run(serve(settings, listener, _announce))
+    finally:
+        listener.close()
+        if settings.uds:
+            with contextlib.suppress(FileNotFoundError):
+                Path(settings.uds).unlink()
+
+
+async def serve(
+    settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[str], None], family: Family | None = None
+) -> None:
+    """One gateway process on a socket, until SIGTERM or SIGINT; `family` is given to all but the first."""
+    ending = asyncio.Event()
+    _take_signals(ending)
+    front = Front()
+    http = HttpServer(front, listener, settings.edge())
+    async with contextlib.AsyncExitStack() as cleanup:
+        gateway = Gateway(divided(settings))
+        await gateway.open()
+        cleanup.push_async_callback(gateway.close)
+        engines = await _feed(gateway, settings, ending, cleanup)
+        children = None
+        if settings.processes > 1 and family is None:
+            family, children = _raise_family(settings, listener, engines, cleanup)
+        front.open(GatewayApp(gateway, await _management(gateway, engines, family, cleanup)))
+        grpc = await _open_grpc(front, settings)
+        serving = asyncio.create_task(http.run_here())
+        on_ready(url_of(listener, settings.edge()))
+        await _until(ending, serving)
+        if children is not None:
+            children.tell_to_end()
+        await _drain(front, gateway, settings.drain_timeout_s)
+        if grpc is not None:
+            await grpc.stop(LAST_WORDS_S)
+        http.should_exit = True
+        await serving
+
+
+async def _feed(
+    gateway: Gateway, settings: GatewaySettings, ending: asyncio.Event, cleanup: contextlib.AsyncExitStack
+) -> LocalEngines:
+    """Starts what the gateway gets workers from, besides its flags: engines of its own, a file, Kubernetes."""
+    engines = LocalEngines(settings, gateway.registry)
+    cleanup.push_async_callback(engines.close)
+    engines.open()
+    if settings.config is not None:
+        file = ConfigFile(settings.config, gateway)
+        file.apply()
+        cleanup.callback(asyncio.create_task(file.watch()).cancel)
+    if settings.service_discovery:
+        pods = KubernetesPods(settings.selector, settings.service_discovery_port, settings.service_discovery_namespace)
+        following = asyncio.create_task(follow(pods, gateway.registry, "kubernetes"))
+        following.add_done_callback(lambda task: _end_if_failed(task, ending))
+        cleanup.callback(following.cancel)
+    return engines
+
+
+def _raise_family(
+    settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
+) -> tuple[Family, ChildProcesses]:
+    """Starts the further processes, on a copy of the socket that stays open when HTTP has closed its own."""
+    shared = listener.dup()
+    cleanup.callback(shared.close)
+    folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bough-gateway-")))
+    children = ChildProcesses(settings, shared.fileno(), folder, engines.urls)
+    cleanup.push_async_callback(children.close)
+    children.open()
+    return Family(folder, 0, settings.processes), children
+
+
+async def _management(
+    gateway: Gateway, engines: LocalEngines, family: Family | None, cleanup: contextlib.AsyncExitStack
+) -> RouteTable:
+    """The gateway's own routes; with several processes, those of all of them."""
+    own = Management(gateway, engines.restart)
+    if family is None:
+        return own
+    cleanup.push_async_callback(family.close)
+    # The first process answers for all, to the others too; what it tells them concerns each alone.
+    private = own if family.number else SharedManagement(own, family, private=True)
+    await _listen_privately(gateway, private, family, cleanup)
+    shared = SharedManagement(own, family)
+    await shared.catch_up()
+    return shared
+
+
+async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | None:
+    if settings.grpc_port is None:
+        return None
+    return await serve_grpc(
+        front,
+        settings.host,
+        settings.grpc_port,
+        max_body_mb=settings.max_body_mb,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+    )
+
+
+def _end_if_failed(task: asyncio.Task[None], ending: asyncio.Event) -> None:
+    """A source that cannot work (no cluster, no rights) is told; the gateway ends, as nothing would feed it."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("%s", task.exception())
+        ending.set()
+
+
+async def _listen_privately(
+    gateway: Gateway, management: RouteTable, family: Family, cleanup: contextlib.AsyncExitStack
+) -> None:
+    """The socket on which the gateway's other processes talk to this one; its folder lets nobody else in."""
+    edge = ServerSettings(uds=str(family.socket_path()))
+    listener = open_listener(edge)
+    cleanup.callback(listener.close)
+    front = Front()
+    front.open(GatewayApp(gateway, management, private=True))
+    http = HttpServer(front, listener, edge)
+    serving = asyncio.create_task(http.run_here())
+
+    async def stop() -> None:
+        http.should_exit = True
+        await serving
+
+    cleanup.push_async_callback(stop)
+
+
+async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
+    """Nobody is let in any more; those inside finish, up to a limit."""
+    front.phase = Phase.DRAINING
+    if front.active:
+        log.info("stopping: %d requests may finish within %g s", front.active, limit_s)
+    if not await front.drained(limit_s):
+        log.warning("%d requests are cut off: --drain-timeout-s is over", front.active)
+        gateway.cut_off()
+        await front.drained(LAST_WORDS_S)
+
+
+async def _until(ending: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Until the end is wanted; whatever broke the HTTP server is raised."""
+    waiting = asyncio.ensure_future(ending.wait())
+    await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if serving.done():
+        serving.result()
+
+
+def _take_signals(ending: asyncio.Event) -> None:
+    def take(number: int) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, take, number)
+
+
+def _announce(url: str) -> None:
+    print(f"The gateway is served at {url}", flush=True)

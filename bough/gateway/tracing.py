@@ -1,0 +1,74 @@
+"""Spans of proxied requests for OpenTelemetry (`--otlp-endpoint`): the gateway's place between client and worker.
+
+A span's parent is what the client says in `traceparent`; the worker is told the gateway's span as its parent. Without
+an endpoint nothing here is made, and a client's `traceparent` passes to the worker as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from bough.gateway.call import Call
+from bough.server.tracing import otlp_exporter
+from bough.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+CONTEXT_HEADERS = frozenset({"traceparent", "tracestate"})
+NS = 1_000_000_000
+
+
+class GatewayTraces:
+    """Makes the spans, which leave in the background."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        about = Resource.create({"service.name": "bough-gateway", "service.version": __version__})
+        self._provider = TracerProvider(resource=about)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("bough.gateway", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, call: Call) -> Span:
+        """Opens the span of a call and makes it the parent of what the worker does."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        parent = self._propagator.extract(dict(call.headers))
+        span = self._tracer.start_span(f"{call.method} {call.path}", parent, kind=SpanKind.SERVER)
+        told: dict[str, str] = {}
+        self._propagator.inject(told, set_span_in_context(span))
+        others = [(name, value) for name, value in call.headers if name not in CONTEXT_HEADERS]
+        call.headers = [*others, *told.items()]
+        return span
+
+    def end(self, span: Span, call: Call) -> None:
+        from opentelemetry.trace import StatusCode
+
+        span.set_attributes(
+            {
+                "http.response.status_code": call.status,
+                "gen_ai.request.model": call.peek.model or "",
+                "bough.request_id": call.request_id,
+                "bough.worker": call.worker.url if call.worker is not None else "",
+                "bough.attempts": call.attempts,
+                "bough.failovers": call.failovers,
+            }
+        )
+        if call.error is not None or call.status >= 500:
+            span.set_status(StatusCode.ERROR, call.error or "")
+        span.end(time.time_ns())
+
+    def close(self) -> None:
+        """Sends what is left; blocks meanwhile."""
+        self._provider.shutdown()
+
+
+def traces_to(endpoint: str | None) -> GatewayTraces | None:
+    return None if endpoint is None else GatewayTraces(otlp_exporter(endpoint))

@@ -1,0 +1,170 @@
+"""One engine behind the gateway: who it is, whether it is in rotation, and which requests are with it.
+
+A `Worker` owns this state and nothing else: `health` decides what the checks mean, `registry` who is known, `dispatch`
+who gets a request. A `Lease` is one attempt of a request at a worker; while it is held it counts as load, and the
+worker can call it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+
+from bough.gateway.breaker import Breaker, BreakerSettings
+from bough.gateway.policies import WorkerView
+
+
+class WorkerState(StrEnum):
+    STARTING = "starting"  # has not passed its checks yet
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"  # was in rotation and failed its checks
+    DRAINING = "draining"  # gets nothing more; what it has may finish: it is done when its load is 0
+    REMOVED = "removed"
+
+
+def worker_id(url: str) -> str:
+    """The same for the same address in every gateway and process, and safe in a URL."""
+    return hashlib.sha256(url.encode()).hexdigest()[:12]
+
+
+@dataclass(slots=True)
+class Capabilities:
+    """What a worker has told of itself."""
+
+    models: tuple[str, ...] = ()  # empty: it did not say, and is taken for any
+    capacity: int | None = None  # requests that it runs at once
+    version: str | None = None
+    kv_events_config: str | None = None  # how it publishes what its cache holds: JSON, as its flag has it
+
+
+class WorkerLostError(Exception):
+    """The attempt was called back: its worker is gone or has failed its checks."""
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """An engine at a URL. `suspect` asks for a check at once; its owner is the health checker."""
+
+    url: str
+    breaker_settings: BreakerSettings
+    api_key: str | None = None
+    source: str = "api"
+    limit: int | None = None  # requests at once that the gateway sends there
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    reported_load: float = 0.0
+    in_rotation: bool = False
+    ever_healthy: bool = False
+    draining: bool = False
+    removed: bool = False
+    expected_back: bool = False  # the gateway itself is starting it
+    last_error: str | None = None
+    pid: int | None = None  # of its process, if the gateway has started it
+    restarts: int = 0
+    suspect: Callable[[], None] = lambda: None
+    id: str = field(init=False)
+    breaker: Breaker = field(init=False)
+    leases: set[Lease] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.id = worker_id(self.url)
+        self.breaker = Breaker(self.breaker_settings)
+
+    @property
+    def load(self) -> int:
+        return len(self.leases)
+
+    @property
+    def state(self) -> WorkerState:
+        if self.removed:
+            return WorkerState.REMOVED
+        if self.draining:
+            return WorkerState.DRAINING
+        if self.in_rotation:
+            return WorkerState.HEALTHY
+        return WorkerState.UNHEALTHY if self.ever_healthy else WorkerState.STARTING
+
+    @property
+    def available(self) -> bool:
+        """Whether it gets requests, if it has room and its breaker lets them pass."""
+        return self.in_rotation and not self.draining and not self.removed
+
+    @property
+    def has_room(self) -> bool:
+        return self.limit is None or len(self.leases) < self.limit
+
+    def serves(self, model: str | None) -> bool:
+        """Whether it has the model; one that answers but does not tell its models is taken to have any."""
+        models = self.capabilities.models
+        return model is None or model in models or (self.ever_healthy and not models)
+
+    def view(self) -> WorkerView:
+        return WorkerView(self.id, self.url, len(self.leases), self.reported_load, self.capabilities.capacity)
+
+    def expel(self) -> None:
+        """Calls back every attempt that can go on elsewhere."""
+        for lease in list(self.leases):
+            lease.call_back()
+
+
+class Lease:
+    """One attempt at a worker; a context manager, so that the load is given back whatever happens."""
+
+    def __init__(self, worker: Worker, expected_cached: float, on_release: Callable[[], None]) -> None:
+        self.worker = worker
+        self.expected_cached = expected_cached
+        self.movable = True  # False once something has gone to the client that another worker cannot go on from
+        self.called_back = False
+        self._on_release = on_release
+        self._scope: asyncio.Timeout | None = None
+        worker.leases.add(self)
+
+    def release(self) -> None:
+        if self in self.worker.leases:
+            self.worker.leases.remove(self)
+            self._on_release()
+
+    def call_back(self) -> None:
+        if self.movable and not self.called_back:
+            self.called_back = True
+            if self._scope is not None:
+                self._scope.reschedule(0.0)  # a time that has passed: whoever waits in the scope stops waiting
+
+    def bounded(self, timeout_s: float | None) -> _Bounded:
+        """A scope for waiting on the worker: ends with `TimeoutError` after a time, with `WorkerLostError` when the
+        attempt is called back."""
+        return _Bounded(self, timeout_s)
+
+    def enter_scope(self, scope: asyncio.Timeout | None) -> None:
+        self._scope = scope
+
+
+class _Bounded:
+    """`asyncio.timeout` that a worker can end early."""
+
+    __slots__ = ("_lease", "_scope", "_timeout_s")
+
+    def __init__(self, lease: Lease, timeout_s: float | None) -> None:
+        self._lease = lease
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> None:
+        if self._lease.called_back:
+            raise WorkerLostError
+        self._scope = asyncio.timeout(self._timeout_s)
+        await self._scope.__aenter__()
+        self._lease.enter_scope(self._scope)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lease.enter_scope(None)
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if self._lease.called_back:
+                raise WorkerLostError from None
+            raise

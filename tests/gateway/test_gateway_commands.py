@@ -1,0 +1,117 @@
+"""`bough gateway` and its sub-commands: flags, `roll`, `top`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bough.cli.gateway import _parser, settings_from
+from bough.core.errors import BoughError, SettingsError
+from bough.gateway.admin_client import AdminClient
+from bough.gateway.roll import roll
+from bough.gateway.top import figures, picture
+from tests.fakes.gateways import desk
+from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
+
+FLAGS = {
+    "--policy": ("policy", "random"),
+    "--launch": ("launch", 3),
+    "--processes": ("processes", 2),
+    "--max-concurrent-requests": ("max_concurrent_requests", 10),
+    "--max-concurrent-per-worker": ("max_concurrent_per_worker", 4),
+    "--queue-size": ("queue_size", 7),
+    "--queue-timeout-secs": ("queue_timeout_secs", 3.5),
+    "--rate-limit-rps": ("rate_limit_rps", 5.0),
+    "--rate-limit-burst": ("rate_limit_burst", 9.0),
+    "--worker-api-key": ("worker_api_key", "w"),
+    "--request-timeout-secs": ("request_timeout_secs", 12.0),
+    "--attempt-timeout-secs": ("attempt_timeout_secs", 1.5),
+    "--retry-max-retries": ("retry_max_retries", 2),
+    "--cb-failure-threshold": ("cb_failure_threshold", 4),
+    "--cb-success-threshold": ("cb_success_threshold", 1),
+    "--cb-timeout-duration-secs": ("cb_timeout_duration_secs", 5.0),
+    "--health-check-interval-secs": ("health_check_interval_secs", 2.0),
+    "--health-check-timeout-secs": ("health_check_timeout_secs", 1.0),
+    "--health-failure-threshold": ("health_failure_threshold", 2),
+    "--health-success-threshold": ("health_success_threshold", 1),
+}
+
+
+def test_every_flag_of_the_contract() -> None:
+    words = [word for flag, (_, value) in FLAGS.items() for word in (flag, str(value))]
+    words += ["--worker-urls", "http://a:1", "http://b:2", "--api-key", "x", "--api-key", "y"]
+    settings = settings_from(_parser().parse(words), ("--device", "cpu"), {})
+    assert {name: getattr(settings, name) for name, _ in FLAGS.values()} == dict(FLAGS.values())
+    assert settings.worker_urls == ("http://a:1", "http://b:2") and settings.api_keys == ("x", "y")
+    assert settings.engine_flags == ("--device", "cpu")
+
+
+def test_defaults_variables_and_files(tmp_path: Path) -> None:
+    settings = settings_from(_parser().parse([]), (), {})
+    assert (settings.default_policy, settings.retry_max_retries, settings.queue_size) == ("cache_aware", 5, 100)
+    assert (settings.cb_failure_threshold, settings.cb_success_threshold) == (10, 3)
+    assert (settings.health_check_interval_secs, settings.request_timeout_secs) == (60.0, 1800.0)
+    file = tmp_path / "g.yaml"
+    file.write_text("queue_size: 1\nport: 5\npolicy: random\n")
+    environ = {"BOUGH_GATEWAY_PORT": "6", "BOUGH_GATEWAY_POLICY": "round_robin", "BOUGH_GATEWAY_API_KEY": "k"}
+    settings = settings_from(_parser().parse(["--config", str(file), "--policy", "least_loaded"]), (), environ)
+    assert (settings.queue_size, settings.port, settings.policy) == (1, 6, "least_loaded")
+    assert settings.api_keys == ("k",) and settings.config == str(file)
+
+
+@pytest.mark.parametrize("words", [["--queue-size", "-1"], ["--port", "x"], ["--api-key", " "]])
+def test_values_that_cannot_be_used(words: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        settings_from(_parser().parse(words), (), {})
+
+
+def test_rolling_to_other_workers_fails_no_request() -> None:
+    async def main() -> None:
+        fakes = [FakeWorker(pause_s=0.005) for _ in range(4)]
+        async with workers(*fakes), desk(*fakes[:2]) as d:
+            running = True
+
+            async def load() -> None:
+                while running:
+                    raw = await d.stream({"prompt": "x", "max_tokens": 10})
+                    assert raw.count(b"data: {") == 10 and raw.endswith(b"[DONE]\n\n")
+
+            loads = [asyncio.create_task(load()) for _ in range(4)]
+            pairs = [(fakes[n].url, fakes[n + 2].url) for n in range(2)]
+            said: list[str] = []
+            await asyncio.to_thread(roll, AdminClient(d.url), pairs, 20.0, said.append)
+            running = False
+            await asyncio.gather(*loads)
+            assert sorted(w.url for w in d.gateway.registry) == sorted(fake.url for fake in fakes[2:])
+            assert fakes[0].aborted == fakes[1].aborted == 0 and len(said) == 6
+            with pytest.raises(BoughError, match="--replace"):
+                await asyncio.to_thread(roll, AdminClient(d.url), [], 1.0, said.append)
+            with pytest.raises(BoughError, match="404"):
+                await asyncio.to_thread(roll, AdminClient(d.url), [("http://no:1", "http://no:2")], 1.0, said.append)
+
+    asyncio.run(main())
+
+
+def test_the_table_shows_workers_and_figures() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker("red")) as (fake,), desk(fake) as d:
+            status, answer = await d.post("/v1/completions", {"prompt": "x"})
+            assert status == 200 and answer["choices"][0]["text"] == text_of(tokens_of("x", 4))
+            client = AdminClient(d.url)
+            listed, page = await asyncio.to_thread(lambda: (client.workers(), client.text("/metrics")))
+            out = io.StringIO()
+            Console(file=out, width=160).print(picture(listed, figures(page)))
+            text = out.getvalue()
+            assert "red" in text and "healthy" in text and fake.url in text
+            assert "requests 1 " in text and "cached 50%" in text
+
+    asyncio.run(main())
+
+
+def test_a_gateway_that_is_not_there() -> None:
+    with pytest.raises(BoughError, match="--url"):
+        AdminClient("http://127.0.0.1:9").workers()

@@ -1,0 +1,81 @@
+"""The configuration file: what it may say, and what happens when it changes under a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bough.core.errors import SettingsError
+from bough.gateway.config_file import ConfigFile, read_file
+from tests.fakes.gateways import desk, until
+from tests.fakes.workers import FakeWorker, workers
+
+
+def test_everything_a_file_may_say(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "port: 8080\nqueue-size: 5\nworkers:\n  - http://a:1/\n  - {url: 'b:2', api_key: k}\n"
+        "policies:\n  red: random\n  blue: {name: cache_aware, cache_threshold: 0.5}\n"
+        "api_keys:\n  - plain\n  - {key: slow, name: team, rate_limit_rps: 2, rate_limit_burst: 4}\n"
+    )
+    content = read_file(str(file))
+    assert content.settings == {"port": 8080, "queue_size": 5}
+    assert [worker.url for worker in content.workers] == ["http://a:1", "http://b:2"]
+    assert content.policies["blue"].options == {"cache_threshold": 0.5}
+    assert [(key.name, key.rate_limit_rps) for key in content.api_keys] == [("file key 1", None), ("team", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("prot: 1", "prot"),
+        ("queue_size: many", "queue_size"),
+        ("workers: [ftp://x]", "ftp"),
+        ("workers: [{url: 'http://a', colour: red}]", "colour"),
+        ("workers: 5", "int"),
+        ("policies: {red: guess}", "guess"),
+        ("policies: {red: {name: random, size: 3}}", "size"),
+        ("policy: guess", "guess"),
+        ("api_keys: ['']", "empty"),
+        ("api_keys: [{key: a, rate_limit_rps: 0}]", "rate_limit_rps"),
+        ("- a list", "settings"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, word: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=word) as error:
+        read_file(str(file))
+    assert str(file) in str(error.value)
+
+
+def test_a_changed_file_holds_and_a_wrong_one_does_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        async with workers(FakeWorker(), FakeWorker()) as (one, two), desk() as d:
+            file.write_text(f"workers: ['{one.url}']\npolicies: {{tiny: random}}\n")
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            watching = asyncio.create_task(config.watch())
+            urls = lambda: [w.url for w in d.gateway.registry]  # noqa: E731
+            assert urls() == [one.url] and d.gateway.policies.shown()["models"] == {"tiny": "random"}
+            (d.gateway.registry.add("http://127.0.0.1:9", source="api"))
+            file.write_text(f"workers: ['{two.url}']\npolicies: {{tiny: guess}}\n")
+            await asyncio.sleep(0.7)
+            assert one.url in urls() and two.url not in urls()
+            file.write_text(f"workers: ['{two.url}']\npolicy: random\napi_keys: [{{key: k, rate_limit_rps: 0.01}}]\n")
+            await until(lambda: two.url in urls())
+            assert urls() == ["http://127.0.0.1:9", two.url]
+            assert d.gateway.policies.shown() == {"default": "random", "models": {}}
+            await until(lambda: d.gateway.dispatch.available(None))
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 401
+            statuses = [
+                (await d.post("/v1/completions", {"prompt": "x"}, headers={"x-api-key": "k"}))[0] for _ in range(2)
+            ]
+            assert statuses == [200, 429]
+            watching.cancel()
+
+    asyncio.run(main())

@@ -1,0 +1,129 @@
+"""Limits: requests at once, the queue before them, rates, time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.fakes.gateways import desk, until
+from tests.fakes.workers import FakeWorker, workers
+
+
+def test_the_queue_is_bounded_and_its_patience_too() -> None:
+    async def main() -> None:
+        slow = FakeWorker(mode="slow")
+        settings = {"max_concurrent_requests": 1, "queue_size": 1, "queue_timeout_secs": 0.3}
+        async with workers(slow) as (fake,), desk(fake, **settings) as d:
+            running = asyncio.create_task(d.post("/v1/completions", {"prompt": "x"}))
+            await until(lambda: fake.running == 1)
+            waiting = asyncio.create_task(d.post("/v1/completions", {"prompt": "x"}))
+            await until(lambda: d.gateway.dispatch.waiting == 1)
+            async with d.client.post(d.url + "/v1/completions", json={"prompt": "x"}) as refused:
+                assert refused.status == 429 and refused.headers["Retry-After"]
+            status, answer = await waiting
+            assert status == 408 and "queue-timeout" in answer["error"]["message"]
+            running.cancel()
+            await until(lambda: d.gateway.dispatch.active == 0)
+
+    asyncio.run(main())
+
+
+def test_those_who_wait_go_in_the_order_of_their_priority() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(pause_s=1.0)) as (fake,), desk(fake, max_concurrent_requests=1) as d:
+            calls = [asyncio.create_task(d.post("/v1/completions", {"prompt": "first"}))]
+            await until(lambda: fake.running == 1)
+            for number, priority in enumerate((0, 5, 0, 9)):
+                calls.append(asyncio.create_task(d.post("/v1/completions", {"prompt": number, "priority": priority})))
+                await until(lambda expected=number + 1: d.gateway.dispatch.waiting == expected)
+            fake.pause_s = 0.0
+            assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+            assert [body["prompt"] for _, _, body in fake.requests] == ["first", 3, 1, 0, 2]
+            assert fake.most_running == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_gets_no_more_at_once_than_its_limit() -> None:
+    async def main() -> None:
+        fakes = [FakeWorker(pause_s=0.01) for _ in range(2)]
+        async with workers(*fakes), desk(*fakes, max_concurrent_per_worker=2) as d:
+            answers = await asyncio.gather(*(d.post("/v1/completions", {"prompt": str(n)}) for n in range(20)))
+            assert {status for status, _ in answers} == {200}
+            assert [fake.most_running for fake in fakes] == [2, 2]
+
+    asyncio.run(main())
+
+
+def test_over_the_rate_means_refused_at_once() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, rate_limit_rps=0.01, rate_limit_burst=3) as d:
+            statuses = [(await d.post("/v1/completions", {"prompt": "x"}))[0] for _ in range(5)]
+            assert statuses == [200, 200, 200, 429, 429]
+            async with d.client.post(d.url + "/v1/completions", json={"prompt": "x"}) as refused:
+                assert int(refused.headers["Retry-After"]) >= 1
+                assert (await refused.json())["error"]["type"] == "rate_limit_error"
+            assert (await d.get("/workers"))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_a_request_that_takes_too_long_is_ended() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(pause_s=0.02)) as (fake,), desk(fake, request_timeout_secs=0.2) as d:
+            raw = await d.stream({"prompt": "x", "max_tokens": 100_000})
+            assert b"request-timeout" in raw.splitlines()[-2]
+            fake.mode = "slow"
+            status, answer = await d.post("/v1/completions", {"prompt": "x"})
+            assert status == 504 and "request-timeout" in answer["error"]["message"]
+            await until(lambda: fake.running == 0)
+
+    asyncio.run(main())
+
+
+def test_without_workers_requests_are_told_so() -> None:
+    async def main() -> None:
+        async with desk() as d:
+            status, answer = await d.post("/v1/completions", {"model": "x", "prompt": "x"})
+            assert status == 503 and "rotation" in answer["error"]["message"]
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 503
+
+    asyncio.run(main())
+
+
+def test_one_models_queue_does_not_hold_up_another_model() -> None:
+    async def main() -> None:
+        fakes = [FakeWorker("red", mode="slow"), FakeWorker("blue")]
+        async with workers(*fakes), desk(*fakes, max_concurrent_per_worker=1) as d:
+            held = [asyncio.create_task(d.post("/v1/completions", {"model": "red", "prompt": "x"})) for _ in range(3)]
+            await until(lambda: d.gateway.dispatch.waiting == 2)
+            for _ in range(3):
+                assert (await d.post("/v1/completions", {"model": "blue", "prompt": "x"}))[0] == 200
+            for task in held:
+                task.cancel()
+            await until(lambda: d.gateway.dispatch.active == 0)
+
+    asyncio.run(main())
+
+
+def test_requests_wait_for_a_worker_that_is_about_to_come() -> None:
+    async def main() -> None:
+        fake = FakeWorker(health=503)
+        async with workers(fake), desk(fake, healthy=0) as d:
+            early = asyncio.create_task(d.post("/v1/completions", {"model": "tiny", "prompt": "x"}))
+            await until(lambda: d.gateway.dispatch.waiting == 1)
+            fake.health = 200
+            assert (await early)[0] == 200
+
+    asyncio.run(main())
+
+
+def test_open_breakers_everywhere_are_told_without_the_queues_patience() -> None:
+    async def main() -> None:
+        bad = FakeWorker(mode="error")
+        settings = {"cb_failure_threshold": 1, "retry_max_retries": 0, "queue_size": 0}
+        async with workers(bad), desk(bad, **settings) as d:
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 500
+            status, answer = await d.post("/v1/completions", {"prompt": "x"})
+            assert status == 503 and "breaker" in answer["error"]["message"]
+
+    asyncio.run(main())

@@ -1,0 +1,97 @@
+"""The text of a stream that can go on elsewhere: what goes to the client, and what is asked of the next worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.gateway.resume import ResumableText, WorkerFailedError
+
+STREAM = (
+    b': seed 7\n: events 2\ndata: {"id":"c1","created":5,"role":1}\n\n: ids 1,2\ndata: {"id":"c1","text":"a"}\n\n'
+    b": keep-alive\n\n"
+    b': ids 3\ndata: {"id":"c1","text":"b"}\n\n'
+    b': events 2\n: ids 4\ndata: {"id":"c1","text":"c"}\n\ndata: [DONE]\n\n'
+)
+SHOWN = (
+    b'data: {"id":"c1","created":5,"role":1}\n\ndata: {"id":"c1","text":"a"}\n\n: keep-alive\n\n'
+    b'data: {"id":"c1","text":"b"}\n\ndata: {"id":"c1","text":"c"}\n\ndata: [DONE]\n\n'
+)
+
+
+def cut(stream: bytes, places: list[int]) -> list[bytes]:
+    bounds = [0, *sorted(place % (len(stream) + 1) for place in places), len(stream)]
+    return [stream[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_comments_of_the_protocol_are_taken_out_in_any_chunking(places: list[int]) -> None:
+    text = ResumableText()
+    shown = b"".join(text.feed(chunk) for chunk in cut(STREAM, places)) + text.rest()
+    assert shown == SHOWN
+    assert text.resumable and text.output_ids == [1, 2, 3, 4]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_a_foreign_stream_passes_byte_for_byte(places: list[int]) -> None:
+    for foreign in (SHOWN, SHOWN.replace(b"\n", b"\r\n"), b"data: no end"):
+        text = ResumableText()
+        assert b"".join(text.feed(chunk) for chunk in cut(foreign, places)) + text.rest() == foreign
+        assert not text.resumable
+
+
+@given(st.integers(0, len(STREAM)))
+def test_what_is_asked_next_is_what_was_not_shown(place: int) -> None:
+    text = ResumableText()
+    shown = text.feed(STREAM[:place])
+    assert SHOWN.startswith(shown)
+    body = json.loads(text.body(b'{"prompt": "x", "stream": true}'))
+    if b"data:" not in shown:
+        assert body == {"prompt": "x", "stream": True}
+        return
+    ids = [1, 2] + [3] * (b'"b"' in shown) + [4] * (b'"c"' in shown)
+    assert body == {
+        "prompt": "x",
+        "stream": True,
+        "resume": {"output_ids": ids, "seed": 7, "id": "c1", "created": 5},
+    }
+
+
+def test_a_worker_that_begins_anew_is_not_passed_on() -> None:
+    text = ResumableText()
+    text.feed(STREAM[: STREAM.index(b": events 2\n: ids 4")])
+    text.restart()
+    with pytest.raises(WorkerFailedError):
+        text.feed(b'data: {"id":"c2","text":"a"}\n\n')
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"error":{"message":"dead","type":"EngineDeadError","code":503}}\n\n',
+        b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"dead"}}\n\n',
+    ],
+)
+def test_an_error_of_the_worker_is_a_reason_to_go_elsewhere(event: bytes) -> None:
+    text = ResumableText()
+    text.feed(STREAM[: STREAM.index(b": keep-alive")])
+    with pytest.raises(WorkerFailedError, match="dead"):
+        text.feed(event)
+
+
+def test_an_error_of_the_request_is_the_clients() -> None:
+    text = ResumableText()
+    text.feed(STREAM[: STREAM.index(b": keep-alive")])
+    event = b'data: {"error":{"message":"bad","type":"BadRequestError","code":400}}\n\n'
+    assert text.feed(event) == event
+
+
+def test_a_stream_that_ends_early_has_lost_its_worker() -> None:
+    text = ResumableText()
+    text.feed(STREAM[: STREAM.index(b": keep-alive")])
+    with pytest.raises(WorkerFailedError):
+        text.rest()

@@ -1,0 +1,88 @@
+"""Learning the ids of prompts behind the requests' backs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from bough.gateway.policies.kv_events import KVEventsPolicy
+from bough.gateway.prompt_learner import ENOUGH_REFUSALS, PromptLearner, tokenize_body
+from tests.fakes.routing import request
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("/v1/completions", {"prompt": "Once"}, {"prompt": "Once"}),
+        ("/v1/completions", {"prompt": [1, 2]}, None),
+        ("/v1/completions", {"prompt": ["a", "b"]}, None),
+        ("/generate", {"text": "Once"}, {"prompt": "Once"}),
+        ("/generate", {"input_ids": [1]}, None),
+        ("/v1/chat/completions", {"messages": [USER]}, {"messages": [USER]}),
+        ("/v1/messages", {"system": "Be brief.", "messages": [USER]}, {"messages": [SYSTEM, USER]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
+            {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
+        ),
+    ],
+)
+def test_what_tokenize_is_asked(path: str, body: dict[str, Any], asked: dict[str, Any] | None) -> None:
+    assert tokenize_body(path, body) == asked
+
+
+class Tokenizer:
+    """A worker whose tokens are the bytes of the text."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.asked: list[str] = []
+
+    async def post(self, url: str, body: bytes) -> tuple[int, bytes]:
+        self.asked.append(url)
+        tokens = list(json.loads(body)["prompt"].encode())
+        return self.status, json.dumps({"tokens": tokens, "count": len(tokens)}).encode()
+
+
+def learn(worker: Tokenizer, policy: KVEventsPolicy, *texts: str) -> None:
+    async def play() -> None:
+        learner = PromptLearner(worker.post)
+        for text in texts:
+            learner.sent(policy, "http://w", "/v1/completions", json.dumps({"prompt": text}).encode(), request(text))
+            await learner.settle()
+        await learner.close()
+
+    asyncio.run(play())
+
+
+def test_a_prompt_is_learned_once() -> None:
+    worker, policy = Tokenizer(), KVEventsPolicy()
+    learn(worker, policy, "Once upon a time", "Once upon a time", "Another")
+    assert worker.asked == ["http://w"] * 2
+    assert not policy.curious(request("Once upon a time"))
+
+
+def test_a_body_that_is_no_json_teaches_nothing() -> None:
+    async def play() -> None:
+        worker = Tokenizer()
+        learner = PromptLearner(worker.post)
+        for body in (b"", b"[1]", b"{"):
+            learner.sent(KVEventsPolicy(), "http://w", "/v1/completions", body, request("x"))
+        await learner.settle()
+        assert worker.asked == []
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("status", [404, 400, 0])
+def test_a_worker_that_refuses_is_not_asked_for_ever(status: int) -> None:
+    worker, policy = Tokenizer(status), KVEventsPolicy()
+    learn(worker, policy, *[f"text {n}" for n in range(10)])
+    assert len(worker.asked) == ENOUGH_REFUSALS
+    assert policy.curious(request("text 1"))

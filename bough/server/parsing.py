@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bough.client.inputs import ThinkingMarks
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
@@ -33,15 +34,42 @@ from bough.parsers import (
 from bough.parsers.formats.base import ToolFormat
 from bough.server.tools import NO_TOOLS, ToolUse
 
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")  # of the sampling parameters
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
     """How the answers of one request are made and read."""
 
     tools: ToolUse = NO_TOOLS
-    reasoning: ReasoningFormat | None = None
+    thinking: ReasoningFormat | None = None  # how the model sets it apart
+    separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
     calls: ToolFormat | None = None  # the format of the model's own calls
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """How thinking is read; None where it stays in the text."""
+        return self.thinking if self.separate else None
+
+    def marks(
+        self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
+    ) -> ThinkingMarks | None:
+        """What the engine must know of the thinking: a grammar holds behind it, and a budget cuts it short."""
+        kind = self.thinking
+        if kind is None:
+            if budget is not None:
+                raise RequestError(
+                    "max_thinking_tokens needs a server that knows how its model thinks; start it with "
+                    "--reasoning-parser.",
+                    field="max_thinking_tokens",
+                )
+            return None
+        begun = kind.thinks_from_start(prompt, continued)
+        switched_off = not begun and prompt.rstrip().endswith(kind.end)
+        if switched_off or (budget is None and not any(sampling.get(name) for name in GRAMMARS)):
+            return None
+        return ThinkingMarks(kind.start, kind.end, kind.cut, begun, budget)
 
     def sampling(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that."""
@@ -83,7 +111,8 @@ def plan_answers(
         )
     return AnswerPlan(
         tools=tools,
-        reasoning=None if thinking is None or not separate else reasoning_format(thinking),
+        thinking=None if thinking is None else reasoning_format(thinking),
+        separate=separate,
         stream_reasoning=stream_reasoning,
         calls=None if calls is None else tool_format(calls),
     )

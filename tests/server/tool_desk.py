@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from bough.client.inputs import InputReader, Inputs
+from bough.client.inputs import InputReader, Inputs, ThinkingMarks
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.tokenizer.chat_template import ChatTemplate
@@ -45,9 +45,11 @@ class NotingReader:
         self._reader = reader
         self.grammar: dict[str, Any] = {}
         self.sampling: dict[str, Any] = {}
+        self.thinking: ThinkingMarks | None = None
 
     def read(self, **given: Any) -> Inputs:
         self.sampling = dict(given["sampling_params"])
+        self.thinking = given.get("thinking")
         self.grammar = {name: self.sampling.pop(name) for name in GRAMMARS if name in self.sampling}
         return self._reader.read(**{**given, "sampling_params": self.sampling})
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
+from bough.core.sampling_params import INT32_MAX
 from bough.core.settings import Settings
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.limits import Harmless, check_ranges, check_stops, refuse_unbuilt
@@ -79,6 +80,18 @@ def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> No
             "thinking needs a server that knows how its model thinks; start it with --reasoning-parser.",
             field="thinking",
         )
+
+
+def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:
+    """How many tokens the model may think; None: as many as it likes."""
+    budget = (thinking or {}).get("budget_tokens")
+    if budget is None or (thinking or {}).get("type") == "disabled":
+        return None
+    if not isinstance(budget, int) or isinstance(budget, bool) or not 1 <= budget <= INT32_MAX:
+        raise RequestError(
+            f"thinking.budget_tokens must be between 1 and {INT32_MAX}, got {budget!r}.", field="thinking.budget_tokens"
+        )
+    return budget
 
 
 def read_tools(request: CountTokensRequest) -> ToolUse:

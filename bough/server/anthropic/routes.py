@@ -17,6 +17,7 @@ from bough.server.anthropic.reading import (
     prompt_of,
     read_request,
     read_tools,
+    thinking_budget,
 )
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
@@ -74,7 +75,8 @@ class Anthropic:
             plan = self._plan(body)
             prompt, continued = await self._prompt(body, plan)
             given = read_request(body, id)
-            given["sampling_params"] = plan.sampling(given["sampling_params"])
+            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+            given["thinking"] = plan.marks(sampling, prompt.text, continued, thinking_budget(body.thinking))
             inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         form = MessageForm(id, self._context.model.name, timed, plan.answers(prompt.text, continued))
         client = self._context.client

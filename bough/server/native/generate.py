@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
-from bough.client.inputs import Inputs
+from bough.client.inputs import Inputs, ThinkingMarks
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
 from bough.server.bodies import given_fields, read_body
@@ -19,6 +19,7 @@ from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape
 from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
+from bough.server.parsing import plan_answers
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
 from bough.server.resuming import read_resumption, resumable
@@ -82,7 +83,23 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
     if body.resume is not None and body.resume.id is not None:
         options["rid"] = body.resume.id
-    return await context.read_inputs(prompt=body.text, **options)
+    return await context.read_inputs(prompt=body.text, thinking=_marks(context, body), **options)
+
+
+def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
+    """The marks of thinking, for those who ask for a budget or for a grammar behind it. The prompts of one call are
+    taken to be alike."""
+    if body.max_thinking_tokens is None and not body.require_reasoning:
+        return None
+    plan = plan_answers(context.settings)
+    if plan.thinking is None:
+        field = "require_reasoning" if body.max_thinking_tokens is None else "max_thinking_tokens"
+        raise RequestError(
+            f"{field} needs a server that knows how its model thinks; start it with --reasoning-parser.", field=field
+        )
+    texts = [body.text] if isinstance(body.text, str) else body.text or [""]
+    given = body.sampling_params if isinstance(body.sampling_params, list) else [body.sampling_params]
+    return plan.marks((given[0] if given else None) or {}, texts[0] if texts else "", budget=body.max_thinking_tokens)
 
 
 class OutputWriter:

@@ -72,6 +72,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_timings: bool | None = None
+    max_thinking_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    require_reasoning: bool | None = None  # what the answer must match holds behind the thinking
     priority: int | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
@@ -90,8 +92,6 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
-    max_thinking_tokens: Any = None
-    require_reasoning: Any = None
 
 
 UNBUILT_BODY_FIELDS = (
@@ -107,8 +107,6 @@ UNBUILT_BODY_FIELDS = (
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
-    "max_thinking_tokens",
-    "require_reasoning",
 )
 
 Logprob = tuple[float | None, int, str | None]

@@ -119,8 +119,10 @@ class Ollama:
             return render(tokenizer, turns, tools=plan.tools.shown, variables=variables, continue_final_message=goes_on)
 
         prompt = await aside(text_size(turns), rendered)
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, sampling_params=plan.sampling(sampling))
-        return inputs, plan.answers(prompt.text, last["content"] if goes_on else "")
+        sampling, continued = plan.sampling(sampling), last["content"] if goes_on else ""
+        marks = plan.marks(sampling, prompt.text, continued)
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, sampling_params=sampling, thinking=marks)
+        return inputs, plan.answers(prompt.text, continued)
 
     async def _answer(self, request: Request, body: AnswerFields, inputs: Inputs, form: AnswerForm) -> Response:
         client = self._context.client

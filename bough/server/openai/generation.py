@@ -87,7 +87,8 @@ class OpenAI:
                 stream_reasoning=body.stream_reasoning is not False,
             )
             prompt, continued = await self._chat_prompt(body, plan)
-            given["sampling_params"] = plan.sampling(given["sampling_params"])
+            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+            given["thinking"] = plan.marks(sampling, prompt.text, continued, body.max_thinking_tokens)
             inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)

@@ -159,7 +159,8 @@ class Responses:
                 text_size(messages),
                 lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
             )
-            given["sampling_params"] = plan.sampling(given["sampling_params"])
+            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+            given["thinking"] = plan.marks(sampling, prompt.text, budget=body.max_thinking_tokens)
             inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         stored = self._store is not None and body.store is not False
         return ResponseForm(body, identity, inputs, self._speller, stored, plan.answers(prompt.text))

@@ -161,6 +161,13 @@ def test_thinking() -> None:
         shown = await desk.post(PATH, **body, thinking={"type": "enabled", "budget_tokens": 1024})
         assert desk.prompt.endswith("<think>")
         assert [block["type"] for block in shown["content"]] == ["thinking", "text"]
+        assert notes.thinking is not None and notes.thinking.budget == 1024 and notes.thinking.begun
+        assert (
+            "budget_tokens"
+            in (await desk.post(PATH, 400, **body, thinking={"type": "enabled", "budget_tokens": "much"}))["error"][
+                "message"
+            ]
+        )
         await desk.post(PATH, **body, thinking={"type": "disabled"})
         assert desk.prompt.endswith("assistant: ")
         assert "thinking.type" in (await desk.post(PATH, 400, **body, thinking={"type": "deep"}))["error"]["message"]

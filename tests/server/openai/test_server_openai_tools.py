@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bough.client.inputs import ThinkingMarks
 from bough.server.openai import routes
 from tests.server.protocol_desk import Desk
 from tests.server.tool_desk import CALL, MALFORMED, NOW, OSLO, ROME, SCHEMA, TOOL, TWO_CALLS, NotingReader, say
@@ -236,6 +237,27 @@ def test_the_template_opens_the_thinking() -> None:
         assert more["choices"][0]["message"]["reasoning_content"] == "One."
 
     say(routes, "One.</think>Two.", use)
+
+
+def test_grammars_hold_behind_the_thinking_and_budgets_cut_it_short() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **SAY)
+        unasked: Any = notes.thinking
+        assert unasked is None
+        await desk.post(CHAT, **ASK, tool_choice="required")
+        assert notes.thinking == ThinkingMarks("<think>", "</think>", "</think>", begun=False)
+        opened = {"enable_thinking": True}
+        await desk.post(CHAT, **SAY, chat_template_kwargs=opened, max_thinking_tokens=9, separate_reasoning=False)
+        assert notes.thinking == ThinkingMarks("<think>", "</think>", "</think>", begun=True, budget=9)
+        await desk.post("/v1/responses", input="x", max_thinking_tokens=9)
+        assert notes.thinking == ThinkingMarks("<think>", "</think>", "</think>", begun=False, budget=9)
+
+    async def without(desk: Desk, notes: NotingReader) -> None:
+        error = (await desk.post(CHAT, 400, **SAY, max_thinking_tokens=9))["error"]
+        assert error["param"] == "max_thinking_tokens" and "--reasoning-parser" in error["message"]
+
+    say(routes, THOUGHT, use)
+    say(routes, THOUGHT, without, reasoning_parser=None)
 
 
 def test_logprobs_and_ids_of_all_tokens_come_with_parsed_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -32,11 +33,15 @@ KEY_SCHEMES = {
 
 
 def described(endpoints: Sequence[Endpoint], settings: ServerSettings) -> list[Endpoint]:
-    """The endpoints, and the two that describe all of them."""
-    document = b""
+    """The endpoints, and the two that describe all of them. The description is made when it is first asked for: most
+    servers never are."""
+
+    @functools.cache
+    def document() -> bytes:
+        return encode_json(openapi_document(everything, settings))
 
     async def openapi(request: Request) -> Response:
-        return Response(document, media_type=JSON)
+        return Response(document(), media_type=JSON)
 
     async def docs(request: Request) -> Response:
         return HTMLResponse(DOCS_PAGE)
@@ -53,7 +58,6 @@ def described(endpoints: Sequence[Endpoint], settings: ServerSettings) -> list[E
         ),
         Endpoint(path="/docs", handler=docs, summary="This description, for people", media_type="text/html", **common),
     ]
-    document = encode_json(openapi_document(everything, settings))
     return everything
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.serving import running
+from tests.system.serving import TINY, running
 
 anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed (pip install bough[dev])")
 
@@ -19,15 +20,8 @@ GREEDY: dict[str, Any] = {"model": "any-name", "max_tokens": 24, "extra_body": C
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    flags = ("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000")
-    with running(*flags, "--api-key", "sesame", "--admin-api-key", "mountain") as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=address, api_key="sesame", max_retries=0) as made:
+def client(model_url: str) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=model_url, api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -97,8 +91,8 @@ def test_what_was_answered_can_be_sent_back(client: Any) -> None:
     assert second.usage.cache_read_input_tokens > 20
 
 
-def test_many_async_streams_at_once(address: str, client: Any) -> None:
-    asked = [[{"role": "user", "content": f"What is {i} plus {i}?"}] for i in range(8)]
+def test_many_async_streams_at_once(model_url: str, client: Any) -> None:
+    asked = [[{"role": "user", "content": f"What is {i} plus {i}?"}] for i in range(4)]
     alone = [client.messages.create(**GREEDY, messages=turns).content[0].text for turns in asked]
 
     async def one(made: Any, turns: Any) -> str:
@@ -106,7 +100,7 @@ def test_many_async_streams_at_once(address: str, client: Any) -> None:
             return "".join([text async for text in stream.text_stream])
 
     async def go() -> list[str]:
-        async with anthropic.AsyncAnthropic(base_url=address, api_key="sesame") as made:
+        async with anthropic.AsyncAnthropic(base_url=model_url, api_key="none") as made:
             return list(await asyncio.gather(*(one(made, turns) for turns in asked)))
 
     assert asyncio.run(go()) == alone
@@ -129,10 +123,17 @@ def test_what_cannot_be_served_is_refused(client: Any, fields: dict[str, Any], n
         assert caught.value.body["error"]["type"] == "invalid_request_error"
 
 
-def test_a_wrong_key(address: str) -> None:
-    stranger = anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0)
-    with stranger, pytest.raises(anthropic.AuthenticationError):
-        stranger.messages.create(**GREEDY, messages=GREET)
+def test_keys(tiny_model: Path) -> None:
+    def ask(url: str, key: str) -> None:
+        with anthropic.Anthropic(base_url=url, api_key=key, max_retries=0) as made:
+            made.messages.create(**GREEDY, messages=GREET)
+
+    with running(str(tiny_model), *TINY, "--api-key", "sesame", "--admin-api-key", "mountain") as server:
+        for wrong in ("wrong", "mountain"):
+            with pytest.raises(anthropic.AuthenticationError):
+                ask(server.url, wrong)
+        with pytest.raises(anthropic.BadRequestError, match="no tokenizer"):  # it was let in
+            ask(server.url, "sesame")
 
 
 def test_timings_come_on_request(client: Any) -> None:

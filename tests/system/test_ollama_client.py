@@ -11,7 +11,7 @@ ollama = pytest.importorskip("ollama", reason="the ollama package is not install
 
 NAME = "SmolLM2-135M-Instruct"
 GREET: list[Any] = [{"role": "user", "content": "Say hello to Ada."}]
-GREEDY: dict[str, Any] = {"model": "any-name", "options": {"temperature": 0, "num_predict": 24}}
+GREEDY: dict[str, Any] = {"model": "any-name", "options": {"temperature": 0, "num_predict": 12}}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_what_cannot_be_served_is_refused(client: Any, fields: dict[str, Any], n
 
 
 def test_many_async_streams_at_once(model_url: str, client: Any) -> None:
-    asked = [[{"role": "user", "content": f"What is {i} plus {i}?"}] for i in range(6)]
+    asked = [[{"role": "user", "content": f"What is {i} plus {i}?"}] for i in range(3)]
     alone = [client.chat(**GREEDY, messages=turns).message.content for turns in asked]
 
     async def one(turns: Any) -> str:

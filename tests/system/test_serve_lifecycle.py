@@ -87,7 +87,8 @@ def test_a_bad_model_ends_the_server_with_its_sentence(tmp_path: Path) -> None:
         assert server.log().count("\n") == 1 and "nothing-here" in server.log()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+# The quick suite has each ending once with one worker (the tests between these) and the drain with two.
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_stop_lets_what_runs_finish(tiny_model: Path, workers: int) -> None:
     with running(str(tiny_model), *TINY, "--tokenizer-worker-num", str(workers)) as server:
         readers = [Reader(server.url, LONG) for _ in range(4)]
@@ -129,7 +130,7 @@ def test_a_second_signal_ends_at_once(tiny_model: Path) -> None:
         assert not alive
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_dead_scheduler_ends_every_stream_with_an_error(tiny_model: Path, workers: int) -> None:
     flags = ("--context-length", "4000", "--tokenizer-worker-num", str(workers))
     with running(str(tiny_model), *TINY, *flags) as server:

@@ -87,7 +87,9 @@ def _parser() -> Parser:
         "`bough gateway roll` restarts the workers of a running gateway one by one, `bough gateway top` shows them.",
     )
     section = parser.add_argument_group("Gateway", "Each flag is also a variable, such as BOUGH_GATEWAY_POLICY.")
-    section.add_argument("--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="workers")
+    section.add_argument(
+        "--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="engines that run already"
+    )
     section.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
     )

@@ -26,6 +26,7 @@ from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.proxy import Proxy
 from bough.gateway.registry import Registry
 from bough.gateway.retries import RetryBudget
+from bough.gateway.scopes import end_scope
 from bough.gateway.sticky import StickyAnswers
 from bough.gateway.tracing import traces_to
 from bough.gateway.upstream import Upstream
@@ -96,7 +97,7 @@ class Gateway:
         """Ends every call: the gateway stops and cannot wait any longer."""
         self._stopping = True
         for scope in list(self._running):
-            scope.reschedule(0.0)
+            end_scope(scope)
 
     async def serve(self, call: Call, outlet: Outlet, receive: Receive) -> None:
         """Answers the call; its work ends when its client leaves or its time is up. Raises an `HttpError` only while
@@ -112,8 +113,9 @@ class Gateway:
 
                 def leave(_: object) -> None:
                     nonlocal gone
-                    gone = True
-                    scope.reschedule(0.0)
+                    if not outlet.ended:  # else it is only done with us
+                        gone = True
+                        end_scope(scope)
 
                 watch.add_done_callback(leave)
                 self._running.add(scope)

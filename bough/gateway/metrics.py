@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from bough.gateway.answers import AttemptFailedError
+from bough.gateway.answers import JSON_PATHS, AttemptFailedError
 from bough.gateway.call import Call
 from bough.gateway.worker import Worker
 
@@ -39,6 +39,8 @@ class GatewayMetrics:
             "bough_gateway_first_byte_seconds", "From arrival to the first byte of the answer", ["model"],
             buckets=LATENCIES_S, registry=registry,
         )  # fmt: skip
+        # Looking a labelled counter up costs more than counting; statuses, models and paths are few.
+        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram, Histogram]] = {}
         self._queued = Counter(
             "bough_gateway_queued_seconds", "Time that requests waited for a worker", registry=registry
         )
@@ -73,14 +75,19 @@ class GatewayMetrics:
         self._expected_tokens.inc(call.expected_cached * prompt_tokens)
 
     def ended(self, call: Call, known_models: Sequence[str]) -> None:
-        """A request has ended. Names that clients make up must not become labels."""
+        """A request has ended. Names and paths that clients make up must not become labels."""
         model = call.peek.model or ""
-        model = model if model in known_models else ""
-        path = call.path if call.worker is not None else "other"
-        self._requests.labels(model, path, str(call.status)).inc()
-        self._latency.labels(model).observe(time.perf_counter() - call.began_s)
+        key = model if model in known_models else "", call.path if call.path in JSON_PATHS else "other", call.status
+        counters = self._counters.get(key)
+        if counters is None:
+            requests = self._requests.labels(key[0], key[1], str(call.status))
+            counters = requests, self._latency.labels(key[0]), self._first_byte.labels(key[0])
+            self._counters[key] = counters
+        requests, latency, first_byte = counters
+        requests.inc()
+        latency.observe(time.perf_counter() - call.began_s)
         if call.first_byte_s is not None:
-            self._first_byte.labels(model).observe(call.first_byte_s)
+            first_byte.observe(call.first_byte_s)
         if call.worker is not None:
             self._attempts.labels(call.worker.url).inc(call.attempts)
         if call.queued_s:

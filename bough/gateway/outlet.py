@@ -23,6 +23,7 @@ class Outlet:
         self._send = send
         self._of_lines = False
         self.tail = b""
+        self.ended = False
 
     @property
     def begun(self) -> bool:
@@ -30,6 +31,7 @@ class Outlet:
 
     async def whole(self, answer: Answer) -> None:
         self._begin(answer.status)
+        self.ended = True
         self._call.sent_bytes += len(answer.body)
         await send_whole(self._send, answer)
 
@@ -45,6 +47,7 @@ class Outlet:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def broken(self, message: str) -> None:

@@ -62,8 +62,8 @@ async def serve(
     http = HttpServer(front, listener, settings.edge())
     async with contextlib.AsyncExitStack() as cleanup:
         gateway = Gateway(divided(settings))
-        await gateway.open()
         cleanup.push_async_callback(gateway.close)
+        await gateway.open()
         engines = await _feed(gateway, settings, ending, cleanup)
         children = None
         if settings.processes > 1 and family is None:

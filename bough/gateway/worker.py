@@ -16,6 +16,7 @@ from types import TracebackType
 
 from bough.gateway.breaker import Breaker, BreakerSettings
 from bough.gateway.policies import WorkerView
+from bough.gateway.scopes import end_scope
 
 
 class WorkerState(StrEnum):
@@ -131,7 +132,7 @@ class Lease:
         if self.movable and not self.called_back:
             self.called_back = True
             if self._scope is not None:
-                self._scope.reschedule(0.0)  # a time that has passed: whoever waits in the scope stops waiting
+                end_scope(self._scope)
 
     def bounded(self, timeout_s: float | None) -> _Bounded:
         """A scope for waiting on the worker: ends with `TimeoutError` after a time, with `WorkerLostError` when the

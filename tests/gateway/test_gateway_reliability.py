@@ -212,3 +212,31 @@ def test_a_stream_that_ends_with_its_connection_must_have_an_end_of_its_own(whol
             assert ("error" not in events(raw)[-1]) == whole and raw.startswith(b'data: {"text": "a"}\n\n')
 
     asyncio.run(main())
+
+
+def test_all_kinds_of_misbehaviour_at_once_cost_no_request() -> None:
+    async def main() -> None:
+        good, garbage, hole, slow, flapping = fakes = [FakeWorker(pause_s=0.002) for _ in range(5)]
+        async with workers(*fakes), desk(*fakes, attempt_timeout_secs=0.5) as d:
+            port = flapping.port
+            garbage.mode, hole.mode, slow.pause_s = "garbage", "black_hole", 0.1
+
+            async def flap() -> None:
+                while True:
+                    await asyncio.sleep(0.15)
+                    await flapping.stop()
+                    await asyncio.sleep(0.15)
+                    await flapping.start(port)
+
+            task = asyncio.create_task(flap())
+            try:
+                for _ in range(3):
+                    await many(d, 24)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            states = {worker.url: worker for worker in d.gateway.registry}
+            assert states[garbage.url].breaker.state(0.0).name == "OPEN"
+            assert not states[hole.url].in_rotation and states[good.url].in_rotation
+
+    asyncio.run(main())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from tests.system.serving import running
@@ -24,7 +25,12 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</t
 THOUGHT = "<think>One, two, three.</think>\nFour.\n"
 CALLING: list[Any] = [{"role": "user", "content": CALL * 6}]
 THINKING: list[Any] = [{"role": "user", "content": THOUGHT * 6}]
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOL: Any = {"type": "function", "function": {"name": "get_weather", "description": "Weather.", "parameters": SCHEMA}}
 GREEDY: dict[str, Any] = {"model": "any", "temperature": 0, "max_tokens": 48, "stop": ["</tool_call>", "\n<"]}
 
@@ -51,6 +57,21 @@ def test_openai(address: str) -> None:
         assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
         thought = client.chat.completions.create(**GREEDY, messages=THINKING).choices[0].message
         assert thought.reasoning_content and "think>" not in thought.content
+
+
+def test_forced_calls_always_validate(address: str) -> None:
+    asked: dict[str, Any] = {"model": "any", "temperature": 1, "max_tokens": 96, "tools": [TOOL]}
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        for seed, choice in enumerate(["required", named, "required", named]):
+            talk: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+            answer = client.chat.completions.create(
+                **asked, messages=talk, tool_choice=choice, seed=seed, parallel_tool_calls=False
+            )
+            choice_made = answer.choices[0]
+            for call in choice_made.message.tool_calls or ():
+                jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+            assert choice_made.message.tool_calls or choice_made.finish_reason == "length"
 
 
 def test_openai_responses(address: str) -> None:

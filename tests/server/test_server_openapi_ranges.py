@@ -28,8 +28,8 @@ CALLS: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/messages", {"messages": HI, "max_tokens": 9}, None),
     ("/api/chat", {"messages": HI, "stream": False}, "options"),
 ]
-# Their ranges depend on other fields, or many answers are not worth their time.
-ENTANGLED = {"min_new_tokens", "min_tokens", "best_of", "n"}
+# Their ranges depend on other fields or on settings, or many answers are not worth their time.
+ENTANGLED = {"min_new_tokens", "min_tokens", "best_of", "n", "max_thinking_tokens"}
 
 CONTEXT = NativeEngine(lambda request: [*b"hi", IM_END]).context()
 ENDPOINTS = all_endpoints(CONTEXT)

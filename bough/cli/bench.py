@@ -23,6 +23,9 @@ MENU = Menu(
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
         "edge": Command("what HTTP costs, with an executor that answers at once", "bough.bench.edge"),
+        "constrained": Command(
+            "what structured output costs: masks, jump-forward", "bough.bench.constrained", starts_engine=True
+        ),
         "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
     },
     flags={},

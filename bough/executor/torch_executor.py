@@ -64,7 +64,7 @@ class TorchExecutor:
         if plan.input_logprobs:
             hidden = hidden.index_select(0, last)
         logits = self._model.logits(hidden).float()
-        sampled = sample(self._sampling, logits, sampling_rows, _batch_masks(plan, masks))
+        sampled = sample(self._sampling, logits, sampling_rows, BatchMasks.on_host(plan, masks))
         tokens = sampled.tokens.numpy()
         self._rows.advance(sampling_rows, tokens)
         return StepResult(
@@ -93,11 +93,3 @@ class TorchExecutor:
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
         positions = hidden[first : first + want.count]
         return input_logprobs(self._model.logits, positions, torch.from_numpy(prompt_targets(plan, want)), spec)
-
-
-def _batch_masks(plan: BatchPlan, masks: Callable[[], TokenMasks]) -> BatchMasks | None:
-    """The masks of the rows that sample; waits for them, if there are to be any."""
-    if plan.masked is None:
-        return None
-    masked = plan.masked[plan.sample]
-    return BatchMasks(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))

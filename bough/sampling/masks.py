@@ -6,11 +6,14 @@ mask works on a copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from bough.core.plan import BoolArray, IntArray
+from bough.core.plan import BatchPlan, BoolArray, IntArray, TokenMasks
 from bough.kernels.token_mask import reference
 from bough.sampling.state import SamplingState
 
@@ -22,6 +25,14 @@ class BatchMasks:
     masked: BoolArray  # [n] which rows they are, on the host
     places: Tensor  # [m] int64, the same on the device
     words: Tensor  # [m, words] int32: bit t % 32 of word t // 32 allows token t
+
+    @classmethod
+    def on_host(cls, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> BatchMasks | None:
+        """Those of a plan's rows that sample, for executors on a CPU; waits for them, if there are to be any."""
+        if plan.masked is None:
+            return None
+        masked = plan.masked[plan.sample]
+        return cls(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))
 
 
 def apply_masks(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks, *, raw: bool) -> Tensor:

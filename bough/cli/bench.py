@@ -31,6 +31,9 @@ MENU = Menu(
             "programs of the frontend language, and what the interpreter costs", "bough.bench.lang", starts_engine=True
         ),
         "gateway": Command("routing policies on stand-in workers; what the gateway costs", "bough.bench.gateway"),
+        "constrained": Command(
+            "what structured output costs: masks, jump-forward", "bough.bench.constrained", starts_engine=True
+        ),
         "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
     },
     flags={},

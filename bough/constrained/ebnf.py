@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.constrained import charsets
-from bough.constrained.limits import MAX_NODES, require_positions
+from bough.constrained.limits import require_positions
 from bough.constrained.pattern_tree import (
     EMPTY,
     Chars,
@@ -33,6 +33,7 @@ from bough.core.errors import RequestError
 
 ROOT = "root"
 MAX_NESTING = 100
+MAX_INLINED = 5_000  # characters of a rule that is written out wherever it is named
 TOKEN = re.compile(
     r"""(?P<blank>[ \t\r\n]+|\#[^\n]*)
       | (?P<rule>[A-Za-z_][\w.-]*)(?P<defines>\s*::=)?
@@ -71,7 +72,7 @@ def inline(rules: Rules) -> Node | None:
                     return None
                 if name not in done:
                     found = visit(rules[name], open_rules | {name})
-                    if found is None or positions(found) > MAX_NODES:
+                    if found is None or positions(found) > MAX_INLINED:
                         return None
                     done[name] = found
                 return done[name]

@@ -12,9 +12,9 @@ MAX_TEXT_CHARS = 256 * 1024
 MAX_DEPTH = 64  # of nested JSON
 MAX_POSITIONS = 20_000  # of one regular expression, its repeats written out
 MAX_CHOICES = 10_000  # of one enum, or of a choice
-MAX_NODES = 5_000  # subschemas after references are followed and combinations written out
+MAX_LOOKS = 25_000  # subschemas looked at while references are followed and combinations written out
 LIGHT_CHARS = 8 * 1024
-LIGHT_POSITIONS = 40
+LIGHT_POSITIONS = 64  # a second or two at worst
 
 
 def require_size(text: str, field: str) -> None:

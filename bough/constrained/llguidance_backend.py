@@ -127,7 +127,8 @@ class LLGuidanceMatcher:
             return
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._inner.is_error():
-            raise RequestError(f"The grammar became too complex while generating: {self._inner.get_error()}")
+            reason = str(self._inner.get_error()).partition("\n")[0]
+            raise RequestError(f"The grammar cannot be followed any further: {reason}.")
         if self._inner.is_accepting():
             allow_also(self._stops, mask)
 

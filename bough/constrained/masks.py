@@ -24,6 +24,7 @@ def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return np.flatnonzero(bits)
 
 
-def tail_bits(size: int) -> np.int32:
-    """The bits of the last word that stand for tokens."""
-    return np.uint32(0xFFFFFFFF >> (-size % 32)).view(np.int32)
+def tail_bits(size: int) -> int:
+    """The bits of the last word that stand for tokens, as the signed number that a word is."""
+    bits = 0xFFFFFFFF >> (-size % 32)
+    return bits - (1 << 32) if bits >= 1 << 31 else bits

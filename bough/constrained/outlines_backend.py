@@ -24,22 +24,28 @@ from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
 MAX_FORCED_BYTES = 4096
+END = b"\x00"
 
 
 class OutlinesBackend:
-    """The library's view of one vocabulary. Its single end token is ours; further ones are added in the masks."""
+    """The library's view of one vocabulary.
+
+    It loses ways on from a place where a text may end (of `a(bc)?`, the `b`). So an end is written out here: a stop
+    token is the character NUL, which no other token may contain, and every pattern ends with it.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         tokens: dict[bytes, list[int]] = {}
         for token, piece in enumerate(vocabulary.pieces):
-            if piece:
+            if piece and END not in piece:
                 tokens.setdefault(piece, []).append(token)
-        self._tokens = outlines_core.Vocabulary(vocabulary.stop_ids[0], tokens)
+        tokens[END] = [vocabulary.stop_ids[0]]
+        self._tokens = outlines_core.Vocabulary(vocabulary.size, tokens)
 
     def compile(self, spec: GrammarSpec) -> bytes:
         try:
-            index = outlines_core.Index(to_regex(spec), self._tokens)
+            index = outlines_core.Index(f"(?:{to_regex(spec)})\\x00", self._tokens)
         except (ValueError, RuntimeError, TypeError) as error:
             raise refusal(error) from None
         return bytes(index.__reduce__()[1][0])
@@ -76,7 +82,8 @@ class States:
         self._forced: dict[int, bytes] = {}
 
     def ends(self, state: int) -> bool:
-        return bool(self.index.is_final_state(state))
+        ended = self.index.get_next_state(state, self.vocabulary.stop_ids[0])
+        return ended is not None and bool(self.index.is_final_state(ended))
 
     def mask(self, state: int) -> npt.NDArray[np.int32]:
         found = self._masks.get(state)
@@ -107,7 +114,7 @@ class States:
 
     def _next_tokens(self, state: int) -> list[int]:
         tokens = self.index.get_allowed_tokens(state) or []
-        return [token for token in tokens if token not in self.vocabulary.stop_ids]
+        return [token for token in tokens if token < self.vocabulary.size and token not in self.vocabulary.stop_ids]
 
 
 def _common_start(pieces: list[bytes]) -> bytes:

@@ -16,13 +16,11 @@ import msgspec
 
 from bough.constrained.backends import resolve_backend
 from bough.constrained.ebnf import ebnf_text, inline, parse_ebnf
-from bough.constrained.features import FEATURES
 from bough.constrained.interface import GrammarSpec
 from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
-from bough.constrained.schema_lowering import Gap, Lowering
-from bough.constrained.schema_source import SchemaSource
+from bough.constrained.schema_lowering import Gap, lower_schema
 from bough.constrained.tags import lower_tag
 from bough.core.errors import RequestError
 
@@ -90,13 +88,6 @@ def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     plain, gaps = lower_schema(json.loads(spec.text), backend, field)
     lowered = _with_text(spec, plain)
     return Prepared(lowered, _judge(gaps, spec, backend, field), _is_light_json(backend, plain, lowered.text))
-
-
-def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
-    """A schema in plain forms, and what of it is not enforced."""
-    source = SchemaSource(schema, field)
-    source.check()
-    return Lowering(source, FEATURES[backend]).run()
 
 
 def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -> tuple[str, ...]:

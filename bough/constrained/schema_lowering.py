@@ -16,8 +16,8 @@ from typing import Any
 
 from bough.constrained.array_form import array_form
 from bough.constrained.disjoint import are_disjoint
-from bough.constrained.features import Features
-from bough.constrained.limits import MAX_NODES, require_choices
+from bough.constrained.features import FEATURES, Features
+from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
 from bough.constrained.scalar_forms import number_form, plain_form, string_form
 from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain
@@ -47,6 +47,16 @@ class Gap:
     reason: str
 
 
+def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
+    """A schema in plain forms, and what of it is not enforced."""
+    source = SchemaSource(schema, field)
+    try:
+        source.check()
+        return Lowering(source, FEATURES[backend]).run()
+    except RecursionError:
+        raise source.error("", "leads from reference to reference too deep to be followed") from None
+
+
 class Lowering:
     """One walk over one schema, for one back end."""
 
@@ -56,6 +66,7 @@ class Lowering:
         self._gaps: dict[str, Gap] = {}
         self._done: dict[Parts, Plain | None] = {}
         self._running: set[Parts] = set()
+        self._looks = 0
         self._names: dict[Parts, str] = {}
         self._definitions: dict[str, Plain] = {}
 
@@ -81,14 +92,15 @@ class Lowering:
         key = self._expand(parts)
         if key is None:
             return None
+        self._looks += 1 + len(key)
+        if self._looks > MAX_LOOKS:
+            raise self.source.error("", "has too many combinations of subschemas; make it smaller")
         if key in self._done:
             return self._again(key)
         if key in self._running:
             if not self.features.recursion:
                 raise self.source.error(key[0][0], "refers to itself, which this grammar back end cannot enforce")
             return self._reference(key)
-        if len(self._done) + len(self._running) > MAX_NODES:
-            raise self.source.error("", f"has more than {MAX_NODES} combinations of subschemas; make it smaller")
         self._running.add(key)
         plain = self._lower(key)
         self._running.discard(key)

@@ -22,12 +22,15 @@ class SchemaSource:
         self.root = root
         self.field = field
         self._base = root.get("$id", "") if isinstance(root, dict) else ""
+        self._parts: dict[str, Any] = {}  # those that were asked for
         self._named: dict[str, str] = {}  # absolute address or anchor → pointer
         self._index(root, "", self._base, 0)
         self._validators: dict[str, Any] = {}
 
     def at(self, pointer: str) -> Any:
         """The part at a pointer."""
+        if pointer in self._parts:
+            return self._parts[pointer]
         found = self.root
         for step in pointer.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -35,6 +38,7 @@ class SchemaSource:
                 found = found[int(key)] if isinstance(found, list) else found[key]
             except (KeyError, IndexError, ValueError, TypeError):
                 raise self.error(pointer, "is named by a reference, but is not in the schema") from None
+        self._parts[pointer] = found
         return found
 
     def target(self, reference: str, pointer: str) -> str:

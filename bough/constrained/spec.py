@@ -61,7 +61,7 @@ def _canonical(value: Any, field: str, allowed: tuple[type, ...]) -> str:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{field} is not valid JSON: {error}.", field=field) from None
     if not isinstance(value, allowed):
         raise RequestError(f"{field} must be a JSON object, not {type(value).__name__}.", field=field)

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from bough.constrained.ebnf import ebnf_text, parse_ebnf
-from bough.constrained.features import FEATURES
 from bough.constrained.limits import MAX_DEPTH, require_positions
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
-from bough.constrained.schema_lowering import Gap, Lowering
-from bough.constrained.schema_source import SchemaSource, join
+from bough.constrained.schema_lowering import Gap, lower_schema
+from bough.constrained.schema_source import join
 from bough.core.errors import RequestError
 
 Json = dict[str, Any]
@@ -157,9 +156,7 @@ class _TagLowering:
     def _schema(self, schema: Any, path: str, style: str = "json") -> Json:
         if style != "json" and self._backend != "xgrammar":
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
-        source = SchemaSource(schema, f"{self._field}#{path}")
-        source.check()
-        plain, gaps = Lowering(source, FEATURES[self._backend]).run()
+        plain, gaps = lower_schema(schema, self._backend, f"{self._field}#{path}")
         self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
         return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
 

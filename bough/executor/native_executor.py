@@ -25,7 +25,7 @@ from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.native.tape import Step
 from bough.sampling.logprobs import input_logprobs, output_logprobs
-from bough.sampling.masks import batch_masks
+from bough.sampling.masks import BatchMasks
 from bough.sampling.state import SamplingState
 
 
@@ -75,7 +75,7 @@ class NativeExecutor:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         sampling_rows = plan.rows[plan.sample]
-        drawn = self._sample(logits, sampling_rows, batch_masks(plan, masks))
+        drawn = self._sample(logits, sampling_rows, BatchMasks.on_host(plan, masks))
         self._last_tokens[sampling_rows] = drawn.tokens
         return StepResult(
             step=plan.step,

@@ -28,7 +28,7 @@ from bough.executor.layout import prompt_targets, sampled_tokens
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import input_logprobs, output_logprobs
-from bough.sampling.masks import batch_masks
+from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
@@ -64,7 +64,7 @@ class TorchExecutor:
         if plan.input_logprobs:
             hidden = hidden.index_select(0, last)
         logits = self._model.logits(hidden).float()
-        sampled = sample(self._sampling, logits, sampling_rows, batch_masks(plan, masks))
+        sampled = sample(self._sampling, logits, sampling_rows, BatchMasks.on_host(plan, masks))
         tokens = sampled.tokens.numpy()
         self._rows.advance(sampling_rows, tokens)
         return StepResult(

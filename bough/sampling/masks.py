@@ -26,13 +26,13 @@ class BatchMasks:
     places: Tensor  # [m] int64, the same on the device
     words: Tensor  # [m, words] int32: bit t % 32 of word t // 32 allows token t
 
-
-def batch_masks(plan: BatchPlan, masks: Callable[[], TokenMasks]) -> BatchMasks | None:
-    """The masks of the rows that sample, on a CPU; waits for them, if there are to be any."""
-    if plan.masked is None:
-        return None
-    masked = plan.masked[plan.sample]
-    return BatchMasks(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))
+    @classmethod
+    def on_host(cls, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> BatchMasks | None:
+        """Those of a plan's rows that sample, for executors on a CPU; waits for them, if there are to be any."""
+        if plan.masked is None:
+            return None
+        masked = plan.masked[plan.sample]
+        return cls(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))
 
 
 def apply_masks(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks, *, raw: bool) -> Tensor:

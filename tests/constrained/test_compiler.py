@@ -13,7 +13,7 @@ from bough.constrained.spec import choice_spec, json_schema_spec, regex_spec
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts
 
-HEAVY = regex_spec("[a-z]{1,60}[0-9]")  # beyond what is compiled in a thread
+HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
 
 @pytest.fixture(scope="module", params=["llguidance", "outlines-core", "xgrammar"])

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from bough.core.plan import BatchPlan, Executor, InFlight, Limits
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from tests.conftest import TINY_LLAMA
+from tests.fakes.grammars import EOS, FakeGrammars, grammar
 from tests.fakes.scheduler_bench import Bench
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "torch attention": {"attention_backend": "torch"},
     "torch for prompts": {"prefill_attention_backend": "torch"},
 }
+GRAMMAR = grammar([[1, 2, 3, 40], [9], [8], [7], [6], [1, 2, 3, 40]] * 3)
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.7, "seed": 11},
@@ -40,6 +42,8 @@ SAMPLING: list[dict[str, Any]] = [
     {"min_new_tokens": 5, "stop_token_ids": (4, 5, 6), "temperature": 0.0},
     {"logprobs": LogprobRequest(-1, 3, (1, 2)), "temperature": 0.0},
     {"logprobs": LogprobRequest(0, 2, (3,)), "repetition_penalty": 1.1, "seed": 15},
+    {"regex": GRAMMAR, "seed": 16},
+    {"regex": GRAMMAR, "logprobs": LogprobRequest(-1, 2), "temperature": 0.0, "frequency_penalty": 0.5},
 ]
 SLEEP_CYCLES = 1 << 30  # about half a second, in which many steps of this model are launched
 
@@ -65,6 +69,13 @@ class Watched:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.armed else "default")
+        try:
+            self._inner.supply_masks(step, masks)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
     def idle(self) -> bool:
         return self._inner.idle()
 
@@ -84,7 +95,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def serve(executor: Watched, new: int) -> None:
     """Requests of every kind, twice with the same beginning: chunks, mixed steps, decodes, cached prefixes, endings."""
-    bench = Bench(executor)  # type: ignore[arg-type]
+    bench = Bench(executor, eos_ids=(EOS,), grammars=FakeGrammars())  # type: ignore[arg-type]
     for turn in range(2):
         for i, kind in enumerate(SAMPLING):
             prompt = [(3 * i + j * j) % 900 for j in range(40 + i)] + [turn]

@@ -93,6 +93,7 @@ class FakeOutbox:
         self.opened: set[int] = set()
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.scored: dict[int, list[int]] = defaultdict(list)  # output tokens whose logprobs came
+        self.scores: dict[int, list[float]] = defaultdict(list)  # and those
         self.started: dict[int, Started] = {}
         self.ended: dict[int, FinishReason] = {}
         self.retractions: dict[int, int] = {}
@@ -111,9 +112,8 @@ class FakeOutbox:
             assert handle in self.opened and handle not in self.ended and handle not in handles
             self.outputs[handle] += np.frombuffer(run, dtype=np.int32).tolist()
         for handle, logprobs in message.logprobs.items():
-            tokens = np.frombuffer(logprobs.tokens, dtype=np.int32).tolist()
-            assert np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist() == [-token for token in tokens]
-            self.scored[handle] += tokens
+            self.scored[handle] += np.frombuffer(logprobs.tokens, dtype=np.int32).tolist()
+            self.scores[handle] += np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist()
         for start in message.started:
             assert start.handle not in self.started
             self.started[start.handle] = start

@@ -71,6 +71,7 @@ def test_any_load_follows_its_grammars(  # type: ignore[no-untyped-def]
         assert output == expected[: len(output)]
         if scored:
             assert bench.out.scored[handle] == output
+            assert bench.out.scores[handle] == [-token for token in output]
         if isinstance(reason, FinishStop):
             assert output == expected and reason.matched == EOS == output[-1]
         elif isinstance(reason, FinishLength):

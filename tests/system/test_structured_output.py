@@ -147,6 +147,7 @@ def test_a_custom_logit_processor(address: str) -> None:
     assert ask(400, OnlyToken.to_str(), max_new_tokens=3)["error"]["param"] == "custom_logit_processor"
 
 
+@pytest.mark.slow
 def test_pathological_grammars_fail_alone_while_streams_go_on(address: str) -> None:
     """Each is refused in time or served; the streams beside them say what they say alone."""
     deep: dict[str, Any] = {"type": "string"}

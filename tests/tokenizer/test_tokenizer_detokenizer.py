@@ -237,3 +237,43 @@ def test_the_first_token_after_a_resumption_goes_out_at_once() -> None:
     detokenizer, outlet = resume(b"ab", interval=3)
     detokenizer.handle(step(99))
     assert [d.text for d in outlet.items] == ["c"]
+
+
+# Several tokens of one request in one step ----------------------------------------------------------------------------
+
+
+def run_of(tokens: bytes, end: FinishReason | None = None, **more: Any) -> StepOutput:
+    ended = [] if end is None else [Ended(1, end, 0)]
+    return StepOutput(b"", b"", [], ended, runs={1: np.array(list(tokens), dtype=np.int32).tobytes()}, **more)
+
+
+def test_tokens_that_come_together_are_one_delta() -> None:
+    detokenizer, outlet = start()
+    detokenizer.handle(run_of(b"abc"))
+    assert [d.text for d in outlet.items] == ["abc"] and not outlet.stopped
+    detokenizer.handle(run_of(b"de", FinishLength(5)))
+    assert text_of(outlet) == "abcde" and ids_of(outlet) == list(b"abcde")
+    assert outlet.items[-1].finish == FinishLength(5)
+
+
+def test_only_the_last_of_them_is_the_stop_token() -> None:
+    detokenizer, outlet = start()
+    detokenizer.handle(run_of(b"ab!", FinishStop(ord("!"))))
+    assert text_of(outlet) == "ab" and ids_of(outlet) == list(b"ab!")
+
+
+def test_a_stop_string_cuts_them() -> None:
+    for end in (None, FinishLength(5)):
+        detokenizer, outlet = start(stop="c")
+        detokenizer.handle(run_of(b"abcde", end))
+        assert text_of(outlet) == "ab" and ids_of(outlet) == list(b"abc")
+        assert outlet.items[-1].finish == FinishStop("c") and outlet.stopped == ([] if end else [1])
+        detokenizer.handle(run_of(b"fg"))
+        assert text_of(outlet) == "ab"
+
+
+def test_their_logprobs_come_once() -> None:
+    detokenizer, outlet = start()
+    scores = LogprobRun(b"", b"", 0, b"", b"", b"")
+    detokenizer.handle(run_of(b"abc", logprobs={1: scores}))
+    assert outlet.items[0].logprobs == [scores]

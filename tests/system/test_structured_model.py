@@ -1,0 +1,62 @@
+"""The default model under real schemas at temperature 1: every answer validates, or it was refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+
+import bough
+from bough.core.errors import RequestError
+from tests.constrained.suites import suite_groups, tool_schemas
+
+pytestmark = pytest.mark.slow
+SCHEMAS = 160
+
+
+@pytest.fixture(scope="module", params=["xgrammar", "llguidance"])
+def engine(request: pytest.FixtureRequest) -> Iterator[bough.Engine]:
+    with bough.Engine(grammar_backend=request.param, grammar_timeout_s=60) as running:
+        yield running
+
+
+def test_tools_of_a_leaderboard(engine: bough.Engine) -> None:
+    schemas = list({json.dumps(schema): schema for schema in tool_schemas()}.values())
+    if not schemas:
+        pytest.skip("the schemas are not there: `make schemas` fetches them")
+    chosen = schemas[:: len(schemas) // SCHEMAS][:SCHEMAS]
+    prompts = [f"Arguments of a call, as JSON, {number}: " for number in range(len(chosen))]
+    sampling = [{"json_schema": schema, "max_new_tokens": 200, "temperature": 1.0} for schema in chosen]
+    whole = refused = 0
+    for schema, output in zip(chosen, engine.generate(prompts, sampling), strict=True):
+        reason = output["meta_info"]["finish_reason"]
+        if reason["type"] == "stop":
+            jsonschema.Draft202012Validator(schema).validate(json.loads(output["text"]))
+            whole += 1
+        elif reason["type"] == "abort":
+            assert reason["message"]
+            refused += 1
+        else:
+            assert reason["type"] == "length"
+    assert whole > SCHEMAS / 2 and refused < SCHEMAS / 5, (whole, refused)
+
+
+def test_the_official_suite(engine: bough.Engine) -> None:
+    groups = [group for group in suite_groups() if "localhost" not in json.dumps(group.schema)]
+    if not groups:
+        pytest.skip("the schemas are not there: `make schemas` fetches them")
+    whole = refused = 0
+    for group in groups[::2]:
+        sampling = {"json_schema": group.schema, "max_new_tokens": 60, "temperature": 1.0}
+        try:
+            output = engine.generate("A value: ", sampling)
+        except RequestError as error:
+            assert str(error)
+            refused += 1
+            continue
+        if output["meta_info"]["finish_reason"]["type"] == "stop":
+            jsonschema.Draft202012Validator(group.schema).validate(json.loads(output["text"]))
+            whole += 1
+    assert whole > refused / 2, (whole, refused)

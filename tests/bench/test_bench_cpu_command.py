@@ -99,6 +99,7 @@ def test_engine_and_executor_run_every_load(tiny_model: Path, tmp_path: Path) ->
     [
         (["--rounds", "0"], "--rounds must be at least 1, got 0."),
         (["--scale", "2"], "--scale must be above 0 and at most 1, got 2.0."),
+        (["--cpu-time", "--cpu-threads", "2"], "--cpu-time is for one thread: add --cpu-threads 1."),
         (["--against", "llama-cpp"], "--against llama-cpp needs a model that llama.cpp reads: a GGUF file."),
     ],
 )

@@ -99,7 +99,6 @@ def test_engine_and_executor_run_every_load(tiny_model: Path, tmp_path: Path) ->
     [
         (["--rounds", "0"], "--rounds must be at least 1, got 0."),
         (["--scale", "2"], "--scale must be above 0 and at most 1, got 2.0."),
-        (["--cpu-time", "--cpu-threads", "2"], "--cpu-time is for one thread: add --cpu-threads 1."),
         (["--against", "llama-cpp"], "--against llama-cpp needs a model that llama.cpp reads: a GGUF file."),
     ],
 )
@@ -108,6 +107,12 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     assert main(["bench", "cpu", *flags, "--model", str(tiny_model), *TINY]) == 2
     assert capsys.readouterr().err == f"bough: {text}\n"
+
+
+def test_computing_time_is_counted_for_one_thread_only(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(tiny_model), *TINY, "--cpu-time", "--cpu-threads", "2"]
+    assert main(["bench", "cpu", *flags]) == 2
+    assert capsys.readouterr().err == "bough: --cpu-time is for one thread: add --cpu-threads 1.\n"
 
 
 def test_a_python_without_the_package_is_no_peer(tmp_path: Path) -> None:

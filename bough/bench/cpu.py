@@ -45,6 +45,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--vocab", type=int, default=VOCABULARY, help="token ids of the prompts are below this")
     load.add_argument("--profile", action="store_true", help="show what each part of a step costs, and nothing else")
     load.add_argument("--no-executor", action="store_true", help="leave out Bough without its processes")
+    load.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the time that a single thread computes, for machines that others use; leaves out the engine, whose "
+        "processes share it",
+    )
     load.add_argument("--output", default="bench-cpu", metavar="PATH", help="where .html, .json and .png go")
 
 
@@ -52,8 +58,8 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     _check(args)
     chosen = Settings.from_flat(settings)
     files = locate(chosen.model.model_path, chosen.model.revision)
-    sides = [bough_side(ENGINE, "Bough")]
-    if not args.no_executor:
+    sides = [] if args.cpu_time else [bough_side(ENGINE, "Bough")]
+    if args.cpu_time or not args.no_executor:
         sides.append(bough_side(EXECUTOR, "Bough, executor alone"))
     if args.against:
         if files.gguf is None:
@@ -62,7 +68,13 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     model = str(files.gguf or files.folder)
     threads = chosen.model.cpu_threads or _default_threads()
     settings = {name: value for name, value in settings.items() if name not in ("model_path", "cpu_threads")}
-    loads = [case for case in cases(args.scale, vocabulary=args.vocab) if case.name in args.case]
+    if args.cpu_time and threads > 1:
+        raise SettingsError("--cpu-time is for one thread: add --cpu-threads 1.")
+    loads = [
+        msgspec.structs.replace(case, cpu_time=args.cpu_time)
+        for case in cases(args.scale, vocabulary=args.vocab)
+        if case.name in args.case
+    ]
     if args.profile:
         from bough.bench.cpu_profile import profile
 

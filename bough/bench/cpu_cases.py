@@ -25,6 +25,7 @@ class Case(msgspec.Struct, frozen=True):
     prefix: list[int]  # shared by all requests
     prompts: list[list[int]]  # each request's own tokens behind it
     output_tokens: int  # of each request
+    cpu_time: bool = False  # seconds are those in which the process computed, not those on the wall
 
 
 class Timing(msgspec.Struct, frozen=True):

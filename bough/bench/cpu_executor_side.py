@@ -34,12 +34,12 @@ def main() -> None:
 
 
 def run_case(executor: Executor, case: Case) -> Timing:
-    plans = CasePlans(case, executor.limits())
-    began = time.perf_counter()
+    plans, clock = CasePlans(case, executor.limits()), time.process_time if case.cpu_time else time.perf_counter
+    began = clock()
     _run(executor, plans.prompts())
-    first = time.perf_counter()
+    first = clock()
     _run(executor, plans.decodes())
-    return Timing(first - began, time.perf_counter() - began)
+    return Timing(first - began, clock() - began)
 
 
 def _run(executor: Executor, plans: Iterator[BatchPlan]) -> None:

@@ -29,6 +29,7 @@ from bough.observability.step_trace import DEVICE_LANE, HOST_LANE, name_batch
 SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 HOST_PHASES = ("messages", "plan", "launch", "commit")  # waiting is none: the step runs meanwhile
 FORWARD_ROOMS = frozenset({"models", "layers", "attention", "kernels", "native"})
+EXECUTOR_FILES = {"native_tapes.py": "native", "native_sampling.py": "sampling"}  # they call compiled work
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ def classify(files: list[str]) -> str | None:
 
 
 def _room_of(file: PurePath) -> str | None:
-    if file.name == "native_tapes.py":  # calls the compiled forward pass
-        return "native"
+    if file.name in EXECUTOR_FILES:
+        return EXECUTOR_FILES[file.name]
     folder = file.parent
     return next((inner.name for inner in (folder, *folder.parents) if inner.parent.name == "bough"), None)
 

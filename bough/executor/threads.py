@@ -43,8 +43,8 @@ def measure_threads(
     executor: SynchronousExecutor, set_threads: Callable[[int], None], cores: int, clock: Clock = time.perf_counter
 ) -> int:
     """Tries the candidates in turn, several times, sets the best number and returns it. The executor is unused yet."""
-    candidates = thread_candidates(cores)
-    if len(candidates) == 1:
+    candidates, prompt = thread_candidates(cores), _prompt_tokens(executor.limits())
+    if len(candidates) == 1 or prompt < 1:
         set_threads(cores)
         return cores
     seconds = dict.fromkeys(candidates, float("inf"))
@@ -54,16 +54,21 @@ def measure_threads(
             break
         for threads in candidates:
             set_threads(threads)
-            seconds[threads] = min(seconds[threads], _rehearse(executor, clock))
+            seconds[threads] = min(seconds[threads], _rehearse(executor, prompt, clock))
     chosen = choose_threads(seconds)
     set_threads(chosen)
     return chosen
 
 
-def _rehearse(executor: SynchronousExecutor, clock: Clock) -> float:
+def _prompt_tokens(limits: Limits) -> int:
+    """As many as there is room for, in front of the decodes; page 0 belongs to nobody."""
+    room = min(limits.context_length, (limits.pages[0] - 1) * limits.page_size)
+    return min(PROMPT_TOKENS, limits.chunk_tokens, room - DECODES)
+
+
+def _rehearse(executor: SynchronousExecutor, prompt: int, clock: Clock) -> float:
     """A short prompt and a few decodes behind it."""
     limits = executor.limits()
-    prompt = min(PROMPT_TOKENS, limits.chunk_tokens, limits.context_length - DECODES)
     pages = np.arange(1, 2 + (prompt + DECODES - 1) // limits.page_size, dtype=np.int32)
     began = clock()
     executor.run(prompt_plan(0, _some_tokens(limits, prompt), pages), no_masks)

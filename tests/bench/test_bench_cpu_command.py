@@ -109,6 +109,12 @@ def test_what_cannot_be_measured_is_refused(
     assert capsys.readouterr().err == f"bough: {text}\n"
 
 
+def test_computing_time_is_counted_for_one_thread_only(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(tiny_model), *TINY, "--cpu-time", "--cpu-threads", "2"]
+    assert main(["bench", "cpu", *flags]) == 2
+    assert capsys.readouterr().err == "bough: --cpu-time is for one thread: add --cpu-threads 1.\n"
+
+
 def test_a_python_without_the_package_is_no_peer(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="cannot import llama_cpp"):
         find_peer(str(tmp_path / "no-python"))

@@ -43,6 +43,7 @@ def test_costs_are_those_of_steps_in_which_all_decode(tmp_path: Path) -> None:
         ),
         (["/torch/nn.py", "/x/bough/layers/linear.py", "/x/bough/executor/t.py"], "forward pass"),
         (["/x/bough/executor/native_tapes.py", "/x/bough/executor/native_executor.py"], "forward pass"),
+        (["/x/bough/native/tape.py", "/x/bough/executor/native_sampling.py", "/x/bough/executor/e.py"], "sampling"),
         (["/x/bough/executor/layout.py", "/x/bough/executor/threaded.py"], "rows, layout, results"),
         (["/lib/python/concurrent/futures/thread.py", "/lib/python/threading.py"], None),
         ([], None),

@@ -37,8 +37,8 @@ def test_the_fewest_that_are_as_fast(seconds: dict[int, float], chosen: int) -> 
 class TimedExecutor:
     """Takes as long for a step as it is told for its number of threads."""
 
-    def __init__(self, step_s: dict[int, float]) -> None:
-        self._inner = FakeExecutor(pages=128, context_length=128)
+    def __init__(self, step_s: dict[int, float], pages: int = 128) -> None:
+        self._inner = FakeExecutor(pages=pages, context_length=128)
         self._step_s = step_s
         self.threads = 0
         self.now = 0.0
@@ -60,6 +60,12 @@ def test_the_rehearsal_finds_and_sets_the_best() -> None:
     executor = TimedExecutor({8: 0.9, 7: 0.7, 6: 0.5, 4: 0.8})
     assert measure_threads(executor, executor.set_threads, 8, clock=lambda: executor.now) == 6
     assert executor.threads == 6
+
+
+def test_nothing_is_measured_where_no_prompt_fits() -> None:
+    executor = TimedExecutor({}, pages=8)
+    assert measure_threads(executor, executor.set_threads, 8) == 8
+    assert executor.threads == 8 and executor.steps == 0
 
 
 def test_nothing_is_measured_on_few_cores() -> None:

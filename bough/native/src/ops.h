@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32 };
+enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
 enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
 /* Attention of some queries of one sequence, with the heads that share a key head, to a run of its keys. */
@@ -47,6 +47,10 @@ typedef struct bough_ops {
     int64_t (*best)(const float *x, int64_t size, float *peak);
     /* The places of the numbers that are not below `bar`, in order; how many. */
     int64_t (*find_above)(const float *x, int64_t size, float bar, int32_t *places);
+    /* Adds the weights exp((x - peak) / temperature) of at least 4^-1, 4^-2, … to the sums; the last has them all. */
+    void (*sum_levels)(const float *x, int64_t size, float peak, float temperature, double sums[BOUGH_LEVELS]);
+    /* x = exp((x - peak) / temperature). */
+    void (*weigh)(float *x, int64_t size, float peak, float temperature);
     /* The sum of exp((x - peak) / temperature). */
     float (*sum_weights)(const float *x, int64_t size, float peak, float temperature);
     /* The first place at which the sum of the weights passes `target`; the last one with a weight if none does. */

@@ -386,14 +386,51 @@ static int64_t find_above(const float *x, int64_t size, float bar, int32_t *plac
                           larger(load(x + i + 2 * LANES), load(x + i + 3 * LANES)));
         if (largest_of(most) < bar)
             continue;
-        for (int64_t at = i; at < i + AT_ONCE; at++)
-            if (x[at] >= bar)
-                places[count++] = (int32_t)at;
+        for (int64_t at = i; at < i + AT_ONCE; at++) { /* without a branch, which nobody could foresee */
+            places[count] = (int32_t)at;
+            count += x[at] >= bar;
+        }
     }
     for (int64_t at = whole; at < size; at++)
         if (x[at] >= bar)
             places[count++] = (int32_t)at;
     return count;
+}
+
+static void sum_levels(const float *x, int64_t size, float peak, float temperature, double sums[BOUGH_LEVELS]) {
+    enum { BLOCK = 512 * LANES }; /* a float is good for its sums */
+    vec top = splat(peak), divisor = splat(temperature);
+    for (int64_t first = 0; first < size; first += BLOCK) {
+        int64_t end = size - first < BLOCK ? size : first + BLOCK, i = first;
+        vec levels[BOUGH_LEVELS];
+        for (int level = 0; level < BOUGH_LEVELS; level++)
+            levels[level] = (vec){0};
+        for (; i + LANES <= end; i += LANES) {
+            vec weight = exp_((load(x + i) - top) / divisor);
+            float bar = 0.25f;
+#pragma GCC unroll 9
+            for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25f)
+                levels[level] += (vec)((ivec)weight & (ivec)(weight >= splat(bar)));
+            levels[BOUGH_LEVELS - 1] += weight;
+        }
+        for (int level = 0; level < BOUGH_LEVELS; level++)
+            sums[level] += sum_of(levels[level]);
+        for (; i < end; i++) {
+            float weight = expf((x[i] - peak) / temperature), bar = 0.25f;
+            for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25f)
+                sums[level] += weight >= bar ? weight : 0.0f;
+            sums[BOUGH_LEVELS - 1] += weight;
+        }
+    }
+}
+
+static void weigh_all(float *x, int64_t size, float peak, float temperature) {
+    vec top = splat(peak), divisor = splat(temperature);
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(x + i, exp_((load(x + i) - top) / divisor));
+    for (int64_t i = whole; i < size; i++)
+        x[i] = expf((x[i] - peak) / temperature);
 }
 
 static float sum_weights(const float *x, int64_t size, float peak, float temperature) {
@@ -422,4 +459,4 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
 }
 
 static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
-                              attend,   narrow, best,     find_above,    sum_weights, find_weight};
+                              attend,   narrow, best,     find_above,    sum_levels, weigh_all, sum_weights, find_weight};

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 128 };
+enum { BLOCK = 128, BUCKETS = 1024 };
 
 typedef struct {
     const bough_sampling *rows;
@@ -31,6 +31,13 @@ typedef struct {
     int32_t token;
     float weight;
 } candidate;
+
+/* What one thread works in, with room for all tokens. */
+typedef struct {
+    candidate *found, *spare;
+    int32_t *ids;
+    float *weights;
+} room;
 
 /* ---- random numbers: the same as those of core/seeds.py and kernels/sampling/uniform.py, to the last bit */
 
@@ -75,12 +82,15 @@ static uint64_t rank_of(float logit, int32_t token) {
 }
 
 /* All tokens with at least the weight `least`, in order. How many. */
-static int64_t find_candidates(const drawing *d, const bough_ops *ops, double least, int32_t *ids, candidate *found) {
+static int64_t find_candidates(const drawing *d, const bough_ops *ops, double least, const room *room) {
     float bar = least > 0.0 ? d->peak + d->temperature * (float)log(least) : -INFINITY;
-    int64_t count = ops->find_above(d->logits, d->size, bar, ids);
+    int64_t count = ops->find_above(d->logits, d->size, bar, room->ids);
+    for (int64_t i = 0; i < count; i++)
+        room->weights[i] = d->logits[room->ids[i]];
+    ops->weigh(room->weights, count, d->peak, d->temperature);
     for (int64_t i = 0; i < count; i++) {
-        float logit = d->logits[ids[i]];
-        found[i] = (candidate){rank_of(logit, ids[i]), ids[i], expf((logit - d->peak) / d->temperature)};
+        float logit = d->logits[room->ids[i]], weight = logit == -INFINITY ? 0.0f : room->weights[i];
+        room->found[i] = (candidate){rank_of(logit, room->ids[i]), room->ids[i], weight};
     }
     return count;
 }
@@ -99,7 +109,7 @@ static uint64_t middle_rank(const candidate *all, int64_t count) {
 
 /* The rank of the last candidate that is kept, counted from the highest rank: the one with which `places` are kept or,
  * if that is sooner, with which the weights reach `mass`. The order of the candidates changes. */
-static uint64_t find_cut(candidate *all, int64_t count, int64_t places, double mass) {
+static uint64_t select_cut(candidate *all, int64_t count, int64_t places, double mass) {
     while (count > 1) {
         uint64_t pivot = middle_rank(all, count);
         int64_t below = 0; /* behind these stand those above the pivot; the pivot itself is one of the first */
@@ -126,6 +136,33 @@ static uint64_t find_cut(candidate *all, int64_t count, int64_t places, double m
     return all[0].rank;
 }
 
+/* The same for many: deals them to buckets by their rank, which says in which bucket the cut is. */
+static uint64_t find_cut(const candidate *all, int64_t count, int64_t places, double mass, candidate *spare) {
+    int64_t counts[BUCKETS] = {0}, members = 0;
+    double masses[BUCKETS] = {0};
+    uint64_t low = UINT64_MAX, high = 0;
+    for (int64_t i = 0; i < count; i++) {
+        low = all[i].rank < low ? all[i].rank : low;
+        high = all[i].rank > high ? all[i].rank : high;
+    }
+    int shift = 0, bucket = 0;
+    while ((high - low) >> shift >= BUCKETS)
+        shift++;
+    for (int64_t i = 0; i < count; i++) {
+        counts[(all[i].rank - low) >> shift]++;
+        masses[(all[i].rank - low) >> shift] += all[i].weight;
+    }
+    int last = (int)((high - low) >> shift);
+    for (; bucket < last && counts[bucket] < places && masses[bucket] < mass; bucket++) {
+        places -= counts[bucket];
+        mass -= masses[bucket];
+    }
+    for (int64_t i = 0; i < count; i++)
+        if ((int)((all[i].rank - low) >> shift) == bucket)
+            spare[members++] = all[i];
+    return select_cut(spare, members, places, mass);
+}
+
 static double mass_up_to(const candidate *all, int64_t count, uint64_t cut) {
     double mass = 0.0;
     for (int64_t i = 0; i < count; i++)
@@ -133,41 +170,40 @@ static double mass_up_to(const candidate *all, int64_t count, uint64_t cut) {
     return mass;
 }
 
-/* The candidates among which the cut surely lies, and the mass at which top-p would cut. With top-p alone, tokens that
- * weigh less than their share of what it drops do not matter, all of them together. */
-static int64_t gather(const drawing *d, const bough_ops *ops, int32_t *ids, candidate *found, candidate *copies,
-                      double *mass) {
+/* The heaviest weight such that those of at least as much have the mass; all masses are measured at once. */
+static double find_bar(const drawing *d, const bough_ops *ops, double *mass) {
+    double sums[BOUGH_LEVELS] = {0}, bar = 0.25;
+    ops->sum_levels(d->logits, d->size, d->peak, d->temperature, sums);
+    *mass = d->top_p * sums[BOUGH_LEVELS - 1];
+    for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25)
+        if (sums[level] >= *mass * 1.0001) /* so that rounding does not decide */
+            return bar * 0.999;
+    return 0.0;
+}
+
+/* Candidates among which the cut surely lies: as many as top-k keeps, or as heavy as what top-p keeps of all tokens.
+ * `mass` becomes the mass at which top-p cuts. */
+static int64_t gather(const drawing *d, const bough_ops *ops, const room *room, double *mass) {
     bool has_k = d->top_k < d->size, has_p = d->top_p < 1.0;
-    int64_t count;
     *mass = INFINITY;
-    if (!has_k) {
-        double total = 0.0;
-        for (int64_t first = 0; has_p && first < d->size; first += BLOCK) /* a float is good for a block's sum */
-            total += ops->sum_weights(d->logits + first, d->size - first < BLOCK ? d->size - first : BLOCK, d->peak,
-                                      d->temperature);
-        double least = has_p ? 0.5 * (1.0 - d->top_p) * total / (double)d->size : 0.99 * d->min_p;
-        if (has_p)
-            *mass = d->top_p * total;
-        return find_candidates(d, ops, least, ids, found);
-    }
-    double least = 0x1p-10;
-    while ((count = find_candidates(d, ops, least, ids, found)) < d->top_k && least > 0.0)
-        least = least > 0x1p-30 ? least * 0x1p-10 : 0.0;
-    if (has_p) {
-        memcpy(copies, found, (size_t)count * sizeof *found);
-        *mass = d->top_p * mass_up_to(found, count, find_cut(copies, count, d->top_k, INFINITY));
-    }
+    if (!has_k)
+        return find_candidates(d, ops, has_p ? find_bar(d, ops, mass) : 0.99 * d->min_p, room);
+    double bar = 0x1p-5;
+    int64_t count;
+    while ((count = find_candidates(d, ops, bar, room)) < d->top_k && bar > 0.0)
+        bar = bar > 0x1p-40 ? bar * 0x1p-5 : 0.0;
+    if (has_p)
+        *mass = d->top_p * mass_up_to(room->found, count, find_cut(room->found, count, d->top_k, INFINITY, room->spare));
     return count;
 }
 
-static int64_t draw_filtered(const drawing *d, const bough_ops *ops, candidate *found) {
-    candidate *copies = found + d->size;
-    int32_t *ids = (int32_t *)(copies + d->size);
+static int64_t draw_filtered(const drawing *d, const bough_ops *ops, const room *room) {
+    candidate *found = room->found;
     double mass, total = 0.0, passed = 0.0;
-    int64_t count = gather(d, ops, ids, found, copies, &mass), token = 0;
-    memcpy(copies, found, (size_t)count * sizeof *found);
-    uint64_t cut = isinf(mass) && d->top_k >= count ? UINT64_MAX : find_cut(copies, count, d->top_k, mass);
-    int64_t kept = 0;
+    int64_t count = gather(d, ops, room, &mass), kept = 0, token = 0;
+    uint64_t cut = UINT64_MAX;
+    if (!isinf(mass) || d->top_k < count)
+        cut = find_cut(found, count, d->top_k, mass, room->spare);
     for (int64_t i = 0; i < count; i++)
         if (found[i].rank <= cut && found[i].weight >= d->min_p) {
             found[kept] = found[i];
@@ -183,13 +219,20 @@ static int64_t draw_filtered(const drawing *d, const bough_ops *ops, candidate *
 /* ---- rows */
 
 static int64_t slice_bytes(int64_t vocabulary) {
-    return (vocabulary * (int64_t)(2 * sizeof(candidate) + sizeof(int32_t)) + 63) / 64 * 64;
+    int64_t each = 2 * sizeof(candidate) + sizeof(int32_t) + sizeof(float);
+    return (vocabulary * each + 63) / 64 * 64;
+}
+
+static room room_in(void *slice, int64_t vocabulary) {
+    candidate *found = slice, *spare = found + vocabulary;
+    int32_t *ids = (int32_t *)(spare + vocabulary);
+    return (room){found, spare, ids, (float *)(ids + vocabulary)};
 }
 
 size_t bough_sampling_scratch(int64_t vocabulary, int threads) { return (size_t)(slice_bytes(vocabulary) * threads); }
 
 /* Each row belongs to whoever has its tile. */
-static void sample_row(const bough_sampling *rows, const bough_ops *ops, int64_t place, void *scratch) {
+static void sample_row(const bough_sampling *rows, const bough_ops *ops, int64_t place, const room *room) {
     int32_t row = rows->rows[place];
     drawing d = {.logits = rows->logits + place * rows->vocabulary,
                  .size = rows->vocabulary,
@@ -201,7 +244,7 @@ static void sample_row(const bough_sampling *rows, const bough_ops *ops, int64_t
     int64_t token = ops->best(d.logits, d.size, &d.peak);
     bool bad = !isfinite(d.peak), filtered = d.top_k < d.size || d.top_p < 1.0 || d.min_p > 0.0f;
     if (!bad && rows->random[row])
-        token = filtered ? draw_filtered(&d, ops, scratch) : draw(&d, ops);
+        token = filtered ? draw_filtered(&d, ops, room) : draw(&d, ops);
     rows->tokens[place] = bad ? 0 : token;
     rows->bad[place] = bad;
     rows->generated[row]++;
@@ -209,9 +252,10 @@ static void sample_row(const bough_sampling *rows, const bough_ops *ops, int64_t
 
 static void sample_all(bough_team *team, void *argument) {
     const sampling_job *job = argument;
-    char *slice = (char *)job->rows->scratch + team->thread * slice_bytes(job->rows->vocabulary);
+    int64_t vocabulary = job->rows->vocabulary;
+    room own = room_in((char *)job->rows->scratch + team->thread * slice_bytes(vocabulary), vocabulary);
     for (int64_t place; (place = bough_tile(team)) < job->rows->count;)
-        sample_row(job->rows, job->ops, place, slice);
+        sample_row(job->rows, job->ops, place, &own);
     bough_barrier(team);
 }
 

@@ -47,7 +47,9 @@ def retokenise(
         before = _decode(context, piece)
         if before is None or (length and list(encode(before)) != context):
             continue  # it begins inside a character or a word, or the model spelt it in a way of its own
-        return _join(encode, context, before, text, final, max_cut)
+        seam = _join(encode, context, before, text, final, max_cut)
+        written = b"".join(map(piece, (*context[: length - seam.cut], *seam.tokens)))
+        return seam if (before + text).encode().startswith(written) else NOTHING  # it adds blanks or special tokens
     return NOTHING
 
 

@@ -67,6 +67,10 @@ def test_a_character_that_is_only_begun_waits() -> None:
     assert retokenise(encode, PIECES.__getitem__, [], "xé".encode()[:-1], final=True).tokens == (ord("x"),)
 
 
+def test_a_tokenizer_that_adds_a_blank_is_left_alone() -> None:
+    assert retokenise(lambda text: encode(" " + text), PIECES.__getitem__, encode("{"), b"name", final=True) == NOTHING
+
+
 TEXTS = st.text(' ":{}abcnme', max_size=8)
 
 

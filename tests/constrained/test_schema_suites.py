@@ -30,7 +30,6 @@ def judge(schema: Any, text: bytes) -> None:
         ("llguidance", 1),
         ("xgrammar", 6),
         pytest.param("xgrammar", 1, marks=pytest.mark.slow),
-        pytest.param("outlines-core", 3, marks=pytest.mark.slow),
     ],
 )
 def test_the_official_suite(backend: str, step: int) -> None:
@@ -86,9 +85,9 @@ def test_configuration_files() -> None:
     for name, schema in configuration_schemas():
         try:
             matcher = matcher_of(json_schema_spec(schema, strict=False), "llguidance")
-        except RequestError as error:
+            text = random_text(matcher, random.Random(1), most=200)
+        except RequestError as error:  # before it begins, or where the library's limits end it
             assert len(str(error)) > 20, name
             continue
-        text = random_text(matcher, random.Random(1), most=200)
         if text is not None:
             json.loads(text)

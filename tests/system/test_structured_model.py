@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 
 import bough
+from bough.constrained.check import check
+from bough.constrained.spec import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.suites import suite_groups, tool_schemas
 
@@ -47,16 +49,21 @@ def test_the_official_suite(engine: bough.Engine) -> None:
     groups = [group for group in suite_groups() if "localhost" not in json.dumps(group.schema)]
     if not groups:
         pytest.skip("the schemas are not there: `make schemas` fetches them")
-    whole = refused = 0
-    for group in groups[::2]:
-        sampling = {"json_schema": group.schema, "max_new_tokens": 60, "temperature": 1.0}
-        try:
-            output = engine.generate("A value: ", sampling)
-        except RequestError as error:
-            assert str(error)
-            refused += 1
-            continue
+    chosen = [group.schema for group in groups[::3] if not refusal(group.schema)]
+    sampling = [{"json_schema": schema, "max_new_tokens": 48, "temperature": 1.0} for schema in chosen]
+    whole = 0
+    for schema, output in zip(chosen, engine.generate(["A value: "] * len(chosen), sampling), strict=True):
         if output["meta_info"]["finish_reason"]["type"] == "stop":
-            jsonschema.Draft202012Validator(group.schema).validate(json.loads(output["text"]))
+            jsonschema.Draft202012Validator(schema).validate(json.loads(output["text"]))
             whole += 1
-    assert whole > refused / 2, (whole, refused)
+    assert whole > len(chosen) / 8, (whole, len(chosen))  # many of its schemas allow texts without end
+
+
+def refusal(schema: object) -> str:
+    """Why a schema is refused by some back end; nothing if none refuses it."""
+    for backend in ("xgrammar", "llguidance"):
+        try:
+            check(json_schema_spec(schema), backend)
+        except RequestError as error:
+            return str(error)
+    return ""

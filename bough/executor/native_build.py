@@ -60,7 +60,7 @@ def build_native(
 
 def tell_kernels(executor: NativeExecutor, pool: KVPool) -> None:
     """What computes, in one line of the log."""
-    rows, many = variant(Format.Q8, 1), variant(Format.Q8, executor.limits().chunk_tokens)
+    rows, many = variant(Format.Q8), variant(Format.Q8, prompt=True)
     kernels = rows if rows == many else f"{rows}, {many} for prompts"
     log.info("native kernels (%s) on %d threads, KV cache of %s", kernels, executor.threads, pool.dtype)
 

@@ -12,6 +12,7 @@ import torch
 
 from bough.core.plan import (
     BatchPlan,
+    BoolArray,
     InputLogprobs,
     IntArray,
     Limits,
@@ -22,6 +23,7 @@ from bough.core.plan import (
 )
 from bough.executor.layout import LongArray, RowMirror, StepLayout, prompt_targets
 from bough.executor.native_sampling import NativeSampler
+from bough.executor.native_spans import NO_SPANS, PromptLengths, bounds_of, spans
 from bough.executor.native_tapes import NativeTapes
 from bough.native.tape import Step
 from bough.sampling.logprobs import input_logprobs, output_logprobs
@@ -36,6 +38,7 @@ class NativeExecutor:
         self._tapes = tapes
         self._limits = limits
         self._mirror = RowMirror(limits)
+        self._prompts = PromptLengths(limits)
         self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
         self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
         self._sample = NativeSampler(self._sampling, tapes.crew)
@@ -61,16 +64,21 @@ class NativeExecutor:
 
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._sampling.setup(plan.setups)
+        self._prompts.set_up(plan.setups)
         layout = self._mirror.apply(plan)
+        prompts = self._prompts.marks(layout)
         layout.token_ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
         wanted = layout.query_starts[1:][plan.sample].astype(np.int64) - 1
         inputs: dict[int, PositionLogprobs] = {}
         if plan.input_logprobs:
-            hidden = self._forward_whole(layout)
-            inputs = {w.index: self._input_logprobs(plan, w, hidden, layout.query_starts) for w in plan.input_logprobs}
-            logits = self._logits(hidden[torch.from_numpy(wanted)])
+            hidden = self._forward_whole(layout, prompts)
+            inputs = {
+                w.index: self._input_logprobs(plan, w, hidden, prompts, layout.query_starts)
+                for w in plan.input_logprobs
+            }
+            logits = self._logits(hidden[torch.from_numpy(wanted)], prompts[wanted])
         else:
-            logits = self._forward(layout, wanted)
+            logits = self._forward(layout, wanted, prompts)
         if not len(wanted):
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
@@ -86,34 +94,38 @@ class NativeExecutor:
             input_logprobs=inputs,
         )
 
-    def _forward(self, layout: StepLayout, wanted: LongArray) -> torch.Tensor:
+    def _forward(self, layout: StepLayout, wanted: LongArray, prompts: BoolArray) -> torch.Tensor:
         """The logits of the wanted tokens, until the next step: the first lines of what is returned."""
-        self._describe(layout, wanted)
+        bounds, wanted_bounds = bounds_of(prompts), bounds_of(prompts[wanted])
+        self._describe(layout, wanted, bounds, wanted_bounds)
         self._tapes.run(self._tapes.last_tokens, self._step)
         return self._tapes.last_tokens.result
 
-    def _forward_whole(self, layout: StepLayout) -> torch.Tensor:
+    def _forward_whole(self, layout: StepLayout, prompts: BoolArray) -> torch.Tensor:
         """The hidden states of all tokens, until the next step."""
-        self._describe(layout, np.zeros(0, dtype=np.int64))
+        bounds = bounds_of(prompts)
+        self._describe(layout, np.zeros(0, dtype=np.int64), bounds, NO_SPANS)
         self._tapes.run(self._tapes.all_tokens, self._step)
         return self._tapes.all_tokens.result[: len(layout.token_ids)]
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of some hidden states, at most as many as there are rows; until the next call."""
+    def _logits(self, hidden: torch.Tensor, prompts: BoolArray) -> torch.Tensor:
+        """The logits of some tokens' hidden states, at most as many as there are rows; until the next call."""
         recorded = self._tapes.logits
         assert recorded.input is not None
         recorded.input[: len(hidden)] = hidden
-        self._tapes.run(recorded, Step(wanted=len(hidden)))
+        bounds = bounds_of(prompts)
+        self._tapes.run(recorded, Step(wanted=len(hidden), wanted_prompts=spans(bounds)))
         return recorded.result[: len(hidden)]
 
-    def _describe(self, layout: StepLayout, wanted: LongArray) -> None:
-        """Points the step at the arrays of this layout, which outlive the run."""
+    def _describe(self, layout: StepLayout, wanted: LongArray, bounds: LongArray, wanted_bounds: LongArray) -> None:
+        """Points the step at these arrays, which outlive the run."""
         step = self._step
         step.tokens, step.batch, step.wanted = len(layout.token_ids), len(layout.rows), len(wanted)
         step.token_ids, step.positions = layout.token_ids.ctypes.data, layout.positions.ctypes.data
         step.slots, step.wanted_tokens = layout.slots.ctypes.data, wanted.ctypes.data
         step.rows, step.query_starts = layout.rows.ctypes.data, layout.query_starts.ctypes.data
         step.context_lens = layout.context_lens.ctypes.data
+        step.prompts, step.wanted_prompts = spans(bounds), spans(wanted_bounds)
 
     def _output_logprobs(self, plan: BatchPlan, logits: torch.Tensor, tokens: LongArray) -> dict[int, PositionLogprobs]:
         specs = self._sampling.specs(plan.rows[plan.sample])
@@ -126,9 +138,15 @@ class NativeExecutor:
 
     @torch.inference_mode()
     def _input_logprobs(
-        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: IntArray
+        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, prompts: BoolArray, starts: IntArray
     ) -> PositionLogprobs:
         first = int(starts[want.index]) + want.first
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        positions = hidden[first : first + want.count]
-        return input_logprobs(self._logits, positions, torch.from_numpy(prompt_targets(plan, want)), spec)
+        positions, marks = hidden[first : first + want.count], prompts[first : first + want.count]
+
+        def logits_of(block: torch.Tensor) -> torch.Tensor:  # asked for one block after the other
+            nonlocal marks
+            of_block, marks = np.split(marks, [len(block)])
+            return self._logits(block, of_block)
+
+        return input_logprobs(logits_of, positions, torch.from_numpy(prompt_targets(plan, want)), spec)

@@ -29,6 +29,12 @@ SIGNATURES: dict[str, list[type]] = {
 }
 
 
+class Spans(ctypes.Structure):
+    """`bough_spans` of step.h."""
+
+    _fields_ = (("bounds", Address), ("count", Size))
+
+
 class Step(ctypes.Structure):
     """`bough_step` of step.h."""
 
@@ -46,6 +52,8 @@ class Step(ctypes.Structure):
         ("page_table", Address),
         ("page_table_width", Size),
         ("page_size", Size),
+        ("prompts", Spans),
+        ("wanted_prompts", Spans),
     )
 
 

@@ -71,7 +71,7 @@ def torch_products(n: int, k: int, m: int, threads: int) -> dict[str, float]:
     return found
 
 
-def measure(weights: list[PackedWeight], m: int, crew: native.Crew) -> tuple[float, int, int]:
+def measure(weights: list[PackedWeight], m: int, crew: native.Crew, *, prompt: bool) -> tuple[float, int, int]:
     """Seconds, bytes and operations of all weights for m tokens."""
     library = native._library()
     inputs = {weight.k: torch.randn(m, weight.k) for weight in weights}
@@ -89,6 +89,7 @@ def measure(weights: list[PackedWeight], m: int, crew: native.Crew) -> tuple[flo
             w.n,
             None,
             m,
+            prompt,
             False,
             scratch.ctypes.data,
         )
@@ -121,9 +122,9 @@ def main() -> None:
         for name in options.variants:
             library.bough_cpu_allow(FEATURES[name])
             for m in options.tokens:
-                if native.variant(form, m) != name:
+                if native.variant(form, prompt=name == "amx") != name:
                     continue
-                seconds, size, operations = measure(weights, m, crew)
+                seconds, size, operations = measure(weights, m, crew, prompt=name == "amx")
                 print(
                     f"{form.name:8} {name:8} m={m:<5} {seconds * 1e3:9.2f} ms {size / seconds / 1e9:7.1f} GB/s "
                     f"{operations / seconds / 1e9:8.0f} GOPS {m / seconds:9.0f} tok/s",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ KINDS = {  # one for each format
 def variant(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[str]:
     """One variant after the other, as far as this CPU has them."""
     library.bough_cpu_allow(ctypes.c_uint(FEATURES[request.param]))
-    if native.variant(Format.Q4, 1000 if request.param == "amx" else 1) != request.param:
+    if native.variant(Format.Q4, prompt=request.param == "amx") != request.param:
         pytest.skip(f"this CPU cannot run {request.param}")
     yield request.param
     library.bough_cpu_allow(ctypes.c_uint(0xFFFFFFFF))
@@ -55,11 +56,16 @@ def make_weight(form: Format, n: int, k: int, seed: int = 0) -> PackedWeight:
     return native.pack(rows, kind, k, form)
 
 
-def assert_same(x: torch.Tensor, parts: list[PackedWeight], found: torch.Tensor) -> None:
+def product(variant: str, x: torch.Tensor, parts: list[PackedWeight], **more: Any) -> torch.Tensor:
+    """Matrix tiles are for prompts."""
+    return native.quant_linear(x, parts, prompt=variant == "amx", **more)
+
+
+def assert_same(variant: str, x: torch.Tensor, parts: list[PackedWeight], found: torch.Tensor) -> None:
     """Sums over groups are exact, so only the order of the rest may show; matrix tiles round to bfloat16 instead."""
     values = torch.cat([reference.dequantize(part) for part in parts]).double()
     size = x.double().abs() @ values.abs().T
-    if any(native.variant(part.format, len(x)) == "amx" for part in parts):
+    if variant == "amx" and all(part.format is not Format.F32 for part in parts):
         assert ((found - x.double() @ values.T).abs() <= size * 2**-7.9).all()
         typical = (found - x.double() @ values.T).square().mean().sqrt() / (
             x.double() @ values.T
@@ -75,7 +81,7 @@ def test_every_variant_gives_the_product(variant: str, form: Format, m: int) -> 
     k = 256 if form is Format.Q8_HALF else 96
     weight = make_weight(form, 35, k)
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
-    assert_same(x, [weight], native.quant_linear(x, [weight]))
+    assert_same(variant, x, [weight], product(variant, x, [weight]))
 
 
 @pytest.mark.parametrize("m", [1, 6, 40])
@@ -86,7 +92,7 @@ def test_threads_share_the_work_of_several_weights(variant: str, m: int, threads
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
     crew = native.Crew(threads)
     for _ in range(3):
-        assert_same(x, parts, native.quant_linear(x, parts, crew=crew))
+        assert_same(variant, x, parts, product(variant, x, parts, crew=crew))
 
 
 @pytest.mark.parametrize("m", [1, 5, 33])
@@ -98,11 +104,11 @@ def test_bias_strides_and_sums(variant: str, form: Format, m: int) -> None:
     out = torch.randn(m, 70, generator=generator)
     bias = torch.randn(50, generator=generator)
     before = out.clone()
-    product = native.quant_linear(x, [weight])
-    native.quant_linear(x, [weight], bias, out=out[:, 3:53], accumulate=True)
-    torch.testing.assert_close(out[:, 3:53], before[:, 3:53] + product + bias)
-    native.quant_linear(x, [weight], bias, out=out[:, 3:53])
-    torch.testing.assert_close(out[:, 3:53], product + bias)
+    found = product(variant, x, [weight])
+    product(variant, x, [weight], bias=bias, out=out[:, 3:53], accumulate=True)
+    torch.testing.assert_close(out[:, 3:53], before[:, 3:53] + found + bias)
+    product(variant, x, [weight], bias=bias, out=out[:, 3:53])
+    torch.testing.assert_close(out[:, 3:53], found + bias)
     assert torch.equal(out[:, :3], before[:, :3])  # nothing beside it is touched
     assert torch.equal(out[:, 53:], before[:, 53:])
 
@@ -117,13 +123,24 @@ def test_extreme_codes_do_not_overflow(variant: str, form: Format, m: int) -> No
         weight.blob[:lines] = {Format.Q8: 0x80, Format.Q8_HALF: 0xE0, Format.Q8_MIN: 31}.get(form, 0xFF)
     for sign in (1, -1):
         x = torch.full((m, k), float(sign))
-        assert_same(x, [weight], native.quant_linear(x, [weight]))
+        assert_same(variant, x, [weight], product(variant, x, [weight]))
 
 
 def test_zeros_stay_zeros(variant: str) -> None:
     weight = make_weight(Format.Q4_MIN, 48, 64)
     for m in (1, 64):
-        assert torch.equal(native.quant_linear(torch.zeros(m, 64), [weight]), torch.zeros(m, 48))
+        assert torch.equal(product(variant, torch.zeros(m, 64), [weight]), torch.zeros(m, 48))
+
+
+@pytest.mark.parametrize("form", list(KINDS), ids=lambda form: form.name)
+def test_a_token_has_the_same_product_in_any_company(variant: str, form: Format) -> None:
+    k = 256 if form is Format.Q8_HALF else 96
+    weight = make_weight(form, 35, k)
+    x = torch.randn(50, k, generator=torch.Generator().manual_seed(1))
+    together = product(variant, x, [weight])
+    for size in (1, 2, 3, 5, 16, 33):
+        apart = torch.cat([product(variant, part, [weight], crew=native.Crew(2)) for part in x.split(size)])
+        assert torch.equal(apart, together), size
 
 
 def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) -> None:

@@ -62,6 +62,7 @@ def quant_linear(
     bias: torch.Tensor | None = None,  # [out]
     *,
     out: torch.Tensor | None = None,  # [tokens, out]
+    prompt: bool = False,  # the tokens are of a prompt
     accumulate: bool = False,
     crew: Crew | None = None,
 ) -> torch.Tensor:
@@ -81,6 +82,7 @@ def quant_linear(
         out.stride(0),
         None if bias is None else bias.data_ptr(),
         len(x),
+        prompt,
         accumulate,
         scratch.ctypes.data,
     )
@@ -94,9 +96,9 @@ def dequantize_row(weight: PackedWeight, row: int) -> torch.Tensor:
     return values
 
 
-def variant(form: Format, tokens: int) -> str:
-    """The name of the variant that this CPU gets for so many tokens."""
-    name: bytes = _library().bough_linear_variant(form, tokens)
+def variant(form: Format, *, prompt: bool = False) -> str:
+    """The name of the variant that this CPU gets for tokens, of a prompt or not."""
+    name: bytes = _library().bough_linear_variant(form, prompt)
     return name.decode()
 
 
@@ -132,9 +134,9 @@ def declare(library: ctypes.CDLL) -> None:
         "bough_linear_scratch": (ctypes.c_size_t, [Pointer, integer, Size, integer]),
         "bough_linear_alone": (
             None,
-            [Pointer, Pointer, integer, Pointer, Size, Pointer, Size, Pointer, Size, ctypes.c_bool, Pointer],
+            [Pointer, Pointer, integer, Pointer, Size, Pointer, Size, Pointer, Size, *[ctypes.c_bool] * 2, Pointer],
         ),
-        "bough_linear_variant": (ctypes.c_char_p, [integer, Size]),
+        "bough_linear_variant": (ctypes.c_char_p, [integer, ctypes.c_bool]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

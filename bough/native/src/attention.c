@@ -3,12 +3,9 @@
  */
 #include "attention.h"
 
-#include <math.h>
-
 enum {
     FEW = 4,       /* tiles for each thread, below which keys are cut */
-    RUN_KEYS = 96, /* at least, in a run */
-    MAX_RUNS = 16, /* of one tile */
+    MAX_RUNS = 64, /* of one tile that is cut; with more keys than that a tile has work enough */
 };
 
 /* How the tiles of a step are laid out. */
@@ -42,8 +39,9 @@ static int64_t seen_by(const bough_attention_spec *spec, int64_t length) {
 static int64_t runs_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row) {
     if (!how->cut || queries_of(spec, step, row) > 1)
         return 1;
-    int64_t runs = seen_by(spec, length_of(step, row)) / RUN_KEYS;
-    return runs < 1 ? 1 : runs > MAX_RUNS ? MAX_RUNS : runs;
+    int64_t length = length_of(step, row), first_key = length - seen_by(spec, length);
+    int64_t runs = (length - 1) / BOUGH_RUN_KEYS - first_key / BOUGH_RUN_KEYS + 1;
+    return runs > MAX_RUNS ? 1 : runs;
 }
 
 static int64_t tiles_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row) {
@@ -63,7 +61,7 @@ static tiling lay_out(const bough_attention_spec *spec, const bough_step *step, 
 
 /* Numbers that one run of a cut tile leaves behind: its outputs, then maxima and sums. */
 static int64_t run_floats(const bough_attention_spec *spec, const tiling *how) {
-    return (int64_t)how->heads_at_once * (spec->dim + 2);
+    return how->heads_at_once * (bough_run_dim(spec->dim) + 2);
 }
 
 size_t bough_attention_scratch(const bough_attention_spec *spec, int threads) {
@@ -84,7 +82,12 @@ static bough_attend describe(const bough_attention_spec *spec, const bough_step 
     int64_t taken = queries - first < how->queries_at_once ? queries - first : how->queries_at_once;
     int64_t token = end - queries + first, position = length - queries + first;
     int64_t last_key = position + taken, first_key = last_key - taken + 1 - seen_by(spec, position + 1);
-    int64_t keys = last_key - first_key;
+    first_key -= first_key % BOUGH_BLOCK_KEYS;
+    if (runs > 1) {
+        int64_t start = (first_key / BOUGH_RUN_KEYS + run) * BOUGH_RUN_KEYS, after = start + BOUGH_RUN_KEYS;
+        first_key = first_key > start ? first_key : start;
+        last_key = last_key < after ? last_key : after;
+    }
     size_t size = spec->number == BOUGH_FLOAT32 ? 4 : 2;
     return (bough_attend){
         .q = q == NULL ? NULL : q + token * q_stride + head * spec->dim,
@@ -98,8 +101,8 @@ static bough_attend describe(const bough_attention_spec *spec, const bough_step 
         .slot_stride = (int64_t)spec->kv_heads * spec->dim,
         .pages = step->page_table + step->rows[row] * step->page_table_width,
         .page_size = (int)step->page_size,
-        .first_key = first_key + keys * run / runs,
-        .last_key = first_key + keys * (run + 1) / runs,
+        .first_key = first_key,
+        .last_key = last_key,
         .position = position,
         .window = spec->window,
         .scale = spec->scale,
@@ -109,41 +112,20 @@ static bough_attend describe(const bough_attention_spec *spec, const bough_step 
     };
 }
 
-/* Brings the runs of one tile to their common maximum and divides. */
-static void join(const bough_attend *tile, int64_t runs, const float *results, int64_t floats) {
-    int64_t outputs = (int64_t)tile->group * tile->dim;
-    for (int head = 0; head < tile->group; head++) {
-        float peak = -INFINITY, total = 0.0f, *out = tile->out + head * tile->dim;
-        for (int64_t run = 0; run < runs; run++)
-            peak = fmaxf(peak, results[run * floats + outputs + head]);
-        for (int d = 0; d < tile->dim; d++)
-            out[d] = 0.0f;
-        for (int64_t run = 0; run < runs; run++) {
-            const float *result = results + run * floats;
-            float factor = expf(result[outputs + head] - peak);
-            total += factor * result[outputs + tile->group + head];
-            for (int d = 0; d < tile->dim; d++)
-                out[d] += factor * result[head * tile->dim + d];
-        }
-        for (int d = 0; d < tile->dim; d++)
-            out[d] /= total;
-    }
-}
-
 /* Where the runs of a tile leave their results; `piece` counts the key heads, and the parts of their groups. */
 static float *results_of(void *scratch, int64_t row, int64_t pieces, int64_t piece, int64_t floats) {
     return (float *)scratch + (row * pieces + piece) * MAX_RUNS * floats;
 }
 
 static void join_runs(const bough_attention_spec *spec, const bough_step *step, const tiling *how, float *out,
-                      int64_t out_stride, void *scratch, bough_team *team) {
+                      int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team) {
     int64_t pieces = (int64_t)spec->kv_heads * how->head_parts, floats = run_floats(spec, how);
     for (int64_t tile; (tile = bough_tile(team)) < step->batch * pieces;) {
         int64_t row = tile / pieces, piece = tile % pieces, runs = runs_of(spec, step, how, row);
         if (runs == 1)
             continue;
         bough_attend task = describe(spec, step, how, row, piece * runs, NULL, 0, out, out_stride);
-        join(&task, runs, results_of(scratch, row, pieces, piece, floats), floats);
+        ops->join(&task, runs, results_of(scratch, row, pieces, piece, floats), floats);
     }
     bough_barrier(team);
 }
@@ -164,7 +146,7 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
             bough_attend task = describe(spec, step, &how, row, index, q, q_stride, out, out_stride);
             if (runs > 1) {
                 task.out = results_of(scratch, row, pieces, index / runs, floats) + index % runs * floats;
-                task.weight = task.out + (int64_t)task.group * spec->dim;
+                task.weight = task.out + task.group * bough_run_dim(spec->dim);
             }
             ops->attend(&task);
         }
@@ -174,5 +156,5 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
     for (row = 0; how.cut && row < step->batch; row++)
         joined |= runs_of(spec, step, &how, row) > 1;
     if (joined)
-        join_runs(spec, step, &how, out, out_stride, scratch, team);
+        join_runs(spec, step, &how, out, out_stride, scratch, ops, team);
 }

@@ -31,8 +31,8 @@ static const linear_wide_kernels *wide_kernels(void) {
     return bough_cpu_features() & BOUGH_AMX ? linear_amx() : NULL;
 }
 
-static bool is_wide(const linear_wide_kernels *wide, const bough_weight *parts, int count, int64_t m) {
-    if (wide == NULL || m < wide->from_tokens)
+static bool fits(const linear_wide_kernels *wide, const bough_weight *parts, int count) {
+    if (wide == NULL)
         return false;
     for (int part = 0; part < count; part++)
         if (parts[part].format == BOUGH_FORMAT_F32)
@@ -40,10 +40,10 @@ static bool is_wide(const linear_wide_kernels *wide, const bough_weight *parts, 
     return true;
 }
 
-const char *bough_linear_variant(int format, int64_t m) {
+const char *bough_linear_variant(int format, bool prompt) {
     bough_weight part = {.format = format};
     const linear_wide_kernels *wide = wide_kernels();
-    return is_wide(wide, &part, 1, m) ? wide->name : narrow_kernels()->name;
+    return prompt && fits(wide, &part, 1) ? wide->name : narrow_kernels()->name;
 }
 
 static int64_t align(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
@@ -59,7 +59,7 @@ static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES
 size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads) {
     int64_t k = parts[0].k, shared = m * token_bytes(k);
     const linear_wide_kernels *wide = wide_kernels();
-    if (is_wide(wide, parts, count, m))
+    if (fits(wide, parts, count))
         shared = at_least(shared, align(wide->panel_bytes(k, m)) + threads * align(wide->unpacked_bytes(k)));
     return (size_t)(slices_bytes(threads) + shared);
 }
@@ -211,25 +211,53 @@ static void multiply_wide(const linear_call *call, const linear_wide_kernels *wi
     wide->end();
 }
 
-void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
-                  const float *bias, int64_t m, bool accumulate, void *scratch, bough_team *team) {
-    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
-    const linear_wide_kernels *wide = wide_kernels();
-    if (is_wide(wide, parts, count, m))
-        multiply_wide(&call, wide, team);
-    else
-        multiply_narrow(&call, team);
-    bough_barrier(team);
+/* The tokens of a call from `first` to `end`. */
+static linear_call part_of(const linear_call *call, int64_t first, int64_t end) {
+    linear_call part = *call;
+    part.x += first * call->x_stride;
+    part.y += first * call->y_stride;
+    part.m = end - first;
+    return part;
 }
 
+void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
+                  const float *bias, int64_t m, bough_spans prompts, bool accumulate, void *scratch,
+                  bough_team *team) {
+    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
+    const linear_wide_kernels *wide = wide_kernels();
+    if (prompts.count < 2 || !fits(wide, parts, count)) {
+        multiply_narrow(&call, team);
+        bough_barrier(team);
+        return;
+    }
+    for (int64_t span = 0; span < prompts.count; span++) {
+        linear_call part = part_of(&call, prompts.bounds[span], prompts.bounds[span + 1]);
+        if (part.m == 0)
+            continue;
+        if (span % 2 == 0)
+            multiply_narrow(&part, team);
+        else
+            multiply_wide(&part, wide, team);
+        bough_barrier(team);
+    }
+}
+
+typedef struct {
+    linear_call call;
+    bough_spans prompts;
+} lone_call;
+
 static void run_call(bough_team *team, void *argument) {
-    const linear_call *call = argument;
+    const lone_call *lone = argument;
+    const linear_call *call = &lone->call;
     bough_linear(call->parts, call->count, call->x, call->x_stride, call->y, call->y_stride, call->bias, call->m,
-                 call->accumulate, call->scratch, team);
+                 lone->prompts, call->accumulate, call->scratch, team);
 }
 
 void bough_linear_alone(bough_crew *crew, const bough_weight *parts, int count, const float *x, int64_t x_stride,
-                        float *y, int64_t y_stride, const float *bias, int64_t m, bool accumulate, void *scratch) {
-    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
-    bough_crew_run(crew, run_call, &call);
+                        float *y, int64_t y_stride, const float *bias, int64_t m, bool prompt, bool accumulate,
+                        void *scratch) {
+    int64_t bounds[3] = {0, 0, m};
+    lone_call lone = {{parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch}, {bounds, prompt ? 2 : 0}};
+    bough_crew_run(crew, run_call, &lone);
 }

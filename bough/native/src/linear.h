@@ -5,8 +5,10 @@
  * (`linear_tile.h`). Scales and offsets of groups are kept as 16-bit floats, which is exact for all types of GGUF but
  * the K-quants, whose products of two scales are rounded (by 2^-12 at most).
  *
- * Activations are quantised on the way in: 8 bits, one scale for 32 inputs. A CPU with matrix tiles multiplies many
- * tokens as bfloat16 instead. Weights kept as floats are multiplied in float32.
+ * Activations are quantised on the way in: 8 bits, one scale for 32 inputs. A CPU with matrix tiles multiplies the
+ * tokens of prompts as bfloat16 instead. Weights kept as floats are multiplied in float32. A token's result does not
+ * depend on the tokens beside it, to the last bit: which way it goes is a matter of what it is, not of how many there
+ * are.
  */
 #ifndef BOUGH_LINEAR_H
 #define BOUGH_LINEAR_H
@@ -15,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "step.h"
 #include "team.h"
 
 /* How a packed weight is kept. The numbers are stored in files. */
@@ -70,16 +73,17 @@ BOUGH_EXPORT size_t bough_linear_scratch(const bough_weight *parts, int count, i
 
 /* Called by all threads of a team; ends with a barrier. The parts have the same k; their outputs stand side by side in
  * y. `bias` (or NULL) has one number for each of them. With `accumulate` the product is added to what y holds. Strides
- * count floats. */
+ * count floats. `prompts` marks the tokens of prompts. */
 void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
-                  const float *bias, int64_t m, bool accumulate, void *scratch, bough_team *team);
+                  const float *bias, int64_t m, bough_spans prompts, bool accumulate, void *scratch,
+                  bough_team *team);
 
-/* The same on a team of its own, for tests and for callers outside a step. */
+/* The same on a team of its own, for tests and for callers outside a step; all tokens are of a prompt, or none. */
 BOUGH_EXPORT void bough_linear_alone(bough_crew *crew, const bough_weight *parts, int count, const float *x,
                                      int64_t x_stride, float *y, int64_t y_stride, const float *bias, int64_t m,
-                                     bool accumulate, void *scratch);
+                                     bool prompt, bool accumulate, void *scratch);
 
-/* The variant that this CPU gets for so many tokens: "plain", "avx2", "avxvnni", "avx512", "amx", "neon". */
-BOUGH_EXPORT const char *bough_linear_variant(int format, int64_t m);
+/* The variant that this CPU gets for tokens, of a prompt or not: "plain", "avx2", "avxvnni", "avx512", "amx", "neon". */
+BOUGH_EXPORT const char *bough_linear_variant(int format, bool prompt);
 
 #endif

@@ -13,7 +13,7 @@
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #include <immintrin.h>
 
-enum { REGISTER_BYTES = 16 * LINE, MANY = 9 };
+enum { REGISTER_BYTES = 16 * LINE };
 
 static int64_t panel_bytes(int64_t k, int64_t tokens) {
     return (tokens + TILE_ROWS - 1) / TILE_ROWS * (k / GROUP) * REGISTER_BYTES;
@@ -240,7 +240,7 @@ static void product(const bough_weight *weight, int64_t first_tile, int64_t tile
 }
 
 const linear_wide_kernels *linear_amx(void) {
-    static const linear_wide_kernels kernels = {"amx", MANY, panel_bytes, unpacked_bytes, convert, begin, end, product};
+    static const linear_wide_kernels kernels = {"amx", panel_bytes, unpacked_bytes, convert, begin, end, product};
     return &kernels;
 }
 #else

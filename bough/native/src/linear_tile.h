@@ -158,7 +158,6 @@ typedef struct linear_kernels {
  * and multiplied with all tokens of a panel. */
 typedef struct linear_wide_kernels {
     const char *name;
-    int64_t from_tokens; /* from so many on this is faster than a tile_product */
     int64_t (*panel_bytes)(int64_t k, int64_t tokens);
     int64_t (*unpacked_bytes)(int64_t k);
     /* Converts tokens (at most 16, from a multiple of 16 on) of a panel. */

@@ -10,9 +10,12 @@
 #include <stdint.h>
 
 enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
+/* Keys are scored in blocks and gathered in runs that begin at multiples of these, whoever asks and whatever else is
+ * in the step: so a token's result is the same to the last bit, alone or among others, decoded or prefilled. */
+enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
 enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
-/* Attention of some queries of one sequence, with the heads that share a key head, to a run of its keys. */
+/* Attention of some queries of one sequence, with the heads that share a key head, to its keys or one run of them. */
 typedef struct {
     const float *q;   /* the first query's first head */
     int64_t q_stride; /* from query to query */
@@ -22,14 +25,18 @@ typedef struct {
     int64_t slot_stride;       /* numbers from slot to slot */
     const int32_t *pages;      /* of the sequence */
     int page_size;
-    int64_t first_key, last_key; /* the run */
+    int64_t first_key, last_key; /* the first is a multiple of BOUGH_BLOCK_KEYS */
     int64_t position;            /* of the first query, whose last key that is; the next one sees one more */
     int64_t window;              /* keys that a query sees; 0: all */
     float scale, softcap;        /* softcap 0: none */
     float *out;                  /* like q: [queries][group][dim] */
     int64_t out_stride;
-    float *weight; /* NULL, or [2 * group]: the scores' maxima and sums of one query, whose `out` is then undivided */
+    /* NULL, or for one run and one query [2 * group]: the scores' maxima and sums; `out` is then undivided, and one head
+     * lies bough_run_dim() behind the other. */
+    float *weight;
 } bough_attend;
+
+static inline int64_t bough_run_dim(int64_t dim) { return (dim + 15) / 16 * 16; }
 
 typedef struct bough_ops {
     /* out = norm(x + residual) * weight, sum = x + residual; residual and sum may both be NULL; a head norm in place. */
@@ -41,6 +48,8 @@ typedef struct bough_ops {
     void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
     void (*softcap)(float *x, int64_t size, float cap);
     void (*attend)(const bough_attend *task);
+    /* Puts the runs of one task together that lie `floats` apart: outputs, then maxima and sums. */
+    void (*join)(const bough_attend *task, int64_t runs, const float *results, int64_t floats);
     /* Rounds to the type of a cache. */
     void (*narrow)(const float *x, int number, int64_t size, void *out);
     /* The first place of the largest number, and that number; NaN counts as largest. */

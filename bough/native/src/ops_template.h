@@ -88,7 +88,7 @@ static void softcap(float *x, int64_t size, float cap) {
 
 /* ---- attention: a block of keys after the other, with running maxima and sums of the scores' exponentials */
 
-enum { KEYS = 64, MAX_DIM = BOUGH_MAX_HEAD_DIM };
+enum { KEYS = BOUGH_BLOCK_KEYS, MAX_DIM = BOUGH_MAX_HEAD_DIM };
 #define LEAST (-1e30f) /* of a key that a query does not see; finite, so that differences are numbers */
 
 typedef struct {
@@ -99,7 +99,9 @@ typedef struct {
     _Alignas(64) float q[BOUGH_MAX_QUERIES * MAX_DIM];
     _Alignas(64) float out[BOUGH_MAX_QUERIES * MAX_DIM];
     _Alignas(64) float scores[BOUGH_MAX_QUERIES * KEYS];
-    float peak[BOUGH_MAX_QUERIES], total[BOUGH_MAX_QUERIES];
+    float peak[BOUGH_MAX_QUERIES], total[BOUGH_MAX_QUERIES]; /* of the run in hand, as `out` */
+    _Alignas(64) float before[BOUGH_MAX_QUERIES * MAX_DIM];   /* the same of all runs before it */
+    float peak_before[BOUGH_MAX_QUERIES], total_before[BOUGH_MAX_QUERIES];
     _Alignas(64) float copies[2][KEYS * MAX_DIM]; /* of keys and values that are not whole vectors of float32 */
 } attending;
 
@@ -311,40 +313,83 @@ static void gather_block(attending *a, int count) {
     }
 }
 
+/* Adds a run of keys to those before it. There is one copy of this code, so that it does not show who gathered the run. */
+__attribute__((noinline)) static void fold(float *before, float *peak_before, float *total_before, const float *out,
+                                           float peak, float total, int64_t dim) {
+    float top = peak > *peak_before ? peak : *peak_before;
+    vec old = exp_(splat(*peak_before - top)), fresh = exp_(splat(peak - top));
+    for (int64_t d = 0; d < dim; d += LANES)
+        store(before + d, load(before + d) * old + load(out + d) * fresh);
+    *total_before = *total_before * old[0] + total * fresh[0];
+    *peak_before = top;
+}
+
+static void gather_run(attending *a, int64_t first, int64_t end) {
+    const bough_attend *task = a->task;
+    int64_t seen_by_all = task->position + 1, last_query = task->position + task->queries - 1;
+    memset(a->out, 0, (size_t)(a->vectors * a->dim) * sizeof(float));
+    for (int i = 0; i < a->vectors; i++) {
+        a->peak[i] = LEAST;
+        a->total[i] = 0.0f;
+    }
+    for (; first < end; first += KEYS) {
+        int count = end - first < KEYS ? (int)(end - first) : KEYS;
+        find_block(a, first, count);
+        score_block(a, count);
+        bool windowed = task->window != 0 && first < last_query - task->window + 1;
+        if (first + count > seen_by_all || windowed || count % LANES)
+            hide(a, first, count);
+        weigh(a, count);
+        gather_block(a, count);
+    }
+}
+
 static void attend(const bough_attend *task) {
     attending a;
     a.task = task;
     a.vectors = task->queries * task->group;
     a.dim = (task->dim + LANES - 1) / LANES * LANES;
-    memset(a.out, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
     for (int i = 0; i < a.vectors; i++) {
         const float *q = task->q + i / task->group * task->q_stride + i % task->group * task->dim;
         widen(q, BOUGH_FLOAT32, task->dim, a.dim, a.q + i * a.dim);
-        a.peak[i] = LEAST;
-        a.total[i] = 0.0f;
+        a.peak_before[i] = LEAST;
+        a.total_before[i] = 0.0f;
     }
-    int64_t seen_by_all = task->position + 1, last_query = task->position + task->queries - 1;
-    for (int64_t first = task->first_key; first < task->last_key; first += KEYS) {
-        int count = task->last_key - first < KEYS ? (int)(task->last_key - first) : KEYS;
-        find_block(&a, first, count);
-        score_block(&a, count);
-        bool windowed = task->window != 0 && first < last_query - task->window + 1;
-        if (first + count > seen_by_all || windowed || count % LANES)
-            hide(&a, first, count);
-        weigh(&a, count);
-        gather_block(&a, count);
+    memset(a.before, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
+    for (int64_t first = task->first_key, end; first < task->last_key; first = end) {
+        end = (first / BOUGH_RUN_KEYS + 1) * BOUGH_RUN_KEYS;
+        end = end < task->last_key ? end : task->last_key;
+        gather_run(&a, first, end);
+        for (int i = 0; task->weight == NULL && i < a.vectors; i++)
+            fold(a.before + i * a.dim, &a.peak_before[i], &a.total_before[i], a.out + i * a.dim, a.peak[i], a.total[i],
+                 a.dim);
     }
     for (int i = 0; i < a.vectors; i++) {
-        float *out = task->out + i / task->group * task->out_stride + i % task->group * task->dim;
-        float factor = 1.0f;
-        if (task->weight == NULL) {
-            factor = 1.0f / a.total[i];
-        } else {
+        if (task->weight != NULL) {
             task->weight[i] = a.peak[i];
             task->weight[a.vectors + i] = a.total[i];
+            memcpy(task->out + i * bough_run_dim(task->dim), a.out + i * a.dim, (size_t)a.dim * sizeof(float));
+            continue;
         }
+        float *out = task->out + i / task->group * task->out_stride + i % task->group * task->dim;
+        float factor = 1.0f / a.total_before[i];
         for (int d = 0; d < task->dim; d++)
-            out[d] = a.out[i * a.dim + d] * factor;
+            out[d] = a.before[i * a.dim + d] * factor;
+    }
+}
+
+static void join(const bough_attend *task, int64_t runs, const float *results, int64_t floats) {
+    int64_t dim = (task->dim + LANES - 1) / LANES * LANES, apart = bough_run_dim(task->dim);
+    for (int head = 0; head < task->group; head++) {
+        _Alignas(64) float all[MAX_DIM] = {0};
+        float peak = LEAST, total = 0.0f;
+        for (int64_t run = 0; run < runs; run++) {
+            const float *result = results + run * floats, *weight = result + task->group * apart;
+            fold(all, &peak, &total, result + head * apart, weight[head], weight[task->group + head], dim);
+        }
+        float factor = 1.0f / total;
+        for (int d = 0; d < task->dim; d++)
+            task->out[head * task->dim + d] = all[d] * factor;
     }
 }
 
@@ -459,4 +504,5 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
 }
 
 static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
-                              attend,   narrow, best,     find_above,    sum_levels, weigh_all, sum_weights, find_weight};
+                              attend,   join,   narrow,   best,          find_above, sum_levels, weigh_all, sum_weights,
+                              find_weight};

@@ -6,6 +6,13 @@
 
 #include <stdint.h>
 
+/* Marks some of many tokens: those from bounds[1] to bounds[2], from bounds[3] to bounds[4], …; `count` spans in all, of
+ * which the first begins at bounds[0] = 0 and is not marked. Without spans no token is. */
+typedef struct {
+    const int64_t *bounds;
+    int64_t count;
+} bough_spans;
+
 typedef struct {
     int64_t tokens, batch, wanted;
     const int64_t *token_ids, *positions, *slots; /* [tokens] */
@@ -15,6 +22,7 @@ typedef struct {
     const int32_t *context_lens;                  /* [batch] tokens of the sequence before this step */
     const int32_t *page_table;
     int64_t page_table_width, page_size;
+    bough_spans prompts, wanted_prompts; /* which of the tokens, and of the wanted ones, are of prompts */
 } bough_step;
 
 #endif

@@ -128,7 +128,8 @@ static void run_rms_norm(const operation *op, int64_t rows, const running *r, bo
 
 static void run_linear(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const linear_op *o = &op->linear;
-    bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows, false, r->linear_scratch, team);
+    bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows,
+                 op->on_wanted ? r->step->wanted_prompts : r->step->prompts, false, r->linear_scratch, team);
 }
 
 static void run_norm_rope_store(const operation *op, int64_t rows, const running *r, bough_team *team) {

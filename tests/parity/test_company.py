@@ -1,0 +1,37 @@
+"""On the default model as users run it, quantised: what is computed beside a request does not change its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bough import Engine
+from bough.native.library import load_library
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")
+
+PROMPTS = [
+    "The capital of France is",
+    "Write a story about a dragon who could not fly:",
+    "def fib(n):",
+    "Q: What is 17 + 25? A:",
+    "The three primary colours are",
+]
+GREEDY = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+def outputs(engine: Engine, prompts: list[str]) -> list[tuple[list[int], list[float]]]:
+    """Tokens, and their logprobs to the last bit."""
+    answers: Any = engine.generate(prompts, sampling_params=GREEDY, return_logprob=True)
+    return [(a["output_ids"], [entry[0] for entry in a["meta_info"]["output_token_logprobs"]]) for a in answers]
+
+
+def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit() -> None:
+    with Engine(max_total_tokens=8192) as engine:
+        alone = [outputs(engine, [prompt])[0] for prompt in PROMPTS]
+        assert outputs(engine, PROMPTS) == alone  # from the cache
+        engine.flush_cache()
+        assert outputs(engine, PROMPTS) == alone
+    with Engine(max_total_tokens=8192, chunked_prefill_size=4, cpu_threads=1) as engine:
+        assert outputs(engine, PROMPTS) == alone

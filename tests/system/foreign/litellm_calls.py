@@ -36,7 +36,7 @@ async def async_chat() -> str:
 
 def refused() -> str:
     try:
-        litellm.completion(**{**CHAT, "temperature": 9}, num_retries=0)
+        litellm.completion(**{**CHAT, "temperature": -1}, num_retries=0)
     except litellm.BadRequestError as error:
         return str(error)
     return "not refused"

@@ -25,7 +25,7 @@ class Site:
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Failure:
     """What went wrong. Errors are made anew for each who asks: one exception cannot be raised in several threads."""
 
@@ -33,6 +33,12 @@ class Failure:
     site: Site | None
     text: str
     cause: BaseException
+    told: bool = False  # somebody knows: who caught it has dealt with it
+
+    def tell(self) -> ProgramError:
+        """The error for one who asks."""
+        self.told = True
+        return self.to_error()
 
     def to_error(self) -> ProgramError:
         if isinstance(self.cause, ProgramError):  # of a branch, or of a program inside this one: it says all

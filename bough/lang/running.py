@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def new_state(options: RunOptions) -> ProgramState:
-    return ProgramState(Executor(options))
+    """For whoever runs the program; of a stream it is read while the body runs."""
+    return ProgramState(Executor(options), outside=options.stream)
 
 
 def raise_failure(state: ProgramState) -> None:
@@ -58,10 +59,9 @@ class Run:
     def complete(self) -> None:
         """In the caller's thread, to the end. What goes wrong is in the state; only an interrupt is raised."""
         executor = self.state._executor
-        executor.owner = threading.get_ident()
         timer = None if self._timeout_s is None else loop.start(_expire(executor, self._timeout_s))
         try:
-            self.state.ret_value = self._func(self.state, *self._args, **self._kwargs)
+            self.state.ret_value = self._func(ProgramState(executor), *self._args, **self._kwargs)
             executor.sync()
             executor.end()
             executor.settle_branches()
@@ -79,7 +79,6 @@ class Run:
 
     def start_thread(self) -> Future[None]:
         """In a thread of its own; done when the program has ended, however it did."""
-        self.state._executor.owner = None
         done: Future[None] = Future()
 
         def work() -> None:

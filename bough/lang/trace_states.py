@@ -67,7 +67,7 @@ class TraceState:
         return self
 
     def _record(self, expr: Expr) -> None:
-        if isinstance(expr, Gen | Select | ScopeBegin) and expr.name is not None:
+        if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
             self._names.add(expr.name)
         self._lane.items.append(_node(expr))
 
@@ -95,9 +95,14 @@ class TraceState:
     def _around(self, begin: Expr | None, end: Expr | None) -> Iterator[None]:
         if begin is not None:
             self += begin
-        yield
-        if end is not None:
-            self += end
+        try:
+            yield
+        except StopTracing:  # what would follow is not known
+            end = None
+            raise
+        finally:
+            if end is not None:
+                self += end
 
     def set_var(self, name: str, value: Any) -> None:
         self._names.add(name)

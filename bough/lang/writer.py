@@ -30,12 +30,14 @@ class Writer:
         self.document = document
         self.usage = Usage()
         self._news = news
+        self.start = 0  # where a branch begins in the text that it shares with its parent
         self._scopes: dict[str, int] = {}
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
 
     def go_on_from(self, other: Writer) -> None:
         """A branch begins with what its parent has written."""
         self.document = other.document.copy()
+        self.start = len(self.document.text)
         self._scopes = dict(other._scopes)
 
     def do_at_once(self, step: Step) -> bool:

@@ -160,7 +160,7 @@ def test_branches_decode_in_one_batch(engine: sgl.Engine) -> None:
         branches += lambda i: f" {('red', 'blue', 'green', 'black', 'white', 'grey')[i]},"
         branches += sgl.gen("more", max_tokens=40, ignore_eos=True)
         s["most"] = 0
-        while s["most"] < 6 and not branches[0]._executor.over:
+        while s["most"] < 6 and not branches[0]._executor.over(outside=False):
             s["most"] = max(s["most"], running_requests(engine))
             threading.Event().wait(0.02)
         branches.join()

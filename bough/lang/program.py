@@ -15,6 +15,7 @@ from bough.lang import loop, running
 from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
+from bough.lang.placeholders import refuse_while_tracing
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
 from bough.lang.trace_states import TraceState
@@ -77,6 +78,11 @@ class Program:
             raise TypeError(f"Program {self.name!r} has no parameter {unknown[0]!r}; it has {', '.join(known)}.")
         return Program(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
 
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a run that is given these: with what is bound, and with the defaults."""
+        defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
+        return {**defaults, **self.bound, **given}
+
     # Running ----------------------------------------------------------------------------------------------------------
 
     def run(
@@ -106,7 +112,7 @@ class Program:
     ) -> ProgramState:
         """Runs the program and gives its final state; raises a `ProgramError` if it failed. With `stream=True` it
         returns at once, and the state is read while the program runs. `use_thread=False` does one thing at a time.
-        After `timeout_s` everything is aborted."""
+        After `timeout_s` everything that is being waited for is aborted; Python code of the body itself is not."""
         options = self._options(_sampling(locals()), stream, backend, use_thread)
         state = running.new_state(options)
         work = running.Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
@@ -182,13 +188,13 @@ class Program:
     async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> BatchResults:
         """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
         batch = self._async_batch(batch_kwargs, kwargs)
-        await asyncio.to_thread(batch.start)
+        await batch.async_start()
         return await batch.async_gather(kwargs.get("progress_bar", False))
 
     async def async_iter_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
         """`run_batch(generator_style=True)` for event loops."""
         batch = self._async_batch(batch_kwargs, kwargs)
-        await asyncio.to_thread(batch.start)
+        await batch.async_start()
         async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
             yield state
 
@@ -208,6 +214,7 @@ class Program:
 
     def cache(self, backend: Any = None, **kwargs: Any) -> str:
         """Computes the program's constant beginning ahead of time; gives it back."""
+        refuse_while_tracing(f"caches program {self.name!r}")
         chosen = as_backend(backend)
         prefix = trace_start(self, kwargs).text(chosen.chat_format)
         if prefix:
@@ -215,6 +222,7 @@ class Program:
         return prefix
 
     def _options(self, sampling: Mapping[str, Any], stream: bool, backend: Any, use_thread: bool) -> RunOptions:
+        refuse_while_tracing(f"runs program {self.name!r}")
         given = {name: value for name, value in sampling.items() if value is not None}
         if not global_config.skip_special_tokens_in_output:
             given["skip_special_tokens"] = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NoReturn
 
 from bough.lang.chat import ChatFormat
@@ -103,6 +104,14 @@ class TraceState:
         finally:
             if end is not None:
                 self += end
+
+    def __enter__(self) -> TraceState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is behind it."""
 
     def set_var(self, name: str, value: Any) -> None:
         self._names.add(name)

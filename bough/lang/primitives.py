@@ -11,6 +11,7 @@ from bough.core.errors import RequestError
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from bough.lang.constraints import checked_regex, dtype_fields, schema_text
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
+from bough.parsers import reasoning_format
 
 # Generation -----------------------------------------------------------------------------------------------------------
 
@@ -121,7 +122,8 @@ def video(path: str, num_frames: int) -> Expr:
 
 def separate_reasoning(expr: ExprLike, model_type: str) -> Expr:
     """Keeps what the model thinks apart: each generation `name` gives `name` without it and `name_reasoning_content`.
-    Not for streams."""
+    `model_type` is a name of `--reasoning-parser`. Not for streams."""
+    reasoning_format(model_type, field="model_type")
     marked = [dataclasses.replace(e, reasoning=model_type) if isinstance(e, Gen) else e for e in items_of(expr)]
     return Row(tuple(marked))
 

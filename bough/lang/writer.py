@@ -14,11 +14,11 @@ from bough.lang import speculation
 from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
 from bough.lang.document import Document
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
-from bough.lang.reasoning import marks_of
 from bough.lang.scoring import normalized
 from bough.lang.slots import News, Slot
 from bough.lang.steps import RunOptions, Settle, Step
 from bough.lang.usage import Usage
+from bough.parsers import AnswerFormat, reasoning_format
 
 
 class Writer:
@@ -98,13 +98,14 @@ class Writer:
     async def _generate(self, gen: Gen, step: Step) -> None:
         if gen.reasoning is not None and self.options.stream:
             raise RequestError("separate_reasoning() needs the whole answer; run without stream=True.")
-        request = self._request(gen.sampling)
+        shown = gen.reasoning is not None and not self.backend.chat_only  # marks may be special tokens
+        request = self._request({**gen.sampling, "skip_special_tokens": False} if shown else gen.sampling)
         streams = self.options.stream and request.sampling.get("n", 1) == 1
         output = await (self._read_stream(request, step.slot) if streams else self.backend.generate(request))
         for meta in output.metas:
             self.usage.add(meta)
         if gen.reasoning is not None:
-            output = _without_reasoning(gen.reasoning, output, step.thoughts)
+            output = _without_reasoning(gen.reasoning, request.text, output, step.thoughts)
         self.document.text = request.text + output.texts[0]
         if step.slot is not None:
             many = len(output.texts) > 1
@@ -181,12 +182,15 @@ class Writer:
                 part.slot.fill(text, output.metas[0])
 
 
-def _without_reasoning(model_type: str, output: GenOutput, thoughts: Slot | None) -> GenOutput:
-    split = [marks_of(model_type).split(text) for text in output.texts]
+def _without_reasoning(model_type: str, prompt: str, output: GenOutput, thoughts: Slot | None) -> GenOutput:
+    kind = reasoning_format(model_type)
+    form = AnswerFormat(reasoning=kind, thinking=kind.thinks_from_start(prompt))
+    parsed = [form.parse(text) for text in output.texts]
     if thoughts is not None:
-        thinking = [thought for thought, _ in split]
+        thinking = [answer.reasoning.strip() for answer in parsed]
         thoughts.fill(thinking[0] if len(thinking) == 1 else thinking)
-    return GenOutput([answer for _, answer in split], output.metas)
+    pairs = zip(parsed, output.texts, strict=True)
+    return GenOutput([p.text if p.text == text else p.text.lstrip() for p, text in pairs], output.metas)
 
 
 AT_ONCE: dict[type, Callable[[Writer, Step], None]] = {

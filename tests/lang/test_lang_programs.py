@@ -256,6 +256,38 @@ def test_reasoning_is_kept_apart() -> None:
         think.run(backend=backend, stream=True).sync()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "written", "thought", "answer"),
+    [
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>four?<|end|><|start|>assistant<|channel|>final<|message|>4",
+            "four?",
+            "4",
+        ),
+        ("mistral", "[THINK]four?[/THINK]4", "four?", "4"),
+        ("deepseek-r1", "four?</think>\n4", "four?", "4"),
+        ("qwen3", " 4", "", " 4"),
+        ("minimax-append-think", "four?</think>4", "", "<think>four?</think>4"),
+    ],
+)
+def test_all_formats_of_the_servers_parsers_are_known(model_type: str, written: str, thought: str, answer: str) -> None:
+    @sgl.function
+    def think(s: Any) -> None:
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("answer"), model_type=model_type))
+
+    backend = ScriptedBackend(lambda request: written)
+    state = think.run(backend=backend)
+    assert (state["answer_reasoning_content"], state["answer"]) == (thought, answer)
+    assert backend.requests[0].sampling["skip_special_tokens"] is False  # marks may be special tokens
+
+
+def test_an_unknown_format_is_refused_before_anything_is_generated() -> None:
+    with pytest.raises(RequestError, match="no reasoning parser 'frog'") as caught:
+        sgl.separate_reasoning(sgl.gen("answer"), model_type="frog")
+    assert caught.value.field == "model_type"
+
+
 def test_without_threads_each_thing_is_done_before_the_next() -> None:
     seen: list[int] = []
     backend = ScriptedBackend(last_word)

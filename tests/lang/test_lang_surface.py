@@ -111,3 +111,14 @@ def test_the_names_load_without_vendors_sdks_and_without_torch() -> None:
 def test_the_package_is_typed() -> None:
     assert files("bough").joinpath("py.typed").is_file()
     assert inspect.signature(sgl.gen).return_annotation == "Expr"
+
+
+def test_back_ends_that_are_not_made_here_say_what_to_use() -> None:
+    with pytest.raises(sgl.SettingsError, match=r"LiteLLM\('vertex_ai/gemini-pro'\)"):
+        sgl.VertexAI("gemini-pro")
+    with pytest.raises(sgl.SettingsError, match=r"OpenAI\('llama', base_url="):
+        sgl.Crusoe("llama")
+
+
+def test_the_names_are_listed() -> None:
+    assert {"gen", "function", "Engine", "VertexAI"} < set(dir(sgl))

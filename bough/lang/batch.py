@@ -136,7 +136,7 @@ class Batch:
         if global_config.verbosity:
             logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
         try:
-            await asyncio.wait_for(self._options.backend.cache_prefix(prefix), self._timeout_s)
+            await asyncio.wait_for(self._options.backend.async_cache_prefix(prefix), self._timeout_s)
         except Exception as error:  # noqa: BLE001  # whatever it is, each run will meet it, and says where
             reason = f"{type(error).__name__} {error}".rstrip()
             logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)

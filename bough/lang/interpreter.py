@@ -47,6 +47,7 @@ class Executor:
         self._busy = branch  # the queue is being worked off, or waits for the parent
         self._idle: list[tuple[Future[None], bool]] = []  # who waits, and whether until the end of the program
         self._task: asyncio.Task[None] | None = None
+        self._doing: Step | None = None
         self._promised: list[Slot] = []  # those that this state will fill, and not its parent
 
     # Writing ----------------------------------------------------------------------------------------------------------
@@ -100,12 +101,21 @@ class Executor:
                 self.failure.told = True
 
     def cancel(self, reason: BaseException, site: Site | None = None) -> None:
-        """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason."""
+        """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason and,
+        if none is given, with the line of what it waits for."""
         self.heed()
-        self._fail_at(site, reason)
+        self._fail_at(site or self._waits_at(), reason)
         self._abort()
         for child in self.children:
             child.cancel(reason, site)
+
+    def _waits_at(self) -> Site | None:
+        """The line of what is being waited for, here or in a branch."""
+        with self._lock:
+            step = self._doing or (self._queue[0] if self._queue else None)
+        if step is not None and step.site is not None:
+            return step.site
+        return next((site for child in self.children if (site := child._waits_at()) is not None), None)
 
     def _give_up(self, failure: Failure) -> None:
         """What this branch began from has failed."""
@@ -129,6 +139,11 @@ class Executor:
     def own_text(self) -> str:
         """What a branch has added to its parent's text."""
         return self.document.text[self._writer.start :]
+
+    @property
+    def finished(self) -> bool:
+        """All of it has been done, in branches too: there is nothing to cancel."""
+        return self.ended and not self._busy and all(child.finished for child in self.children)
 
     def over(self, *, outside: bool) -> bool:
         """Nothing more will come. Inside of the program nobody can wait for its end."""
@@ -247,7 +262,7 @@ class Executor:
                 if not self._queue or self.failure is not None:
                     self._rest()
                     return
-                step = self._queue.popleft()
+                step = self._doing = self._queue.popleft()
             try:
                 if not self._begin_branches(step):
                     await self._writer.do(step)
@@ -261,7 +276,7 @@ class Executor:
 
     def _rest(self) -> None:
         """The queue is empty. Called with the lock."""
-        self._busy = False
+        self._busy, self._doing = False, None
         self._wake()
 
     def _wake(self) -> None:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from bough.lang import loop, running
+from bough.lang import running
 from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
@@ -218,7 +218,7 @@ class Program:
         chosen = as_backend(backend)
         prefix = trace_start(self, kwargs).text(chosen.chat_format)
         if prefix:
-            loop.wait_for(chosen.cache_prefix(prefix))
+            chosen.cache_prefix(prefix)
         return prefix
 
     def _options(self, sampling: Mapping[str, Any], stream: bool, backend: Any, use_thread: bool) -> RunOptions:

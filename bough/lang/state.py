@@ -125,7 +125,8 @@ class ProgramState:
 
     def cancel(self) -> None:
         """Aborts what runs in this state and its branches; who waits gets an error."""
-        self._executor.cancel(asyncio.CancelledError("the program was cancelled"))
+        if not self._executor.finished:
+            self._executor.cancel(asyncio.CancelledError("the program was cancelled"))
 
     def _filled(self, name: str) -> Slot:
         """In a stream the program may not have come to the variable yet."""

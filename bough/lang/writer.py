@@ -168,14 +168,16 @@ class Writer:
         items = [part.expr for part in pattern if isinstance(part.expr, Text | Gen)]
         own = next(dict(item.sampling) for item in items if isinstance(item, Gen))
         own |= {"max_new_tokens": self.options.num_api_spec_tokens, "stop": (), "n": 1}
-        for _ in range(speculation.ATTEMPTS):
-            output = await self.backend.generate(self._request(own))
+        request = self._request(own)
+        attempts = speculation.attempts(request.sampling)
+        for _ in range(attempts):
+            output = await self.backend.generate(request)
             self.usage.add(output.metas[0])
             texts = speculation.match(items, output.texts[0])
             if texts is not None:
                 break
         else:
-            raise speculation.no_match(items)
+            raise speculation.no_match(items, attempts)
         for part, text in zip(pattern, texts, strict=True):
             self.document.text += text
             if part.slot is not None:

@@ -30,7 +30,7 @@ class Stuck(ScriptedBackend):
 
     waits = 0
 
-    async def cache_prefix(self, text: str) -> None:
+    async def async_cache_prefix(self, text: str) -> None:
         self.waits += 1
         try:
             await asyncio.Event().wait()
@@ -121,7 +121,7 @@ def test_a_batchs_time_out_covers_its_caching() -> None:
 
 def test_a_back_end_that_cannot_cache_does_not_end_the_batch() -> None:
     class Broken(ScriptedBackend):
-        async def cache_prefix(self, text: str) -> None:
+        async def async_cache_prefix(self, text: str) -> None:
             raise ZeroDivisionError
 
     assert styled.run_batch([("1",), ("2",)], backend=Broken()).errors == {}

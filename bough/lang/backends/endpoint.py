@@ -84,17 +84,17 @@ class RuntimeEndpoint(Backend):
         }
         return plan.read(await self._post("/generate", body))
 
-    async def cache_prefix(self, text: str) -> None:
+    async def async_cache_prefix(self, text: str) -> None:
         await self._post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
 
-    async def flush_cache(self) -> bool:
+    async def async_flush_cache(self) -> bool:
         try:
             await self._post("/flush_cache", None)
         except RequestError:
             return False
         return True
 
-    async def server_info(self) -> dict[str, Any]:
+    async def async_server_info(self) -> dict[str, Any]:
         info: dict[str, Any] = await self._get("/get_server_info")
         return info
 

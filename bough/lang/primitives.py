@@ -103,11 +103,12 @@ def select(
     choices_method: ChoicesSamplingMethod = token_length_normalized,
 ) -> Expr:
     """The likeliest of the choices, by the method's idea of likely."""
-    if not choices or isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
+    given = () if choices is None or isinstance(choices, str) else tuple(choices)
+    if not given or not all(isinstance(choice, str) and choice for choice in given):
         raise RequestError("select() needs a list of choices, each a text that is not empty.", field="choices")
     if temperature > 1e-5:
         raise RequestError("select() takes the likeliest choice; leave temperature at 0.", field="temperature")
-    return Select(name, tuple(choices), temperature, choices_method)
+    return Select(name, given, temperature, choices_method)
 
 
 def image(expr: str | bytes) -> Expr:

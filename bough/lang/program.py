@@ -7,6 +7,7 @@ an event loop. This module binds arguments and hands over to `running`, `batch` 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
@@ -51,11 +52,11 @@ class Program:
         num_api_spec_tokens: int | None = None,
         bound: Mapping[str, Any] | None = None,
     ) -> None:
+        functools.update_wrapper(self, func)  # its name, its words, its signature
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound = dict(bound or {})
-        self.__name__ = self.name = func.__name__
-        self.__doc__ = func.__doc__
+        self.name = func.__name__
         if inspect.iscoroutinefunction(func):
             raise TypeError(f"Program {self.name!r} is an async function; write it with def, and use async_run().")
         self.parameters = list(inspect.signature(func).parameters.values())[1:]  # without the state
@@ -199,7 +200,7 @@ class Program:
             yield state
 
     def _async_batch(self, batch_kwargs: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-        unknown = kwargs.keys() - {*RUN_NAMES, "num_threads", "progress_bar"}
+        unknown = kwargs.keys() - BATCH_NAMES
         if unknown:
             raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
         options = self._options({**SAMPLING_DEFAULTS, **_sampling(kwargs)}, False, kwargs.get("backend"), True)
@@ -238,6 +239,7 @@ SAMPLING_DEFAULTS = {
     if name in SAMPLING_NAMES
 }
 RUN_NAMES = (*SAMPLING_NAMES, "stream", "backend", "use_thread", "timeout_s")
+BATCH_NAMES = {*SAMPLING_NAMES, "backend", "timeout_s", "num_threads", "progress_bar"}
 
 
 def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:

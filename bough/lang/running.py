@@ -63,8 +63,7 @@ class Run:
         try:
             self.state.ret_value = self._func(ProgramState(executor), *self._args, **self._kwargs)
             executor.sync()
-            executor.end()
-            executor.settle_branches()
+            executor.settle_branches()  # before the end: who follows a stream must hear of a branch that fails
         except Exception as error:  # noqa: BLE001  # the body is the user's; what it raises is told with its place
             executor.cancel(error, raising_site(error, self._func.__code__.co_filename))
         except BaseException as error:

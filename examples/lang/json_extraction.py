@@ -1,5 +1,5 @@
-"""JSON out of a text, in two ways that always parse: the model writes what a schema allows, or the program writes the form
-and the model fills in the values."""
+"""JSON out of a text, in two ways that always parse: the model writes what a schema allows, or the program writes the
+form and the model fills in the values."""
 
 from __future__ import annotations
 

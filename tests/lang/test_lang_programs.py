@@ -200,6 +200,7 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
         (lambda: sgl.gen("a", dtype=list), "dtype must be one of int"),
         (lambda: sgl.select("a", choices=[]), "list of choices"),
         (lambda: sgl.select("a", choices="abc"), "list of choices"),
+        (lambda: sgl.select("a", choices=(c for c in ["b", ""])), "list of choices"),
         (lambda: sgl.select("a", choices=["b"], temperature=1.0), "leave temperature at 0"),
         (lambda: sgl.gen("a", json_schema=3), "pydantic"),
         (lambda: sgl.gen("a", dtype=int, regex="a"), "not both"),
@@ -208,6 +209,10 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
 def test_wrong_expressions_are_refused_where_they_are_made(make: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         make()
+
+
+def test_choices_may_come_from_a_generator() -> None:
+    assert sgl.select("a", choices=(c for c in "bc")) == sgl.select("a", choices=["b", "c"])  # type: ignore[arg-type]
 
 
 def test_only_text_and_expressions_can_be_added() -> None:

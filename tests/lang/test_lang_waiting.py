@@ -151,6 +151,19 @@ def test_a_failed_branch_that_nobody_reads_fails_the_run() -> None:
     assert list(deep.errors) == [0]
 
 
+def test_who_follows_a_stream_hears_of_a_branch_that_fails_behind_the_programs_last_line() -> None:
+    gate = threading.Event()
+
+    @sgl.function
+    def forgetful(s: Any) -> None:
+        (branch,) = s.fork()
+        branch += "a" + sgl.gen("x", n=2)  # which is not streamed, and waits at the gate
+
+    state = forgetful.run(backend=ScriptedBackend(dead, gate=gate), stream=True)
+    threading.Timer(0.05, gate.set).start()
+    assert "EngineDeadError" in str(state.error())
+
+
 def test_branches_of_branches_are_heard_of_too() -> None:
     def refuse(request: GenRequest) -> str:
         return dead(request) if request.text.endswith("bad") else "x"

@@ -76,3 +76,11 @@ def raising_site(error: BaseException, file: str) -> Site | None:
             found = Site(file, trace.tb_lineno, trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     return found
+
+
+def running_site(thread: int, file: str) -> Site | None:
+    """The innermost line of the given file at which a thread is."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return None if frame is None else Site(file, frame.f_lineno, frame.f_code.co_name)

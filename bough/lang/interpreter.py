@@ -100,14 +100,14 @@ class Executor:
             if self.failure is not None:
                 self.failure.told = True
 
-    def cancel(self, reason: BaseException, site: Site | None = None) -> None:
+    def cancel(self, reason: BaseException, site: Site | None = None, otherwise: Site | None = None) -> None:
         """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason and,
-        if none is given, with the line of what it waits for."""
+        if none is given, with the line of what it waits for, or `otherwise`."""
         self.heed()
-        self._fail_at(site or self._waits_at(), reason)
+        self._fail_at(site or self._waits_at() or otherwise, reason)
         self._abort()
         for child in self.children:
-            child.cancel(reason, site)
+            child.cancel(reason, site, otherwise)
 
     def _waits_at(self) -> Site | None:
         """The line of what is being waited for, here or in a branch."""

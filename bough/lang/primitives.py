@@ -9,7 +9,7 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from bough.lang.constraints import checked_regex, dtype_fields, schema_text
+from bough.lang.constraints import checked_regex, dtype_form, schema_text
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
 from bough.parsers import reasoning_format
 
@@ -67,11 +67,12 @@ def gen(
         "regex": checked_regex(regex),
         "json_schema": schema_text(json_schema),
     }
+    ends: tuple[str, ...] = ()
     if dtype is not None:
-        given |= dtype_fields(dtype, regex, stop)
+        given["regex"], ends = dtype_form(dtype, regex)
     if given["regex"] is not None and given["json_schema"] is not None:
         raise RequestError("gen() takes one constraint: regex (or dtype), or json_schema.", field="regex")
-    return Gen(name, {key: value for key, value in given.items() if value is not None})
+    return Gen(name, {key: value for key, value in given.items() if value is not None}, ends=ends)
 
 
 def gen_int(

@@ -10,9 +10,10 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from bough.lang import running
+from bough.lang.arguments import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments
 from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
@@ -21,26 +22,6 @@ from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
 from bough.lang.trace_states import TraceState
 from bough.lang.tracer import trace_program, trace_start
-
-# Arguments of `run` that hold for all generations of a program.
-SAMPLING_NAMES = (
-    "max_new_tokens",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "ignore_eos",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "return_text_in_logprobs",
-)
 
 
 class Program:
@@ -146,13 +127,17 @@ class Program:
 
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Any
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Unpack[BatchArguments]
     ) -> BatchResults: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Any
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Unpack[BatchArguments]
     ) -> Iterator[ProgramState]: ...
-    def run_batch(  # type: ignore[misc]  # the overloads differ in one argument, and need not repeat the others
+    @overload
+    def run_batch(
+        self, batch_kwargs: Sequence[Any], *, generator_style: bool, **rest: Unpack[BatchArguments]
+    ) -> BatchResults | Iterator[ProgramState]: ...
+    def run_batch(
         self,
         batch_kwargs: Sequence[Any],
         *,
@@ -186,13 +171,15 @@ class Program:
         batch.start()
         return batch.in_turn(progress_bar) if generator_style else batch.gather(progress_bar)
 
-    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> BatchResults:
+    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]) -> BatchResults:
         """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
         batch = self._async_batch(batch_kwargs, kwargs)
         await batch.async_start()
         return await batch.async_gather(kwargs.get("progress_bar", False))
 
-    async def async_iter_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
+    async def async_iter_batch(
+        self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]
+    ) -> AsyncIterator[ProgramState]:
         """`run_batch(generator_style=True)` for event loops."""
         batch = self._async_batch(batch_kwargs, kwargs)
         await batch.async_start()
@@ -238,8 +225,6 @@ SAMPLING_DEFAULTS = {
     for name, parameter in inspect.signature(Program.run).parameters.items()
     if name in SAMPLING_NAMES
 }
-RUN_NAMES = (*SAMPLING_NAMES, "stream", "backend", "use_thread", "timeout_s")
-BATCH_NAMES = {*SAMPLING_NAMES, "backend", "timeout_s", "num_threads", "progress_bar"}
 
 
 def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:

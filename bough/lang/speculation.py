@@ -56,7 +56,7 @@ def no_match(items: Sequence[Text | Gen], attempts: int) -> RequestError:
 def _end_of(item: Gen, following: Text | Gen | None, written: str, at: int) -> int | None:
     """Where a generation ends: before the program's next text, or at its own stop."""
     stops = item.sampling.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    stops = (*((stops,) if isinstance(stops, str) else stops), *item.ends)
     ends = [place for stop in stops if (place := written.find(stop, at)) >= 0]
     if isinstance(following, Text):
         place = written.find(following.value, at)

@@ -99,7 +99,8 @@ class Writer:
         if gen.reasoning is not None and self.options.stream:
             raise RequestError("separate_reasoning() needs the whole answer; run without stream=True.")
         shown = gen.reasoning is not None and not self.backend.chat_only  # marks may be special tokens
-        request = self._request({**gen.sampling, "skip_special_tokens": False} if shown else gen.sampling)
+        own = {**gen.sampling, "skip_special_tokens": False} if shown else gen.sampling
+        request = self._request(own, gen.ends)
         streams = self.options.stream and request.sampling.get("n", 1) == 1
         output = await (self._read_stream(request, step.slot) if streams else self.backend.generate(request))
         for meta in output.metas:
@@ -120,13 +121,14 @@ class Writer:
             self._news.tell()
         return output
 
-    def _request(self, own: Mapping[str, Any]) -> GenRequest:
+    def _request(self, own: Mapping[str, Any], ends: Sequence[str] = ()) -> GenRequest:
         merged = {**self.options.sampling, **own}
         options = {name: merged.pop(name) for name in LOGPROB_OPTIONS if name in merged}
         document = self.document
-        if document.role == "assistant" and document.chat_format.stop:
+        more = (*ends, *(document.chat_format.stop if document.role == "assistant" else ()))
+        if more:
             given = merged.get("stop") or ()
-            merged["stop"] = (*((given,) if isinstance(given, str) else given), *document.chat_format.stop)
+            merged["stop"] = (*((given,) if isinstance(given, str) else given), *more)
         images = [source for _, source in document.images]
         return GenRequest(document.text, document.all_messages, merged, options, images, document.videos)
 

@@ -123,6 +123,19 @@ def test_a_time_out_names_the_line_of_the_branch_that_it_waits_for() -> None:
     assert caught.value.line == f"test_lang_failures.py:{slow.func.__code__.co_firstlineno + 3} in slow"
 
 
+def test_a_time_out_names_the_line_of_a_body_that_is_busy_itself() -> None:
+    @sgl.function
+    def busy(s: Any) -> None:
+        while True:
+            threading.Event().wait(0.001)
+            if s.error() is not None:
+                return
+
+    with pytest.raises(sgl.ProgramError, match="TimeoutError") as caught:
+        busy.run(backend=ScriptedBackend(), timeout_s=0.05)
+    assert caught.value.line.endswith(" in busy")
+
+
 def test_what_is_finished_cannot_be_cancelled() -> None:
     @sgl.function
     def program(s: Any) -> None:

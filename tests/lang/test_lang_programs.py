@@ -211,6 +211,16 @@ def test_wrong_expressions_are_refused_where_they_are_made(make: Any, words: str
         make()
 
 
+def test_what_ends_a_number_comes_beside_the_stops_of_the_run() -> None:
+    @sgl.function
+    def count(s: Any) -> None:
+        s += "x" + sgl.gen_int("a")
+
+    backend = ScriptedBackend()
+    count.run(backend=backend, stop="END")
+    assert backend.requests[0].sampling["stop"] == ("END", " ", "\n")
+
+
 def test_choices_may_come_from_a_generator() -> None:
     assert sgl.select("a", choices=(c for c in "bc")) == sgl.select("a", choices=["b", "c"])  # type: ignore[arg-type]
 

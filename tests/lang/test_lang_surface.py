@@ -137,4 +137,5 @@ def test_a_program_looks_like_the_function_that_it_was_made_of() -> None:
 @pytest.mark.parametrize("name", ["stream", "use_thread", "temprature"])
 def test_an_async_batch_refuses_what_it_would_not_heed(name: str) -> None:
     with pytest.raises(TypeError, match=f"no argument '{name}'"):
-        asyncio.run(PROGRAM.async_run_batch([{}], **{name: True}))
+        given: Any = {name: True}
+        asyncio.run(PROGRAM.async_run_batch([{}], **given))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 
 import bough as sgl
 from bough.core.errors import EngineDeadError, SettingsError
+from bough.lang.backends import endpoint
 from bough.launch import owned_server
 
 CHATML = (
@@ -128,6 +130,15 @@ def test_programs_run_over_http_with_the_servers_own_template() -> None:
         assert sgl.get_server_info(backend)["model_path"] == "tiny"
         chat.cache(backend)
         assert server.asked[-1][1] == {"text": "<user>Hi</><assistant>", "sampling_params": {"max_new_tokens": 0}}
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "INTRODUCTION_S", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(EngineDeadError, match=r"did not say within 0.05 s"),
+    ):
+        sgl.RuntimeEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 def test_users_of_a_back_end_wait_for_it() -> None:

@@ -45,7 +45,6 @@ class Attempts:
 
     async def answer(self, call: Call, body: bytes) -> Answer | OpenStream:
         """The first good answer; where there is none, what the client is told: the last worker's own error, or ours."""
-        backoff = _backoff(self.settings)
         retries = 0
         while True:
             try:
@@ -56,13 +55,18 @@ class Attempts:
                     self.metrics.moves.inc()
                     continue
                 call.error = failure.reason
-                can = failure.retryable and retries < self.settings.retry_max_retries
-                if not can or not self.budget.spend(time.monotonic()):
+                if not failure.retryable or not await self.pause(call, retries):
                     return failure.told()
-            call.retries += 1
-            self.metrics.retries.inc()
-            await asyncio.sleep(backoff.pause_s(retries, random.random()))
             retries += 1
+
+    async def pause(self, call: Call, retries: int) -> bool:
+        """Waits before one more attempt, when so many retries have come to nothing; False if there may be no more."""
+        if retries >= self.settings.retry_max_retries or not self.budget.spend(time.monotonic()):
+            return False
+        call.retries += 1
+        self.metrics.retries.inc()
+        await asyncio.sleep(_backoff(self.settings).pause_s(retries, random.random()))
+        return True
 
     # ---- hedging
 

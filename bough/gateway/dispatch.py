@@ -123,7 +123,8 @@ class Dispatch:
     def _candidates(self, call: Call) -> list[Worker]:
         if call.pinned is not None:
             return [call.pinned] if call.pinned.available else []
-        return self.available(call.peek.model)
+        available = self.available(call.peek.model)
+        return [worker for worker in available if worker.id not in call.unable] if call.unable else available
 
     def _released(self) -> None:
         if self._waiting:
@@ -173,9 +174,10 @@ class Dispatch:
         timeout_s = self._settings.queue_timeout_secs
         if self._usable(call):
             return timeout_s
-        if any(worker.expected_back for worker in self._registry):
+        hopeful = [worker for worker in self._registry if worker.id not in call.unable]
+        if any(worker.expected_back for worker in hopeful):
             return timeout_s
-        return min(timeout_s, NO_WORKER_PATIENCE_S if len(self._registry) else 0.0)
+        return min(timeout_s, NO_WORKER_PATIENCE_S if hopeful else 0.0)
 
     def _gave_up(self, call: Call) -> HttpError:
         if self._usable(call):

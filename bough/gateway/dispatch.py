@@ -58,7 +58,7 @@ class Dispatch:
     async def lease(self, call: Call) -> Lease:
         """A worker for the call's next attempt. Raises the 408, 429 or 503 that the client gets where there is none."""
         self._check_model(call)
-        if not self._waiting or call.admitted:
+        if call.admitted or not self._is_waited_for(call.peek.model):
             lease = self.try_lease(call)
             if lease is not None:
                 return lease
@@ -82,7 +82,11 @@ class Dispatch:
             call = waiter.call
             if waiter.lease.done() or (call.peek.model in full and not call.admitted and call.pinned is None):
                 continue
-            lease = self.try_lease(call)
+            try:
+                lease = self.try_lease(call)
+            except Exception as error:  # noqa: BLE001  (its own request gets it, not whoever made room)
+                waiter.lease.set_exception(error)
+                continue
             if lease is not None:
                 waiter.lease.set_result(lease)
             elif not call.admitted and call.pinned is None:
@@ -140,6 +144,11 @@ class Dispatch:
 
     # ---- waiting
 
+    def _is_waited_for(self, model: str | None) -> bool:
+        """Whether somebody is first in line for the model's workers. Those of other models are in nobody's way: room
+        under the gateway's own limit is given to them before a new request can take it."""
+        return any(waiter.call.peek.model == model and not waiter.lease.done() for waiter in self._waiting)
+
     async def _wait(self, call: Call) -> Lease:
         if not call.admitted and len(self._waiting) >= self._settings.queue_size:
             if not self._usable(call):
@@ -194,7 +203,7 @@ class Dispatch:
 
     def _give_back(self, waiter: Waiter) -> None:
         """The client left in the moment in which it was given a worker."""
-        if waiter.lease.done() and not waiter.lease.cancelled():
+        if waiter.lease.done() and waiter.lease.exception() is None:
             lease = waiter.lease.result()
             lease.worker.breaker.abandoned()
             lease.release()

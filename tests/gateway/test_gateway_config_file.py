@@ -35,6 +35,16 @@ def test_everything_a_file_may_say(tmp_path: Path) -> None:
         ("workers: [ftp://x]", "ftp"),
         ("workers: [{url: 'http://a', colour: red}]", "colour"),
         ("workers: 5", "int"),
+        ("workers: localhost", "list"),
+        ("workers: ['http://[::1']", "looks like"),
+        ("workers: ['http://a..b:1']", "looks like"),
+        ("api_keys: secret", "list"),
+        ("api_keys: {key: a}", "list"),
+        ("api_keys: [{key: a, rate_limit_rps: .nan}]", "rate_limit_rps"),
+        ("api_keys: [{key: a, rate_limit_burst: -1}]", "rate_limit_burst"),
+        ("policies: [random]", "mapping"),
+        ("policies: {red: {name: cache_aware, eviction_interval_secs: soon}}", "eviction_interval_secs"),
+        ("a: " + "[" * 3000, "deep"),
         ("policies: {red: guess}", "guess"),
         ("policies: {red: {name: random, size: 3}}", "size"),
         ("policy: guess", "guess"),
@@ -76,6 +86,26 @@ def test_a_changed_file_holds_and_a_wrong_one_does_not(tmp_path: Path) -> None:
                 (await d.post("/v1/completions", {"prompt": "x"}, headers={"x-api-key": "k"}))[0] for _ in range(2)
             ]
             assert statuses == [200, 429]
+            watching.cancel()
+
+    asyncio.run(main())
+
+
+def test_watching_survives_whatever_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        async with desk() as d:
+            file.write_text("workers: []\n")
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            watching = asyncio.create_task(config.watch())
+            with monkeypatch.context() as patched:
+                patched.setattr("bough.gateway.config_file.read_file", lambda file: 1 / 0)
+                seen = file.write_text("workers: []\n# changed\n") and file.read_bytes()
+                await until(lambda: config._seen == seen)
+            file.write_text("workers: ['http://127.0.0.1:9']\n")
+            await until(lambda: len(d.gateway.registry) == 1)
+            assert (await d.post("/workers", {"url": "http://[::1"}))[0] == 400
             watching.cancel()
 
     asyncio.run(main())

@@ -26,6 +26,7 @@ MIB = 1 << 20
 # Besides everything below /v1/ and /api/: the native routes of a worker that concern one worker.
 NATIVE_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/health_generate"}
+    | {"/parse_function_call", "/separate_reasoning", "/get_load"}
     | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
 )
 STORED = "/v1/responses/"
@@ -75,7 +76,8 @@ class GatewayApp:
             name = call.path[len(STORED) :].split("/")[0]
             call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
         elif call.peek.previous_response_id is not None:
-            call.pinned = sticky.find(call.peek.previous_response_id)
+            name = call.peek.previous_response_id
+            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
         await self._gateway.serve(call, outlet, receive)
 
     def _count(self, client: ClientKey | None) -> None:

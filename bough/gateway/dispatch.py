@@ -18,7 +18,7 @@ from bough.gateway.breaker import BreakerState
 from bough.gateway.call import Call
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.registry import Registry
-from bough.gateway.worker import Lease, Worker
+from bough.gateway.worker import Lease, Worker, WorkerState
 from bough.server.errors import HttpError
 
 PATIENCE_LOOK_S = 0.5
@@ -126,7 +126,8 @@ class Dispatch:
 
     def _candidates(self, call: Call) -> list[Worker]:
         if call.pinned is not None:
-            return [call.pinned] if call.pinned.available else []
+            # One that drains is taken too: what it holds, nobody else has.
+            return [call.pinned] if call.pinned.in_rotation and not call.pinned.removed else []
         available = self.available(call.peek.model)
         return [worker for worker in available if worker.id not in call.unable] if call.unable else available
 
@@ -135,9 +136,11 @@ class Dispatch:
             self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
-        """An unknown model is refused, unless no worker has told its models yet: then its worker may be among them."""
+        """An unknown model is refused, unless a worker has not told its models yet: it may be that one's."""
         model, known = call.peek.model, self._registry.models()
-        if model is not None and known and not self._registry.serving(model):
+        if model is None or not known or self._registry.serving(model):
+            return
+        if not any(worker.state is WorkerState.STARTING for worker in self._registry):
             raise HttpError(
                 404, f"There is no model {model!r}. The models here are {', '.join(known)}.", "NotFoundError"
             )
@@ -170,6 +173,7 @@ class Dispatch:
         began_s = time.monotonic()
         while not waiter.lease.done():
             left_s = began_s + self._patience_s(waiter.call) - time.monotonic()
+            self._check_model(waiter.call)
             if left_s <= 0:
                 raise self._gave_up(waiter.call)
             try:

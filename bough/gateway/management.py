@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -87,6 +88,7 @@ class Management:
             "/readiness": {"GET": (self._readiness, "open")},
             "/liveness": {"GET": (_alive, "open")},
             "/health": {"GET": (_alive, "open")},
+            "/ping": {"GET": (_alive, "open")},
             "/metrics": {"GET": (self._metrics, "open")},
             "/v1/models": {"GET": (self._models, "api")},
             r"/v1/models/(?P<model>.+)": {"GET": (self._model, "api")},
@@ -111,10 +113,11 @@ class Management:
 
     async def holder_of(self, call: Call, name: str) -> Worker | None:
         """The worker that has a stored response which this gateway has not seen being made."""
-        workers = self.gateway.dispatch.available(None)
+        workers = [worker for worker in self.gateway.registry if worker.in_rotation]
         if len(workers) < 2:
             return None
-        statuses = await asyncio.gather(*(self._ask(worker, "GET", f"/v1/responses/{name}") for worker in workers))
+        path = f"/v1/responses/{quote(name, safe='')}"
+        statuses = await asyncio.gather(*(self._ask(worker, "GET", path) for worker in workers))
         found = next((worker for worker, status in zip(workers, statuses, strict=True) if status == 200), None)
         if found is not None:
             self.gateway.sticky.remember(name, found)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bough.gateway.answers import Answer, OpenStream
+from bough.gateway.answers import Answer, OpenStream, scrubbed
 from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
 from bough.gateway.call import Call
 from bough.gateway.known import Known, read_known
@@ -82,10 +82,12 @@ class Proxy:
             had = len(text.output_ids)
             try:
                 with _settled(stream):
-                    async with contextlib.aclosing(_read(stream)) as chunks:
+                    async with contextlib.aclosing(self._read(stream)) as chunks:
                         async for chunk in chunks:
                             piece = text.feed(chunk)
                             stream.lease.movable = text.movable
+                            if text.delivered:
+                                stream.prove()
                             if not seen_name:
                                 seen_name = True
                                 self._learn(call, _last_event(piece))
@@ -103,6 +105,20 @@ class Proxy:
                 raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
             stream = await self._resumed(call, stream, text, reason)
 
+    async def _read(self, stream: OpenStream) -> AsyncGenerator[bytes, None]:
+        """What comes from one worker."""
+        worker, content = stream.lease.worker, stream.response.content
+        silence = self.attempts.silence(worker)
+        chunk = stream.first
+        try:
+            while chunk:
+                yield scrubbed(chunk, worker.api_key)
+                async with stream.lease.bounded(None):
+                    chunk = await content.readany()
+                silence.heard()
+        finally:
+            silence.end()
+
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText, reason: str) -> OpenStream:
         """The same stream from another worker."""
         call.failovers += 1
@@ -116,17 +132,6 @@ class Proxy:
         if isinstance(result, Answer):
             raise StreamBrokenError(f"The worker was lost ({reason}), and no other could go on with the answer.")
         return result
-
-
-async def _read(stream: OpenStream) -> AsyncGenerator[bytes, None]:
-    """What comes from one worker."""
-    yield stream.first
-    while True:
-        async with stream.lease.bounded(None):
-            chunk = await stream.response.content.readany()
-        if not chunk:
-            return
-        yield chunk
 
 
 @contextlib.contextmanager

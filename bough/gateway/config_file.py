@@ -183,13 +183,14 @@ class ConfigFile:
     def _take_clients(self, content: FileContent) -> None:
         """Rates begin anew, so nothing is touched unless keys or rates have changed."""
         before = self._applied.api_keys if self._applied is not None else ()
-        changed = {name: content.settings.get(name) for name in RATES if self._changed(content, name)}
+        settings = self._gateway.settings
+        changed = {n: _part(content.settings.get(n), settings.processes) for n in RATES if self._changed(content, n)}
         if content.api_keys == before and not changed:
             return
         self._rates |= changed
-        settings = self._gateway.settings
         flags = [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)]
-        self._gateway.clients = Clients([*flags, *content.api_keys], settings.admin_api_key, **self._rates)
+        own = [_share(key, settings.processes) for key in content.api_keys]
+        self._gateway.clients = Clients([*flags, *own], settings.admin_api_key, **self._rates)
 
     def _tell_of_others(self, content: FileContent) -> None:
         for name in sorted((content.settings.keys() | self._settings_before()) - set(CHANGEABLE)):
@@ -200,7 +201,20 @@ class ConfigFile:
         return set(self._applied.settings) if self._applied is not None else set()
 
     def _changed(self, content: FileContent, name: str) -> bool:
-        return self._applied is not None and self._applied.settings.get(name) != content.settings.get(name)
+        """Whether the file says something else than before, and is the one to say it."""
+        if self._applied is None or name in self._gateway.settings.given:
+            return False
+        return self._applied.settings.get(name) != content.settings.get(name)
+
+
+def _share(key: ClientKey, processes: int) -> ClientKey:
+    """A key with the part of its rate that one process may let pass."""
+    rate, burst = _part(key.rate_limit_rps, processes), _part(key.rate_limit_burst, processes)
+    return ClientKey(key.key, key.name, rate, burst)
+
+
+def _part(rate: float | None, processes: int) -> float | None:
+    return None if rate is None else rate / processes
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -28,6 +28,7 @@ from bough.server.endpoint import Access
 from bough.server.errors import HttpError
 from bough.server.responses import encode_json
 
+LAUNCHED = "launch"  # the source of workers that the gateway itself has started
 FAN_OUT_TIMEOUT_S = 30.0
 T = TypeVar("T")
 Restart = Callable[[Worker], Awaitable[None]]
@@ -133,6 +134,8 @@ class Management:
         new = _decoded(request.body, NewWorker)
         try:
             worker = self.gateway.registry.add(new.url, new.api_key)
+            if worker.source != LAUNCHED:  # those are let in again by a restart
+                self.gateway.registry.drain(worker, draining=False)
         except SettingsError as error:
             raise RequestError(str(error), field="url") from None
         return _json(worker_json(worker), 202)
@@ -152,7 +155,7 @@ class Management:
 
     async def _restart_one(self, request: Request) -> Answer:
         worker = self._worker(request)
-        if self._restart is None or worker.source != "launch":
+        if self._restart is None or worker.source != LAUNCHED:
             message = "Only workers that the gateway has started (--launch) can be restarted by it."
             raise HttpError(409, message, "ConflictError")
         await self._restart(worker)

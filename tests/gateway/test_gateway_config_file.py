@@ -109,3 +109,25 @@ def test_watching_survives_whatever_is_wrong(tmp_path: Path, monkeypatch: pytest
             watching.cancel()
 
     asyncio.run(main())
+
+
+def test_flags_win_over_a_file_that_changes_and_rates_are_divided(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        given = {"policy": "random", "given": ("policy",), "processes": 2}
+        async with workers(FakeWorker()) as (fake,), desk(fake, **given) as d:
+            file.write_text("policy: least_loaded\n")
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            file.write_text(
+                "policy: prefix_hash\nrate_limit_rps: 20\n"
+                "api_keys: [{key: k, rate_limit_rps: 0.02, rate_limit_burst: 4}]\n"
+            )
+            config.apply()
+            assert d.gateway.policies.shown()["default"] == "random"
+            assert d.gateway.clients._common[0].rate == 10.0
+            body, headers = {"prompt": "x"}, {"x-api-key": "k"}
+            statuses = [(await d.post("/v1/completions", body, headers=headers))[0] for _ in range(3)]
+            assert statuses == [200, 200, 429]
+
+    asyncio.run(main())

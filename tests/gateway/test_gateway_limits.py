@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from bough.gateway.access_log import AccessLog
 from bough.gateway.policies import Choice, RoutingRequest, WorkerView
 from bough.gateway.policies.plain import Stateless
 from tests.fakes.gateways import desk, until
@@ -199,5 +202,21 @@ def test_options_of_the_wrong_kind_are_refused(options: dict[str, Any]) -> None:
             body = {"policy": "cache_aware", "options": options}
             status, answer = await d.call("PUT", "/policies", json=body)
             assert status == 400 and next(iter(options)) in answer["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_refused_are_counted_and_logged() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("k",), rate_limit_rps=0.01) as d:
+            d.gateway.log = AccessLog(True, lines := io.StringIO())
+            headers = {"x-api-key": "k"}
+            calls = [await d.post("/v1/completions", {"prompt": "x"}, headers=h) for h in ({}, headers, headers)]
+            assert [status for status, _ in calls] == [401, 200, 429]
+            logged = [json.loads(line) for line in lines.getvalue().splitlines()]
+            assert [line["status"] for line in logged] == [401, 200, 429] and logged[2]["client"] == "key 1"
+            page = (await d.get("/metrics"))[1].decode()
+            for status in (401, 200, 429):
+                assert any(f'path="/v1/completions",status="{status}"}} 1.0' in line for line in page.splitlines())
 
     asyncio.run(main())

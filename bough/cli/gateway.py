@@ -122,11 +122,13 @@ def settings_from(
     keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
+    settings = _from_file(config) | given
+    in_file = settings.pop("selector", ())
     return GatewaySettings(
-        **(_from_file(config) | given),
+        **settings,
         worker_urls=tuple(parsed.worker_urls) or _words(environ, "WORKER_URLS"),
         api_keys=keys,
-        selector=tuple(parsed.selector) or _words(environ, "SELECTOR"),
+        selector=tuple(parsed.selector) or _words(environ, "SELECTOR") or in_file,
         config=config,
         given=tuple(given),
         engine_flags=engine_flags,

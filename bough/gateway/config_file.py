@@ -65,6 +65,11 @@ def read_file(file: str) -> FileContent:
         workers = tuple(_worker(entry) for name in ("workers", "worker_urls") for entry in _list(content, name))
         policies = {str(model): _policy(entry) for model, entry in _mapping(content, "policies").items()}
         keys = tuple(_key(number, entry) for number, entry in enumerate(_list(content, "api_keys"), 1))
+        selector = tuple(_list(content, "selector"))
+        if not all(isinstance(label, str) for label in selector):
+            raise SettingsError("selector must be a list of labels such as app=bough.")
+        if selector:
+            settings["selector"] = selector
         for name, value in content.items():
             if name not in known:
                 raise SettingsError(f"there is no setting {name!r}; `bough gateway --help` lists them.")

@@ -29,6 +29,7 @@ from bough.server.errors import HttpError
 from bough.server.responses import encode_json
 
 LAUNCHED = "launch"  # the source of workers that the gateway itself has started
+FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
 T = TypeVar("T")
 Restart = Callable[[Worker], Awaitable[None]]
@@ -84,8 +85,11 @@ class Management:
             f"{one}/drain": {"POST": (self._drain, "admin")},
             f"{one}/restart": {"POST": (self._restart_one, "admin")},
             "/policies": {"GET": (self._policies, "admin"), "PUT": (self._set_policy, "admin")},
-            "/flush_cache": {"GET": (self._flush, "admin"), "POST": (self._flush, "admin")},
-            "/abort_request": {"POST": (self._abort, "admin")},
+            "/flush_cache": {
+                "GET": (self._to_all("/flush_cache"), "admin"),
+                "POST": (self._to_all("/flush_cache"), "admin"),
+            },
+            **{path: {"POST": (self._to_all(path), "admin")} for path in FANNED_OUT},
             "/readiness": {"GET": (self._readiness, "open")},
             "/liveness": {"GET": (_alive, "open")},
             "/health": {"GET": (_alive, "open")},
@@ -188,17 +192,14 @@ class Management:
 
     # ---- what reaches all workers
 
-    async def _flush(self, request: Request) -> Answer:
-        return await self._fan_out("POST", "/flush_cache", request.body)
+    def _to_all(self, path: str) -> Handler:
+        async def fan_out(request: Request) -> Answer:
+            workers = self.gateway.dispatch.available(None)
+            statuses = await asyncio.gather(*(self._ask(worker, "POST", path, request.body) for worker in workers))
+            told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
+            return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
 
-    async def _abort(self, request: Request) -> Answer:
-        return await self._fan_out("POST", "/abort_request", request.body)
-
-    async def _fan_out(self, method: str, path: str, body: bytes) -> Answer:
-        workers = self.gateway.dispatch.available(None)
-        statuses = await asyncio.gather(*(self._ask(worker, method, path, body) for worker in workers))
-        told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
-        return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
+        return fan_out
 
     async def _ask(self, worker: Worker, method: str, path: str, body: bytes = b"") -> int:
         """The status of a short call; 0 where there was none."""

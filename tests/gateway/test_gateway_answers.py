@@ -116,5 +116,7 @@ def test_native_routes_of_a_server_are_the_gateways_too() -> None:
             for path in ("/parse_function_call", "/separate_reasoning", "/get_load"):
                 assert (await d.post(path, {}))[1]["path"] == path
             assert (await d.get("/ping"))[0] == 200
+            for path in ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"):
+                assert (await d.post(path, {}))[1] == {"workers": {fakes[0].url: 200}}
 
     asyncio.run(main())

@@ -43,6 +43,8 @@ def test_everything_a_file_may_say(tmp_path: Path) -> None:
         ("api_keys: [{key: a, rate_limit_rps: .nan}]", "rate_limit_rps"),
         ("api_keys: [{key: a, rate_limit_burst: -1}]", "rate_limit_burst"),
         ("policies: [random]", "mapping"),
+        ("selector: app=x", "selector must be a list"),
+        ("selector: [5]", "labels"),
         ("policies: {red: {name: cache_aware, eviction_interval_secs: soon}}", "eviction_interval_secs"),
         ("a: " + "[" * 3000, "deep"),
         ("policies: {red: guess}", "guess"),

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from bough.core.sampling_params import SamplingParams
     from bough.lang import (
         Anthropic,
+        Crusoe,
         LiteLLM,
         OpenAI,
         ProgramState,
         Runtime,
         RuntimeEndpoint,
+        VertexAI,
         assistant,
         assistant_begin,
         assistant_end,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Anthropic",
     "BoughError",
+    "Crusoe",
     "Engine",
     "EngineDeadError",
     "LiteLLM",
@@ -70,6 +73,7 @@ __all__ = [
     "RuntimeEndpoint",
     "SamplingParams",
     "SettingsError",
+    "VertexAI",
     "__version__",
     "assistant",
     "assistant_begin",
@@ -116,6 +120,10 @@ _HOMES = {
 def _home_of(name: str) -> str:
     """Everything else that is public is part of the frontend language."""
     return _HOMES.get(name, "bough.lang")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

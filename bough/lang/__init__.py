@@ -9,6 +9,7 @@ after `import bough as sgl`.
 from __future__ import annotations
 
 from bough.lang.backends.anthropic import Anthropic
+from bough.lang.backends.elsewhere import Crusoe, VertexAI
 from bough.lang.backends.endpoint import RuntimeEndpoint
 from bough.lang.backends.litellm import LiteLLM
 from bough.lang.backends.openai import OpenAI
@@ -38,11 +39,13 @@ from bough.lang.state import ProgramState
 
 __all__ = [
     "Anthropic",
+    "Crusoe",
     "LiteLLM",
     "OpenAI",
     "ProgramState",
     "Runtime",
     "RuntimeEndpoint",
+    "VertexAI",
     "assistant",
     "assistant_begin",
     "assistant_end",

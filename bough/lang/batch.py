@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
-from bough.core.errors import BoughError, ProgramError
+from bough.core.errors import ProgramError
 from bough.lang import loop, running
 from bough.lang.config import global_config
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
-from bough.lang.trace_states import Start
 from bough.lang.tracer import trace_start
 
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ class Batch:
     ) -> None:
         self._program = program
         self._options = options
-        self._items = [_as_kwargs(program, item) for item in items]
+        self._items = [program.arguments(_as_kwargs(program, item)) for item in items]
+        self._order = list(range(len(self._items)))  # in which they start
         self._threads = _thread_count(num_threads, len(self._items))
         self._timeout_s = timeout_s
         self._states = [running.new_state(options) for _ in self._items]
@@ -61,15 +61,33 @@ class Batch:
 
     def start(self) -> None:
         """Caches the common beginning, then starts all runs."""
+        prefix = self._plan()
+        if prefix is not None:
+            loop.wait_for(self._cache(prefix))
+        self._launch()
+
+    async def async_start(self) -> None:
+        """`start` for event loops; one that is cancelled starts nothing."""
+        prefix = await asyncio.to_thread(self._plan)
+        if prefix is not None:
+            await asyncio.wrap_future(loop.start(self._cache(prefix)))
+        self._launch()
+
+    def _plan(self) -> str | None:
+        """Puts the runs in order; gives the beginning that all of them have, if it is worth caching."""
+        if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
+            return None
+        common, varied = _compare(self._items)
+        start = trace_start(self._program, common, varied)
+        self._order.sort(key=lambda i: start.rank(self._items[i]))
+        prefix = start.text(self._options.backend.chat_format)
+        return prefix if len(prefix) > WORTH_CACHING else None
+
+    def _launch(self) -> None:
         if not self._items:
             return
-        order = list(range(len(self._items)))
-        if len(self._items) > 1 and global_config.enable_precache_with_tracing:
-            start = trace_start(self._program, _common(self._items))
-            self._cache(start)
-            order.sort(key=lambda i: start.rank(self._items[i]))
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"bough-batch-{self._program.name}")
-        futures = {i: pool.submit(self._run(i).complete) for i in order}
+        futures = {i: pool.submit(self._run(i).complete) for i in self._order}
         self._done = [futures[i] for i in range(len(self._items))]
         pool.shutdown(wait=False)
 
@@ -112,18 +130,16 @@ class Batch:
                 state.cancel()
 
     def _run(self, i: int) -> running.Run:
-        kwargs = {**self._program.bound, **self._items[i]}
-        return running.Run(self._states[i], self._program.func, (), kwargs, self._timeout_s)
+        return running.Run(self._states[i], self._program.func, (), self._items[i], self._timeout_s)
 
-    def _cache(self, start: Start) -> None:
-        prefix = start.text(self._options.backend.chat_format)
-        if len(prefix) > WORTH_CACHING:
-            if global_config.verbosity:
-                logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
-            try:
-                loop.wait_for(self._options.backend.cache_prefix(prefix))
-            except BoughError as error:  # each run will meet it, and says where
-                logger.warning("%s: the common prefix could not be cached: %s", self._program.name, error)
+    async def _cache(self, prefix: str) -> None:
+        if global_config.verbosity:
+            logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
+        try:
+            await asyncio.wait_for(self._options.backend.async_cache_prefix(prefix), self._timeout_s)
+        except Exception as error:  # noqa: BLE001  # whatever it is, each run will meet it, and says where
+            reason = f"{type(error).__name__} {error}".rstrip()
+            logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)
 
     def _checked(self, states: list[ProgramState]) -> BatchResults:
         results = BatchResults(states)
@@ -145,10 +161,11 @@ def _as_kwargs(program: Program, item: Any) -> dict[str, Any]:
     return dict(zip(names, values, strict=False))
 
 
-def _common(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Arguments that are the same for all."""
+def _compare(items: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
+    """Arguments that are the same for all, and the names of the others."""
     first, *others = items
-    return {name: value for name, value in first.items() if all(_same(value, item.get(name)) for item in others)}
+    common = {name: value for name, value in first.items() if all(_same(value, item.get(name)) for item in others)}
+    return common, {name for item in items for name in item} - common.keys()
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bough.core.errors import SettingsError
-from bough.lang import loop
 from bough.lang.backends.base import Backend
 from bough.lang.backends.in_process import EngineBackend
 
@@ -52,9 +51,9 @@ def as_backend(given: Any) -> Backend:
 
 def flush_cache(backend: Any = None) -> bool:
     """Forgets all cached prefixes; False, and nothing happens, while requests run."""
-    return loop.wait_for(as_backend(backend).flush_cache())
+    return as_backend(backend).flush_cache()
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:
     """Settings, limits and load of the back end."""
-    return loop.wait_for(as_backend(backend).server_info())
+    return as_backend(backend).get_server_info()

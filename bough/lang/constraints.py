@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bough.core.errors import RequestError
@@ -42,13 +42,12 @@ def schema_text(schema: Mapping[str, Any] | str | type | None) -> str | None:
     return json.dumps(described())
 
 
-def dtype_fields(dtype: type | str, regex: str | None, stop: str | Sequence[str] | None) -> dict[str, Any]:
+def dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, ...]]:
+    """What such a value looks like, and what ends it."""
     by_name = {kind.__name__: kind for kind in DTYPE_REGEXES}
     kind = by_name.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if kind not in DTYPE_REGEXES:
         raise RequestError(f"dtype must be one of {', '.join(by_name)}, got {dtype!r}.", field="dtype")
     if regex is not None:
         raise RequestError("gen() takes dtype or regex, not both.", field="dtype")
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    ends = () if kind is str else DTYPE_STOPS  # a text in quotes ends with its quote
-    return {"regex": DTYPE_REGEXES[kind], "stop": (*stops, *ends) or None}
+    return DTYPE_REGEXES[kind], () if kind is str else DTYPE_STOPS  # a text in quotes ends with its quote

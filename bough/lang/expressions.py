@@ -48,6 +48,7 @@ class Gen(Expr):
     name: str | None
     sampling: Mapping[str, Any]  # what this generation sets itself, under the names of the engine's parameters
     reasoning: str | None = None  # the kind of model whose reasoning is to be kept apart
+    ends: tuple[str, ...] = ()  # what ends it beside the stops that are set, here or for the run
 
 
 @dataclass(frozen=True, slots=True)

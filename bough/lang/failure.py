@@ -25,7 +25,7 @@ class Site:
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Failure:
     """What went wrong. Errors are made anew for each who asks: one exception cannot be raised in several threads."""
 
@@ -33,6 +33,12 @@ class Failure:
     site: Site | None
     text: str
     cause: BaseException
+    told: bool = False  # somebody knows: who caught it has dealt with it
+
+    def tell(self) -> ProgramError:
+        """The error for one who asks."""
+        self.told = True
+        return self.to_error()
 
     def to_error(self) -> ProgramError:
         if isinstance(self.cause, ProgramError):  # of a branch, or of a program inside this one: it says all
@@ -70,3 +76,11 @@ def raising_site(error: BaseException, file: str) -> Site | None:
             found = Site(file, trace.tb_lineno, trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     return found
+
+
+def running_site(thread: int, file: str) -> Site | None:
+    """The innermost line of the given file at which a thread is."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return None if frame is None else Site(file, frame.f_lineno, frame.f_code.co_name)

@@ -24,12 +24,13 @@ class ProgramStateGroup:
         if mode not in ("gather_variable", "concate_and_append"):
             raise ValueError(f"join() knows gather_variable and concate_and_append, got {mode!r}.")
         for state in self.states:
+            state._executor.heed()
+        for state in self.states:
             state.sync()
         if mode == "gather_variable":
             self._gather()
         else:
-            start = len(self._parent.text())
-            self._parent += "".join(state.text()[start:] for state in self.states)
+            self._parent += "".join(state._executor.own_text for state in self.states)
         for state in self.states:
             state._executor.end()
 

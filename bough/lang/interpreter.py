@@ -4,7 +4,8 @@
 generation on, expressions queue up and a task on the background loop works them off. Each variable has a slot that is
 filled when its turn has come. A branch begins with what its parent has written by then, and asks nobody to wait for it.
 
-Owns the variables, the queue and the failure of its state. Whoever reads may be any thread or any event loop.
+Owns the variables, the queue and the failure of its state. Whoever reads may be any thread or any event loop; a reader
+outside of the program, which follows a stream, waits for its end, and one inside for what has been submitted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from bough.core.errors import EngineDeadError, RequestError
 from bough.lang.document import Document
-from bough.lang.expressions import Expr, Gen, ScopeBegin, ScopeEnd, Select, as_expr, walk
+from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
 from bough.lang.failure import Failure, Site, calling_site
 from bough.lang.loop import background_loop
 from bough.lang.slots import News, Slot
@@ -39,13 +40,14 @@ class Executor:
         self.news = News()
         self.failure: Failure | None = None
         self.ended = False
-        self.owner: int | None = threading.get_ident()  # the thread that writes to it
+        self._heeded = False  # somebody answers for its failure, whenever it comes
         self._writer = Writer(options, Document(options.backend.chat_format), self.news)
         self._lock = threading.RLock()
         self._queue: deque[Step] = deque()
         self._busy = branch  # the queue is being worked off, or waits for the parent
         self._idle: list[tuple[Future[None], bool]] = []  # who waits, and whether until the end of the program
         self._task: asyncio.Task[None] | None = None
+        self._doing: Step | None = None
         self._promised: list[Slot] = []  # those that this state will fill, and not its parent
 
     # Writing ----------------------------------------------------------------------------------------------------------
@@ -81,21 +83,51 @@ class Executor:
 
     def settle_branches(self) -> None:
         """Waits for branches that nobody has waited for: no request outlives its program. Those of a state that has
-        failed are given up."""
+        failed are given up; a failure of the others that nobody was told of is this state's own."""
         for child in self.children:
             if self.failure is not None:
-                child.cancel(self.failure.cause, self.failure.site)
+                child._give_up(self.failure)
             child.sync()
             child.settle_branches()
+        for child in self.children:
+            if child.failure is not None and not child.failure.told:
+                self.fail(child.failure)
 
-    def cancel(self, reason: BaseException, site: Site | None = None) -> None:
-        """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason."""
-        self._fail_at(site, reason)
+    def heed(self) -> None:
+        """Somebody joins this branch, and so hears of its failure or of a sibling's before it; or gives it up."""
+        with self._lock:
+            self._heeded = True
+            if self.failure is not None:
+                self.failure.told = True
+
+    def cancel(self, reason: BaseException, site: Site | None = None, otherwise: Site | None = None) -> None:
+        """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason and,
+        if none is given, with the line of what it waits for, or `otherwise`."""
+        self.heed()
+        self._fail_at(site or self._waits_at() or otherwise, reason)
+        self._abort()
+        for child in self.children:
+            child.cancel(reason, site, otherwise)
+
+    def _waits_at(self) -> Site | None:
+        """The line of what is being waited for, here or in a branch."""
+        with self._lock:
+            step = self._doing or (self._queue[0] if self._queue else None)
+        if step is not None and step.site is not None:
+            return step.site
+        return next((site for child in self.children if (site := child._waits_at()) is not None), None)
+
+    def _give_up(self, failure: Failure) -> None:
+        """What this branch began from has failed."""
+        self.fail(failure)
+        self._abort()
+        for child in self.children:
+            child._give_up(failure)
+
+    def _abort(self) -> None:
         task = self._task
         if task is not None:
             background_loop().call_soon_threadsafe(task.cancel)
-        for child in self.children:
-            child.cancel(reason, site)
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -104,34 +136,42 @@ class Executor:
         return self._writer.document
 
     @property
-    def over(self) -> bool:
-        """Nothing more will come. The program's own thread cannot wait for the end of the program."""
-        return self.failure is not None or (not self._busy and (self.ended or threading.get_ident() == self.owner))
+    def own_text(self) -> str:
+        """What a branch has added to its parent's text."""
+        return self.document.text[self._writer.start :]
 
-    def until_idle(self) -> Future[None]:
+    @property
+    def finished(self) -> bool:
+        """All of it has been done, in branches too: there is nothing to cancel."""
+        return self.ended and not self._busy and all(child.finished for child in self.children)
+
+    def over(self, *, outside: bool) -> bool:
+        """Nothing more will come. Inside of the program nobody can wait for its end."""
+        return self.failure is not None or (not self._busy and (self.ended or not outside))
+
+    def until_idle(self, *, outside: bool = False) -> Future[None]:
         """Done when everything that was submitted has been done; for those outside the program, when it has ended.
         Does not raise."""
         waiter: Future[None] = Future()
         self._settle()
         with self._lock:
-            self._idle.append((waiter, threading.get_ident() != self.owner))
+            self._idle.append((waiter, outside))
             self._wake()
         return waiter
 
-    def sync(self) -> None:
+    def sync(self, *, outside: bool = False) -> None:
         """Waits for it."""
         if self._busy or not self.ended:
-            self.until_idle().result()
+            self.until_idle(outside=outside).result()
 
     def raise_failure(self) -> None:
         if self.failure is not None:
-            raise self.failure.to_error()
+            raise self.failure.tell()
 
     def declared(self, name: str) -> Future[None]:
-        """Done when the program has come to a variable's declaration, or will never come to it. Its own thread would
-        wait in vain."""
+        """For those outside: done when the program has come to a variable's declaration, or will never come to it."""
         version = self.news.version
-        if name in self.slots or self.ended or self.failure is not None or threading.get_ident() == self.owner:
+        if name in self.slots or self.ended or self.failure is not None:
             version = -1
         return self.news.since(version)
 
@@ -153,18 +193,18 @@ class Executor:
 
     def _step(self, expr: Expr, site: Site | None) -> Step:
         """With the variables that it fills, which exist from now on."""
-        if isinstance(expr, Gen | Select | ScopeBegin) and expr.name is not None:
+        if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
             thinks = isinstance(expr, Gen) and expr.reasoning is not None
             thoughts = self._promise(expr.name + REASONING_SUFFIX) if thinks else None
             return Step(expr, site, self._promise(expr.name), thoughts)
-        return Step(expr, site, self.slots.get(expr.name) if isinstance(expr, ScopeEnd) else None)
+        return Step(expr, site)
 
     def _promise(self, name: str) -> Slot:
         slot = self.slots[name] = Slot()
         with self._lock:
             self._promised.append(slot)
             if self.failure is not None:
-                slot.fail(self.failure.to_error())
+                slot.fail(self.failure)
         self.news.tell()
         return slot
 
@@ -222,7 +262,7 @@ class Executor:
                 if not self._queue or self.failure is not None:
                     self._rest()
                     return
-                step = self._queue.popleft()
+                step = self._doing = self._queue.popleft()
             try:
                 if not self._begin_branches(step):
                     await self._writer.do(step)
@@ -236,7 +276,7 @@ class Executor:
 
     def _rest(self) -> None:
         """The queue is empty. Called with the lock."""
-        self._busy = False
+        self._busy, self._doing = False, None
         self._wake()
 
     def _wake(self) -> None:
@@ -260,7 +300,9 @@ class Executor:
                 self.failure = failure
             queue, self._queue = self._queue, deque()
             for slot in self._promised:
-                slot.fail(self.failure.to_error())
+                slot.fail(self.failure)
+            if self._heeded:
+                self.failure.told = True
             self._rest()
         for step in queue:
             step.drop(failure)

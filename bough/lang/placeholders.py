@@ -4,11 +4,16 @@ also inside f-strings, but nobody can look into them."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NoReturn
 
 from bough.lang.expressions import Expr, Text
 
 WRITTEN = re.compile("\x02(arg|var):(.*?)\x03")  # a placeholder inside a text
+
+_tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
 class StopTracing(BaseException):
@@ -17,6 +22,22 @@ class StopTracing(BaseException):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """What is done here is only played."""
+    before = _tracing.set(True)
+    try:
+        yield
+    finally:
+        _tracing.reset(before)
+
+
+def refuse_while_tracing(what: str) -> None:
+    """For what would really call a model."""
+    if _tracing.get():
+        raise StopTracing(what)
 
 
 class Placeholder(Expr):

@@ -9,8 +9,9 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from bough.lang.constraints import checked_regex, dtype_fields, schema_text
+from bough.lang.constraints import checked_regex, dtype_form, schema_text
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
+from bough.parsers import reasoning_format
 
 # Generation -----------------------------------------------------------------------------------------------------------
 
@@ -66,11 +67,12 @@ def gen(
         "regex": checked_regex(regex),
         "json_schema": schema_text(json_schema),
     }
+    ends: tuple[str, ...] = ()
     if dtype is not None:
-        given |= dtype_fields(dtype, regex, stop)
+        given["regex"], ends = dtype_form(dtype, regex)
     if given["regex"] is not None and given["json_schema"] is not None:
         raise RequestError("gen() takes one constraint: regex (or dtype), or json_schema.", field="regex")
-    return Gen(name, {key: value for key, value in given.items() if value is not None})
+    return Gen(name, {key: value for key, value in given.items() if value is not None}, ends=ends)
 
 
 def gen_int(
@@ -102,11 +104,12 @@ def select(
     choices_method: ChoicesSamplingMethod = token_length_normalized,
 ) -> Expr:
     """The likeliest of the choices, by the method's idea of likely."""
-    if not choices or isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
+    given = () if choices is None or isinstance(choices, str) else tuple(choices)
+    if not given or not all(isinstance(choice, str) and choice for choice in given):
         raise RequestError("select() needs a list of choices, each a text that is not empty.", field="choices")
     if temperature > 1e-5:
         raise RequestError("select() takes the likeliest choice; leave temperature at 0.", field="temperature")
-    return Select(name, tuple(choices), temperature, choices_method)
+    return Select(name, given, temperature, choices_method)
 
 
 def image(expr: str | bytes) -> Expr:
@@ -121,7 +124,8 @@ def video(path: str, num_frames: int) -> Expr:
 
 def separate_reasoning(expr: ExprLike, model_type: str) -> Expr:
     """Keeps what the model thinks apart: each generation `name` gives `name` without it and `name_reasoning_content`.
-    Not for streams."""
+    `model_type` is a name of `--reasoning-parser`. Not for streams."""
+    reasoning_format(model_type, field="model_type")
     marked = [dataclasses.replace(e, reasoning=model_type) if isinstance(e, Gen) else e for e in items_of(expr)]
     return Row(tuple(marked))
 

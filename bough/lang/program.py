@@ -7,38 +7,21 @@ an event loop. This module binds arguments and hands over to `running`, `batch` 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
-from bough.lang import loop, running
+from bough.lang import running
+from bough.lang.arguments import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments
 from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
+from bough.lang.placeholders import refuse_while_tracing
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
 from bough.lang.trace_states import TraceState
 from bough.lang.tracer import trace_program, trace_start
-
-# Arguments of `run` that hold for all generations of a program.
-SAMPLING_NAMES = (
-    "max_new_tokens",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "ignore_eos",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "return_text_in_logprobs",
-)
 
 
 class Program:
@@ -50,11 +33,11 @@ class Program:
         num_api_spec_tokens: int | None = None,
         bound: Mapping[str, Any] | None = None,
     ) -> None:
+        functools.update_wrapper(self, func)  # its name, its words, its signature
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound = dict(bound or {})
-        self.__name__ = self.name = func.__name__
-        self.__doc__ = func.__doc__
+        self.name = func.__name__
         if inspect.iscoroutinefunction(func):
             raise TypeError(f"Program {self.name!r} is an async function; write it with def, and use async_run().")
         self.parameters = list(inspect.signature(func).parameters.values())[1:]  # without the state
@@ -76,6 +59,11 @@ class Program:
         if unknown:
             raise TypeError(f"Program {self.name!r} has no parameter {unknown[0]!r}; it has {', '.join(known)}.")
         return Program(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a run that is given these: with what is bound, and with the defaults."""
+        defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
+        return {**defaults, **self.bound, **given}
 
     # Running ----------------------------------------------------------------------------------------------------------
 
@@ -106,7 +94,7 @@ class Program:
     ) -> ProgramState:
         """Runs the program and gives its final state; raises a `ProgramError` if it failed. With `stream=True` it
         returns at once, and the state is read while the program runs. `use_thread=False` does one thing at a time.
-        After `timeout_s` everything is aborted."""
+        After `timeout_s` everything that is being waited for is aborted; Python code of the body itself is not."""
         options = self._options(_sampling(locals()), stream, backend, use_thread)
         state = running.new_state(options)
         work = running.Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
@@ -139,13 +127,17 @@ class Program:
 
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Any
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Unpack[BatchArguments]
     ) -> BatchResults: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Any
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Unpack[BatchArguments]
     ) -> Iterator[ProgramState]: ...
-    def run_batch(  # type: ignore[misc]  # the overloads differ in one argument, and need not repeat the others
+    @overload
+    def run_batch(
+        self, batch_kwargs: Sequence[Any], *, generator_style: bool, **rest: Unpack[BatchArguments]
+    ) -> BatchResults | Iterator[ProgramState]: ...
+    def run_batch(
         self,
         batch_kwargs: Sequence[Any],
         *,
@@ -179,21 +171,23 @@ class Program:
         batch.start()
         return batch.in_turn(progress_bar) if generator_style else batch.gather(progress_bar)
 
-    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> BatchResults:
+    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]) -> BatchResults:
         """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
         batch = self._async_batch(batch_kwargs, kwargs)
-        await asyncio.to_thread(batch.start)
+        await batch.async_start()
         return await batch.async_gather(kwargs.get("progress_bar", False))
 
-    async def async_iter_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
+    async def async_iter_batch(
+        self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]
+    ) -> AsyncIterator[ProgramState]:
         """`run_batch(generator_style=True)` for event loops."""
         batch = self._async_batch(batch_kwargs, kwargs)
-        await asyncio.to_thread(batch.start)
+        await batch.async_start()
         async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
             yield state
 
     def _async_batch(self, batch_kwargs: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-        unknown = kwargs.keys() - {*RUN_NAMES, "num_threads", "progress_bar"}
+        unknown = kwargs.keys() - BATCH_NAMES
         if unknown:
             raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
         options = self._options({**SAMPLING_DEFAULTS, **_sampling(kwargs)}, False, kwargs.get("backend"), True)
@@ -208,13 +202,15 @@ class Program:
 
     def cache(self, backend: Any = None, **kwargs: Any) -> str:
         """Computes the program's constant beginning ahead of time; gives it back."""
+        refuse_while_tracing(f"caches program {self.name!r}")
         chosen = as_backend(backend)
         prefix = trace_start(self, kwargs).text(chosen.chat_format)
         if prefix:
-            loop.wait_for(chosen.cache_prefix(prefix))
+            chosen.cache_prefix(prefix)
         return prefix
 
     def _options(self, sampling: Mapping[str, Any], stream: bool, backend: Any, use_thread: bool) -> RunOptions:
+        refuse_while_tracing(f"runs program {self.name!r}")
         given = {name: value for name, value in sampling.items() if value is not None}
         if not global_config.skip_special_tokens_in_output:
             given["skip_special_tokens"] = False
@@ -229,7 +225,6 @@ SAMPLING_DEFAULTS = {
     for name, parameter in inspect.signature(Program.run).parameters.items()
     if name in SAMPLING_NAMES
 }
-RUN_NAMES = (*SAMPLING_NAMES, "stream", "backend", "use_thread", "timeout_s")
 
 
 def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:

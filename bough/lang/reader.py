@@ -10,8 +10,10 @@ from bough.lang.interpreter import Executor
 class Reader:
     """What is new since it last looked."""
 
-    def __init__(self, executor: Executor, name: str | None) -> None:
+    def __init__(self, executor: Executor, name: str | None, *, outside: bool) -> None:
+        """`outside`: it follows a running program from outside, to its end."""
         self._executor = executor
+        self._outside = outside
         self._name = name
         self._slot = executor.slots.get(name) if name is not None else None
         self._version = -1
@@ -29,7 +31,7 @@ class Reader:
     def take(self) -> str:
         """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
         self._version = self._executor.news.version
-        program_over = self._executor.over
+        program_over = self._executor.over(outside=self._outside)
         if self._name is not None and self._slot is None:
             self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet
         if self._name is None:

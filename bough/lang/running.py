@@ -10,11 +10,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from bough.lang import loop
 from bough.lang.config import global_config
-from bough.lang.failure import raising_site
+from bough.lang.failure import Site, raising_site, running_site
 from bough.lang.interpreter import Executor
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 def new_state(options: RunOptions) -> ProgramState:
-    return ProgramState(Executor(options))
+    """For whoever runs the program; of a stream it is read while the body runs."""
+    return ProgramState(Executor(options), outside=options.stream)
 
 
 def raise_failure(state: ProgramState) -> None:
@@ -58,15 +60,16 @@ class Run:
     def complete(self) -> None:
         """In the caller's thread, to the end. What goes wrong is in the state; only an interrupt is raised."""
         executor = self.state._executor
-        executor.owner = threading.get_ident()
-        timer = None if self._timeout_s is None else loop.start(_expire(executor, self._timeout_s))
+        file = self._func.__code__.co_filename
+        here = partial(running_site, threading.get_ident(), file)
+        timer = None if self._timeout_s is None else loop.start(_expire(executor, self._timeout_s, here))
+        inside = ProgramState(executor) if self.state._outside else self.state
         try:
-            self.state.ret_value = self._func(self.state, *self._args, **self._kwargs)
+            self.state.ret_value = self._func(inside, *self._args, **self._kwargs)
             executor.sync()
-            executor.end()
-            executor.settle_branches()
+            executor.settle_branches()  # before the end: who follows a stream must hear of a branch that fails
         except Exception as error:  # noqa: BLE001  # the body is the user's; what it raises is told with its place
-            executor.cancel(error, raising_site(error, self._func.__code__.co_filename))
+            executor.cancel(error, raising_site(error, file))
         except BaseException as error:
             executor.cancel(error)
             raise
@@ -79,7 +82,6 @@ class Run:
 
     def start_thread(self) -> Future[None]:
         """In a thread of its own; done when the program has ended, however it did."""
-        self.state._executor.owner = None
         done: Future[None] = Future()
 
         def work() -> None:
@@ -93,6 +95,7 @@ class Run:
         return done
 
 
-async def _expire(executor: Executor, timeout_s: float) -> None:
+async def _expire(executor: Executor, timeout_s: float, here: Callable[[], Site | None]) -> None:
+    """`here` tells where the body is, for one that is busy with something else than the model."""
     await asyncio.sleep(timeout_s)
-    executor.cancel(TimeoutError(f"the program took longer than {timeout_s:g} s"))
+    executor.cancel(TimeoutError(f"the program took longer than {timeout_s:g} s"), otherwise=here())

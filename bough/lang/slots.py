@@ -10,15 +10,18 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from bough.lang.failure import Failure
+
 
 class Slot:
     """One variable. It is filled once; until then `partial` shows what a stream has brought. A name that is used again
     gets a new slot."""
 
-    __slots__ = ("filled", "meta", "partial", "value")
+    __slots__ = ("failure", "filled", "meta", "partial", "value")
 
     def __init__(self) -> None:
-        self.filled: Future[None] = Future()  # raises if the value will never come
+        self.filled: Future[None] = Future()  # also when it is certain that the value will never come
+        self.failure: Failure | None = None  # why not
         self.partial = ""
         self.value: Any = None
         self.meta: Any = None
@@ -36,9 +39,15 @@ class Slot:
         if not self.filled.done():
             self.filled.set_result(None)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, failure: Failure) -> None:
         if not self.filled.done():
-            self.filled.set_exception(error)
+            self.failure = failure
+            self.filled.set_result(None)
+
+    def check(self) -> None:
+        """When it is filled: raises if there is no value."""
+        if self.failure is not None:
+            raise self.failure.tell()
 
 
 class News:

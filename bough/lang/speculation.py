@@ -8,8 +8,8 @@ few times where the model did not keep to it. Pure: the calls are the writer's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from bough.core.errors import RequestError
 from bough.lang.expressions import Gen, Text
@@ -18,10 +18,17 @@ Item = TypeVar("Item", bound=Text | Gen)
 ATTEMPTS = 4
 
 
+def attempts(sampling: Mapping[str, Any]) -> int:
+    """How often it is worth asking: a model that draws no lots would write the same again."""
+    return 1 if sampling.get("temperature") == 0 else ATTEMPTS
+
+
 def match(items: Sequence[Text | Gen], written: str) -> list[str] | None:
     """The text of each item as the model wrote it, or None if it wrote something else."""
     found: list[str] = []
     at = 0
+    if isinstance(items[0], Text):
+        written = written.lstrip()  # as the program's own text is
     for i, item in enumerate(items):
         if isinstance(item, Text):
             value = item.value.lstrip() if at == 0 else item.value  # a message does not begin with a space
@@ -38,18 +45,18 @@ def match(items: Sequence[Text | Gen], written: str) -> list[str] | None:
     return found
 
 
-def no_match(items: Sequence[Text | Gen]) -> RequestError:
+def no_match(items: Sequence[Text | Gen], attempts: int) -> RequestError:
     form = "".join(item.value if isinstance(item, Text) else f"<{item.name}>" for item in items)
     return RequestError(
-        f"The model did not keep to the form {form!r} in {ATTEMPTS} attempts; show it the form in the prompt, or raise "
-        "num_api_spec_tokens."
+        f"The model did not keep to the form {form!r} in {attempts} attempt{'s' * (attempts > 1)}; show it the form in "
+        "the prompt, or raise num_api_spec_tokens."
     )
 
 
 def _end_of(item: Gen, following: Text | Gen | None, written: str, at: int) -> int | None:
     """Where a generation ends: before the program's next text, or at its own stop."""
     stops = item.sampling.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    stops = (*((stops,) if isinstance(stops, str) else stops), *item.ends)
     ends = [place for stop in stops if (place := written.find(stop, at)) >= 0]
     if isinstance(following, Text):
         place = written.find(following.value, at)

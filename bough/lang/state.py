@@ -25,8 +25,10 @@ from bough.lang.usage import Usage
 class ProgramState:
     """One state of a running program."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, *, outside: bool = False) -> None:
+        """`outside`: for those who follow a stream. Their reading waits for the program, which itself cannot."""
         self._executor = executor
+        self._outside = outside
         self.ret_value: Any = None  # what the program returned
 
     # Writing ----------------------------------------------------------------------------------------------------------
@@ -82,9 +84,7 @@ class ProgramState:
 
     def get_var(self, name: str) -> Any:
         """The variable, as soon as it is there."""
-        slot = self._slot(name)
-        slot.filled.result()
-        return slot.value
+        return self._filled(name).value
 
     __getitem__ = get_var
 
@@ -93,9 +93,7 @@ class ProgramState:
 
     def get_meta_info(self, name: str) -> Any:
         """What is known of a generated variable: tokens, finish reason, logprobs."""
-        slot = self._slot(name)
-        slot.filled.result()
-        return slot.meta
+        return self._filled(name).meta
 
     def text(self) -> str:
         """Everything that stands in this state."""
@@ -113,11 +111,11 @@ class ProgramState:
 
     def error(self) -> ProgramError | None:
         """Why the state failed, if it did; waits, and does not raise."""
-        self._executor.sync()
+        self._executor.sync(outside=self._outside)
         failure = self._executor.failure
         if failure is None:
             return None
-        error = failure.to_error()
+        error = failure.tell()
         error.state = self
         return error
 
@@ -127,24 +125,28 @@ class ProgramState:
 
     def cancel(self) -> None:
         """Aborts what runs in this state and its branches; who waits gets an error."""
-        self._executor.cancel(asyncio.CancelledError("the program was cancelled"))
+        if not self._executor.finished:
+            self._executor.cancel(asyncio.CancelledError("the program was cancelled"))
 
-    def _slot(self, name: str) -> Slot:
+    def _filled(self, name: str) -> Slot:
         """In a stream the program may not have come to the variable yet."""
         executor = self._executor
-        while name not in executor.slots and not (declared := executor.declared(name)).done():
+        while self._outside and not (declared := executor.declared(name)).done():
             declared.result()
-        return executor.slot(name)
+        slot = executor.slot(name)
+        slot.filled.result()
+        slot.check()
+        return slot
 
     def _wait(self) -> None:
-        self._executor.sync()
+        self._executor.sync(outside=self._outside)
         self._executor.raise_failure()
 
     # Streams ----------------------------------------------------------------------------------------------------------
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or one variable's, piece by piece as it comes (`run(stream=True)`; else in one piece)."""
-        read = Reader(self._executor, var_name)
+        read = Reader(self._executor, var_name, outside=self._outside)
         while not read.over:
             read.wait().result()
             if piece := read.take():
@@ -153,7 +155,7 @@ class ProgramState:
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of a piece and its meta information."""
-        read = Reader(self._executor, var_name)
+        read = Reader(self._executor, var_name, outside=self._outside)
         while not read.over:
             await asyncio.wrap_future(read.wait())
             if piece := read.take():
@@ -165,15 +167,16 @@ class ProgramState:
     async def async_get_var(self, name: str) -> Any:
         """`get_var` for event loops."""
         executor = self._executor
-        while name not in executor.slots and not (declared := executor.declared(name)).done():
+        while self._outside and not (declared := executor.declared(name)).done():
             await asyncio.wrap_future(declared)
         slot = executor.slot(name)
-        await asyncio.wrap_future(slot.filled)
+        await asyncio.shield(asyncio.wrap_future(slot.filled))  # others wait for it, too
+        slot.check()
         return slot.value
 
     async def async_sync(self) -> None:
         """`sync` for event loops."""
-        await asyncio.wrap_future(self._executor.until_idle())
+        await asyncio.wrap_future(self._executor.until_idle(outside=self._outside))
         self._executor.raise_failure()
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -196,6 +199,8 @@ def _around(state: ProgramState, begin: Expr | None, end: Expr | None) -> Iterat
     """Nothing around a message that has been added whole."""
     if begin is not None:
         state._executor.submit(begin)
-    yield
-    if end is not None:
-        state._executor.submit(end)
+    try:
+        yield
+    finally:  # a program may catch what was raised inside, and go on behind the message
+        if end is not None:
+            state._executor.submit(end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NoReturn
 
 from bough.lang.chat import ChatFormat
@@ -67,7 +68,7 @@ class TraceState:
         return self
 
     def _record(self, expr: Expr) -> None:
-        if isinstance(expr, Gen | Select | ScopeBegin) and expr.name is not None:
+        if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
             self._names.add(expr.name)
         self._lane.items.append(_node(expr))
 
@@ -95,9 +96,22 @@ class TraceState:
     def _around(self, begin: Expr | None, end: Expr | None) -> Iterator[None]:
         if begin is not None:
             self += begin
-        yield
-        if end is not None:
-            self += end
+        try:
+            yield
+        except StopTracing:  # what would follow is not known
+            end = None
+            raise
+        finally:
+            if end is not None:
+                self += end
+
+    def __enter__(self) -> TraceState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is behind it."""
 
     def set_var(self, name: str, value: Any) -> None:
         self._names.add(name)

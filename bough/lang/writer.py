@@ -14,11 +14,11 @@ from bough.lang import speculation
 from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
 from bough.lang.document import Document
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
-from bough.lang.reasoning import marks_of
 from bough.lang.scoring import normalized
 from bough.lang.slots import News, Slot
 from bough.lang.steps import RunOptions, Settle, Step
 from bough.lang.usage import Usage
+from bough.parsers import AnswerFormat, reasoning_format
 
 
 class Writer:
@@ -30,12 +30,14 @@ class Writer:
         self.document = document
         self.usage = Usage()
         self._news = news
+        self.start = 0  # where a branch begins in the text that it shares with its parent
         self._scopes: dict[str, int] = {}
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
 
     def go_on_from(self, other: Writer) -> None:
         """A branch begins with what its parent has written."""
         self.document = other.document.copy()
+        self.start = len(self.document.text)
         self._scopes = dict(other._scopes)
 
     def do_at_once(self, step: Step) -> bool:
@@ -96,13 +98,15 @@ class Writer:
     async def _generate(self, gen: Gen, step: Step) -> None:
         if gen.reasoning is not None and self.options.stream:
             raise RequestError("separate_reasoning() needs the whole answer; run without stream=True.")
-        request = self._request(gen.sampling)
+        shown = gen.reasoning is not None and not self.backend.chat_only  # marks may be special tokens
+        own = {**gen.sampling, "skip_special_tokens": False} if shown else gen.sampling
+        request = self._request(own, gen.ends)
         streams = self.options.stream and request.sampling.get("n", 1) == 1
         output = await (self._read_stream(request, step.slot) if streams else self.backend.generate(request))
         for meta in output.metas:
             self.usage.add(meta)
         if gen.reasoning is not None:
-            output = _without_reasoning(gen.reasoning, output, step.thoughts)
+            output = _without_reasoning(gen.reasoning, request.text, output, step.thoughts)
         self.document.text = request.text + output.texts[0]
         if step.slot is not None:
             many = len(output.texts) > 1
@@ -117,13 +121,14 @@ class Writer:
             self._news.tell()
         return output
 
-    def _request(self, own: Mapping[str, Any]) -> GenRequest:
+    def _request(self, own: Mapping[str, Any], ends: Sequence[str] = ()) -> GenRequest:
         merged = {**self.options.sampling, **own}
         options = {name: merged.pop(name) for name in LOGPROB_OPTIONS if name in merged}
         document = self.document
-        if document.role == "assistant" and document.chat_format.stop:
+        more = (*ends, *(document.chat_format.stop if document.role == "assistant" else ()))
+        if more:
             given = merged.get("stop") or ()
-            merged["stop"] = (*((given,) if isinstance(given, str) else given), *document.chat_format.stop)
+            merged["stop"] = (*((given,) if isinstance(given, str) else given), *more)
         images = [source for _, source in document.images]
         return GenRequest(document.text, document.all_messages, merged, options, images, document.videos)
 
@@ -165,26 +170,31 @@ class Writer:
         items = [part.expr for part in pattern if isinstance(part.expr, Text | Gen)]
         own = next(dict(item.sampling) for item in items if isinstance(item, Gen))
         own |= {"max_new_tokens": self.options.num_api_spec_tokens, "stop": (), "n": 1}
-        for _ in range(speculation.ATTEMPTS):
-            output = await self.backend.generate(self._request(own))
+        request = self._request(own)
+        attempts = speculation.attempts(request.sampling)
+        for _ in range(attempts):
+            output = await self.backend.generate(request)
             self.usage.add(output.metas[0])
             texts = speculation.match(items, output.texts[0])
             if texts is not None:
                 break
         else:
-            raise speculation.no_match(items)
+            raise speculation.no_match(items, attempts)
         for part, text in zip(pattern, texts, strict=True):
             self.document.text += text
             if part.slot is not None:
                 part.slot.fill(text, output.metas[0])
 
 
-def _without_reasoning(model_type: str, output: GenOutput, thoughts: Slot | None) -> GenOutput:
-    split = [marks_of(model_type).split(text) for text in output.texts]
+def _without_reasoning(model_type: str, prompt: str, output: GenOutput, thoughts: Slot | None) -> GenOutput:
+    kind = reasoning_format(model_type)
+    form = AnswerFormat(reasoning=kind, thinking=kind.thinks_from_start(prompt))
+    parsed = [form.parse(text) for text in output.texts]
     if thoughts is not None:
-        thinking = [thought for thought, _ in split]
+        thinking = [answer.reasoning.strip() for answer in parsed]
         thoughts.fill(thinking[0] if len(thinking) == 1 else thinking)
-    return GenOutput([answer for _, answer in split], output.metas)
+    pairs = zip(parsed, output.texts, strict=True)
+    return GenOutput([p.text if p.text == text else p.text.lstrip() for p, text in pairs], output.metas)
 
 
 AT_ONCE: dict[type, Callable[[Writer, Step], None]] = {

@@ -65,13 +65,13 @@ class ScriptedBackend(Backend):
         tokens = [[(-float(ord(c) - ord("a")), ord(c), c) for c in choice] for choice in choices]
         return Scores(tokens, tokens if unconditional else None, [{"prompt_tokens": 1} for _ in choices])
 
-    async def cache_prefix(self, text: str) -> None:
+    async def async_cache_prefix(self, text: str) -> None:
         self.cached.append(text)
 
-    async def flush_cache(self) -> bool:
+    async def async_flush_cache(self) -> bool:
         return True
 
-    async def server_info(self) -> dict[str, object]:
+    async def async_server_info(self) -> dict[str, object]:
         return {"scripted": True}
 
 

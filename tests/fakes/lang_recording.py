@@ -31,9 +31,9 @@ class Recording(EngineBackend):
         self._count(scores.metas)
         return scores
 
-    async def cache_prefix(self, text: str) -> None:
+    async def async_cache_prefix(self, text: str) -> None:
         self.sent.append((text, "", False))
-        await super().cache_prefix(text)
+        await super().async_cache_prefix(text)
 
     def _count(self, metas: list[dict[str, Any]]) -> None:
         self.prompt_tokens += sum(meta["prompt_tokens"] for meta in metas)

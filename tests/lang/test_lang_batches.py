@@ -67,7 +67,7 @@ def test_a_short_beginning_is_not_worth_a_call() -> None:
 
 def test_a_beginning_that_cannot_be_cached_leaves_the_runs_to_say_why() -> None:
     class Uncached(ScriptedBackend):
-        async def cache_prefix(self, text: str) -> None:
+        async def async_cache_prefix(self, text: str) -> None:
             raise RequestError("too long")
 
     def refuse_a(request: GenRequest) -> str:

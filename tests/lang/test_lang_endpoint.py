@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import bough as sgl
 from bough.core.errors import EngineDeadError, SettingsError
+from bough.lang.backends import endpoint
+from bough.launch import owned_server
 
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -125,6 +130,43 @@ def test_programs_run_over_http_with_the_servers_own_template() -> None:
         assert sgl.get_server_info(backend)["model_path"] == "tiny"
         chat.cache(backend)
         assert server.asked[-1][1] == {"text": "<user>Hi</><assistant>", "sampling_params": {"max_new_tokens": 0}}
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "INTRODUCTION_S", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(EngineDeadError, match=r"did not say within 0.05 s"),
+    ):
+        sgl.RuntimeEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_users_of_a_back_end_wait_for_it() -> None:
+    with native() as server:
+        backend = sgl.RuntimeEndpoint(server.url)
+        assert backend.flush_cache() is False and backend.get_server_info()["model_path"] == "tiny"
+        backend.cache_prefix("Once")
+        assert server.asked[-1][:2] == ("/generate", {"text": "Once", "sampling_params": {"max_new_tokens": 0}})
+
+
+def test_a_runtime_can_be_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    with native() as server:
+        monkeypatch.setattr(owned_server, "OwnedServer", lambda settings: SimpleNamespace(url=server.url, close=int))
+        with sgl.Runtime() as runtime:
+            answer = json.loads(runtime.generate("Once", {"max_new_tokens": 2}, return_logprob=True))
+            assert answer["text"] == "<e>" and server.asked[-1][1]["return_logprob"] is True
+            assert server.asked[-1][1]["sampling_params"] == {"max_new_tokens": 2}
+            runtime.cache_prefix("Once")
+            assert server.asked[-1][1] == {"text": "Once", "sampling_params": {"max_new_tokens": 0}}
+            assert runtime.flush_cache() is False
+
+            async def follow() -> tuple[str, Any]:
+                pieces = [piece async for piece in runtime.async_generate("Once", {"max_new_tokens": 2})]
+                return "".join(pieces), await runtime.get_server_info()
+
+            assert asyncio.run(follow()) == ("abc", INFO)
+            (streamed,) = [body for path, body, _ in server.asked if path == "/generate" and body.get("stream")]
+            assert streamed["text"] == "Once" and streamed["sampling_params"]["max_new_tokens"] == 2
 
 
 def test_pictures_travel_as_their_bytes(tmp_path: Path) -> None:

@@ -85,8 +85,10 @@ def test_a_time_out_aborts_the_request_and_the_branches() -> None:
         s += "b" + sgl.gen("y")
         branches.join()
 
-    with pytest.raises(sgl.ProgramError, match=r"TimeoutError: the program took longer than 0.05 s"):
+    with pytest.raises(sgl.ProgramError, match=r"TimeoutError: the program took longer than 0.05 s") as caught:
         slow.run(backend=backend, timeout_s=0.05)
+    line = slow.func.__code__.co_firstlineno + 4
+    assert caught.value.line == f"test_lang_failures.py:{line} in slow"  # what was being waited for
     while backend.open:
         threading.Event().wait(0.001)
     assert backend.cancelled == len(backend.requests)  # all that had been sent by then
@@ -107,6 +109,43 @@ def test_a_stream_can_be_cancelled() -> None:
     with pytest.raises(sgl.ProgramError, match="cancelled"):
         _ = state["x"]
     assert state.error() is not None
+
+
+def test_a_time_out_names_the_line_of_the_branch_that_it_waits_for() -> None:
+    @sgl.function
+    def slow(s: Any) -> None:
+        (branch,) = s.fork()
+        branch += "a" + sgl.gen("x")
+        branch.sync()
+
+    with pytest.raises(sgl.ProgramError, match="TimeoutError") as caught:
+        slow.run(backend=ScriptedBackend(gate=threading.Event()), timeout_s=0.05)
+    assert caught.value.line == f"test_lang_failures.py:{slow.func.__code__.co_firstlineno + 3} in slow"
+
+
+def test_a_time_out_names_the_line_of_a_body_that_is_busy_itself() -> None:
+    @sgl.function
+    def busy(s: Any) -> None:
+        while True:
+            threading.Event().wait(0.001)
+            if s.error() is not None:
+                return
+
+    with pytest.raises(sgl.ProgramError, match="TimeoutError") as caught:
+        busy.run(backend=ScriptedBackend(), timeout_s=0.05)
+    assert caught.value.line.endswith(" in busy")
+
+
+def test_what_is_finished_cannot_be_cancelled() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x")
+        branches = s.fork(2)
+        branches += sgl.gen("y")
+
+    state = program.run(backend=ScriptedBackend())
+    state.cancel()
+    assert state.error() is None and state.text() == "ax"
 
 
 def test_a_back_end_whose_call_is_cancelled_from_below_is_an_error() -> None:

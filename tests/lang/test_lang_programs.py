@@ -200,6 +200,7 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
         (lambda: sgl.gen("a", dtype=list), "dtype must be one of int"),
         (lambda: sgl.select("a", choices=[]), "list of choices"),
         (lambda: sgl.select("a", choices="abc"), "list of choices"),
+        (lambda: sgl.select("a", choices=(c for c in ["b", ""])), "list of choices"),
         (lambda: sgl.select("a", choices=["b"], temperature=1.0), "leave temperature at 0"),
         (lambda: sgl.gen("a", json_schema=3), "pydantic"),
         (lambda: sgl.gen("a", dtype=int, regex="a"), "not both"),
@@ -208,6 +209,20 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
 def test_wrong_expressions_are_refused_where_they_are_made(make: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         make()
+
+
+def test_what_ends_a_number_comes_beside_the_stops_of_the_run() -> None:
+    @sgl.function
+    def count(s: Any) -> None:
+        s += "x" + sgl.gen_int("a")
+
+    backend = ScriptedBackend()
+    count.run(backend=backend, stop="END")
+    assert backend.requests[0].sampling["stop"] == ("END", " ", "\n")
+
+
+def test_choices_may_come_from_a_generator() -> None:
+    assert sgl.select("a", choices=(c for c in "bc")) == sgl.select("a", choices=["b", "c"])  # type: ignore[arg-type]
 
 
 def test_only_text_and_expressions_can_be_added() -> None:
@@ -254,6 +269,38 @@ def test_reasoning_is_kept_apart() -> None:
     assert state.messages()[1]["content"] == "It is 4." and "four?" not in state.text()
     with pytest.raises(sgl.ProgramError, match="whole answer"):
         think.run(backend=backend, stream=True).sync()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "written", "thought", "answer"),
+    [
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>four?<|end|><|start|>assistant<|channel|>final<|message|>4",
+            "four?",
+            "4",
+        ),
+        ("mistral", "[THINK]four?[/THINK]4", "four?", "4"),
+        ("deepseek-r1", "four?</think>\n4", "four?", "4"),
+        ("qwen3", " 4", "", " 4"),
+        ("minimax-append-think", "four?</think>4", "", "<think>four?</think>4"),
+    ],
+)
+def test_all_formats_of_the_servers_parsers_are_known(model_type: str, written: str, thought: str, answer: str) -> None:
+    @sgl.function
+    def think(s: Any) -> None:
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("answer"), model_type=model_type))
+
+    backend = ScriptedBackend(lambda request: written)
+    state = think.run(backend=backend)
+    assert (state["answer_reasoning_content"], state["answer"]) == (thought, answer)
+    assert backend.requests[0].sampling["skip_special_tokens"] is False  # marks may be special tokens
+
+
+def test_an_unknown_format_is_refused_before_anything_is_generated() -> None:
+    with pytest.raises(RequestError, match="no reasoning parser 'frog'") as caught:
+        sgl.separate_reasoning(sgl.gen("answer"), model_type="frog")
+    assert caught.value.field == "model_type"
 
 
 def test_without_threads_each_thing_is_done_before_the_next() -> None:

@@ -19,6 +19,7 @@ FORM = [Text("Name:"), Gen("name", {"stop": "\n"}), Text("\nAge:"), Gen("age", {
     [
         ("Name: Ada\nAge: 36", [" Ada", " 36"]),
         ("Name:Ada\nAge:", ["Ada", ""]),
+        ("\n Name: Ada\nAge: 36", [" Ada", " 36"]),
         ("The name: Ada", None),
         ("Name: Ada, 36", None),
         ("Name: Ada\nJob: x\nAge: 36", None),  # the stop comes first, and the program's text is not there
@@ -37,7 +38,7 @@ def test_two_generations_in_a_row_need_a_stop_between_them() -> None:
 @sgl.function(num_api_spec_tokens=64)
 def form(s: Any) -> None:
     s += sgl.user("Who?")
-    s += sgl.assistant("Name:" + sgl.gen("name", stop="\n", temperature=0) + "\nAge:" + sgl.gen("age") + ".")
+    s += sgl.assistant("Name:" + sgl.gen("name", stop="\n", temperature=0.5) + "\nAge:" + sgl.gen("age") + ".")
     s += sgl.user("And?") + sgl.assistant(sgl.gen("rest"))
 
 
@@ -49,7 +50,7 @@ def test_one_call_fills_all_variables_of_a_message() -> None:
     assert (state["name"], state["age"], state["rest"]) == (" Ada", " 36", "no")
     assert state.messages()[1]["content"] == "Name: Ada\nAge: 36."
     first, second = backend.requests
-    assert first.sampling["max_new_tokens"] == 64 and first.sampling["temperature"] == 0
+    assert first.sampling["max_new_tokens"] == 64 and first.sampling["temperature"] == 0.5
     assert second.sampling["max_new_tokens"] == 128  # a single generation needs no speculation
 
 
@@ -59,6 +60,17 @@ def test_a_model_that_does_not_keep_the_form_is_asked_again_and_then_an_error() 
     assert form.run(backend=backend)["age"] == " 36" and len(backend.requests) == 3
     with pytest.raises(sgl.ProgramError, match="did not keep to the form 'Name:<name>"):
         form.run(backend=ScriptedBackend(lambda request: "Sorry", chat_only=True))
+
+
+def test_a_model_that_would_write_the_same_again_is_asked_once() -> None:
+    @sgl.function(num_api_spec_tokens=8)
+    def greedy(s: Any) -> None:
+        s += sgl.user("Who?") + sgl.assistant("Name:" + sgl.gen("name"))
+
+    backend = ScriptedBackend(lambda request: "Sorry", chat_only=True)
+    with pytest.raises(sgl.ProgramError, match="in 1 attempt;"):
+        greedy.run(backend=backend, temperature=0)
+    assert len(backend.requests) == 1
 
 
 def test_reading_in_the_middle_of_a_message_asks_for_what_is_there() -> None:

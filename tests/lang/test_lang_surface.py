@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import subprocess
 import sys
@@ -111,3 +112,30 @@ def test_the_names_load_without_vendors_sdks_and_without_torch() -> None:
 def test_the_package_is_typed() -> None:
     assert files("bough").joinpath("py.typed").is_file()
     assert inspect.signature(sgl.gen).return_annotation == "Expr"
+
+
+def test_back_ends_that_are_not_made_here_say_what_to_use() -> None:
+    with pytest.raises(sgl.SettingsError, match=r"LiteLLM\('vertex_ai/gemini-pro'\)"):
+        sgl.VertexAI("gemini-pro")
+    with pytest.raises(sgl.SettingsError, match=r"OpenAI\('llama', base_url="):
+        sgl.Crusoe("llama")
+
+
+def test_the_names_are_listed() -> None:
+    assert {"gen", "function", "Engine", "VertexAI"} < set(dir(sgl))
+
+
+def test_a_program_looks_like_the_function_that_it_was_made_of() -> None:
+    def body(s: Any, question: str) -> None:
+        """Asks."""
+
+    program: Any = sgl.function(body)
+    assert (program.__name__, program.__doc__, program.__module__) == ("body", "Asks.", __name__)
+    assert program.__wrapped__ is body and names_of(program) == ["s", "question"]
+
+
+@pytest.mark.parametrize("name", ["stream", "use_thread", "temprature"])
+def test_an_async_batch_refuses_what_it_would_not_heed(name: str) -> None:
+    with pytest.raises(TypeError, match=f"no argument '{name}'"):
+        given: Any = {name: True}
+        asyncio.run(PROGRAM.async_run_batch([{}], **given))

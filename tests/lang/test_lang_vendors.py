@@ -115,7 +115,14 @@ def test_openai_completions_continue_text_and_score_choices() -> None:
         assert [entry[2] for entry in tokens[1]] == [" big"]  # the space before the choice is healed
         with pytest.raises(sgl.ProgramError, match="has no json_schema"):
             typed_text.run(backend=backend)
+        with pytest.raises(sgl.ProgramError, match="unconditional_likelihood_normalized needs; use token_length"):
+            alone.run(backend=backend)
         assert "<|im_start|>user\nCapital?" in chat.run("Capital?", backend=backend).text()
+
+
+@sgl.function
+def alone(s: Any) -> None:
+    s += "It is " + sgl.select("x", ["big", "small"], choices_method=sgl.unconditional_likelihood_normalized)
 
 
 @sgl.function

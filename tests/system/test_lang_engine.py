@@ -24,7 +24,6 @@ EXPECTED = {  # words that the default model's answer must hold, where it can be
     "react_calculator": "Observation: 45",
     "batch_evaluation": "3. Rating: ",
 }
-QUICK = ("batch_evaluation", "few_shot_qa", "multi_turn_chat", "streaming")  # choices, branches, roles, a stream
 
 
 @pytest.fixture(scope="module")
@@ -107,32 +106,23 @@ def test_scores_are_the_engines_own_logprobs(engine: sgl.Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expr", "form", "field"),
+    ("expr", "form"),
     [
-        (sgl.gen_int("x", max_tokens=8), r"[-+]?\d+", "regex"),
-        (sgl.gen("x", max_tokens=8, dtype=bool), "True|False", "regex"),
-        (sgl.gen("x", max_tokens=8, regex="(red|blue) (cat|dog)"), "(red|blue) (cat|dog)", "regex"),
-        (sgl.gen("x", max_tokens=24, json_schema={"enum": ["cat", "dog"]}), r'\s*"(cat|dog)"\s*', "json_schema"),
+        (sgl.gen_int("x", max_tokens=8), r"[-+]?\d+"),
+        (sgl.gen("x", max_tokens=8, dtype=bool), "True|False"),
+        (sgl.gen("x", max_tokens=8, regex="(red|blue) (cat|dog)"), "(red|blue) (cat|dog)"),
+        (sgl.gen("x", max_tokens=24, json_schema={"enum": ["cat", "dog"]}), r'\s*"(cat|dog)"\s*'),
     ],
     ids=["int", "bool", "regex", "schema"],
 )
-def test_a_constraint_is_kept_or_refused_by_its_name(
-    expr: Any, form: str, field: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint
-) -> None:
+def test_a_constraint_is_kept(expr: Any, form: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint) -> None:
     @sgl.function
     def constrained(s: Any) -> None:
         s += "The answer: " + expr
 
-    def outcome(backend: Any) -> str:
-        try:
-            return str(constrained.run(**GREEDY, backend=backend)["x"])
-        except sgl.ProgramError as error:
-            assert isinstance(error.__cause__, sgl.RequestError)
-            return f"refused: {error.__cause__}"
-
-    here = outcome(engine)
-    assert re.fullmatch(form, here) or (here.startswith("refused: ") and field in here)
-    assert outcome(endpoint) == here
+    here = constrained.run(**GREEDY, backend=engine)["x"]
+    assert re.fullmatch(form, here)
+    assert constrained.run(**GREEDY, backend=endpoint)["x"] == here
 
 
 @pytest.mark.parametrize(
@@ -160,7 +150,7 @@ def test_branches_decode_in_one_batch(engine: sgl.Engine) -> None:
         branches += lambda i: f" {('red', 'blue', 'green', 'black', 'white', 'grey')[i]},"
         branches += sgl.gen("more", max_tokens=40, ignore_eos=True)
         s["most"] = 0
-        while s["most"] < 6 and not branches[0]._executor.over:
+        while s["most"] < 6 and not branches[0]._executor.over(outside=False):
             s["most"] = max(s["most"], running_requests(engine))
             threading.Event().wait(0.02)
         branches.join()
@@ -235,9 +225,7 @@ def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine, fan
 # Examples and HTTP ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_example_writes_the_same_in_process_and_over_http(
     name: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

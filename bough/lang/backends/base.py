@@ -1,7 +1,8 @@
 """What the interpreter asks of a back end, and the values that pass between them.
 
-A back end is asynchronous: everything is called on the language's own event loop, and a cancelled call must end the
-request behind it. What it cannot do it refuses with a `RequestError` that says so.
+A back end is asynchronous: everything that it does is called on the language's own event loop, and a cancelled call
+must end the request behind it. What it cannot do it refuses with a `RequestError` that says so. `cache_prefix`,
+`flush_cache` and `get_server_info` are for users, who wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from bough.core.errors import RequestError
 from bough.lang.chat import ChatFormat
 from bough.lang.choices import Scored
+from bough.lang.loop import wait_for
 
 LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 
@@ -71,13 +73,27 @@ class Backend(ABC):
             f"{type(self).__name__} cannot score given texts, so select() and choices do not work there; use gen()."
         )
 
-    async def cache_prefix(self, text: str) -> None:  # noqa: B027  # a back end without a cache has nothing to do
+    async def async_cache_prefix(self, text: str) -> None:  # noqa: B027  # a back end without a cache has nothing to do
         """Makes the text cheap to start from."""
 
-    async def flush_cache(self) -> bool:
+    async def async_flush_cache(self) -> bool:
         """Forgets all cached prefixes; whether it did."""
         return False
 
-    async def server_info(self) -> dict[str, Any]:
+    async def async_server_info(self) -> dict[str, Any]:
         """Settings, limits and load of what is behind."""
         return {}
+
+    # For users --------------------------------------------------------------------------------------------------------
+
+    def cache_prefix(self, text: str) -> None:
+        """Makes the text cheap to start from."""
+        wait_for(self.async_cache_prefix(text))
+
+    def flush_cache(self) -> bool:
+        """Forgets all cached prefixes; False, and nothing happens, while requests run."""
+        return wait_for(self.async_flush_cache())
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Settings, limits and load of what is behind."""
+        return wait_for(self.async_server_info())

@@ -5,6 +5,7 @@ What the server is and how it renders conversations is asked once, when the back
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_TIMEOUT_S = 10.0  # an answer may take as long as it takes; see `timeout_s` of `run`
+INTRODUCTION_S = 60.0  # for the first answer, before there is any program
 
 
 class RuntimeEndpoint(Backend):
@@ -40,7 +42,7 @@ class RuntimeEndpoint(Backend):
         self.api_key = api_key
         self.verify = verify
         named = None if chat_template_name is None else format_by_name(chat_template_name)
-        self.model_info: dict[str, Any] = wait_for(self._get("/get_model_info"))
+        self.model_info: dict[str, Any] = wait_for(self._introduction())
         self._chat_format = named or _format_of(self.model_info)
 
     @property
@@ -84,17 +86,17 @@ class RuntimeEndpoint(Backend):
         }
         return plan.read(await self._post("/generate", body))
 
-    async def cache_prefix(self, text: str) -> None:
+    async def async_cache_prefix(self, text: str) -> None:
         await self._post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
 
-    async def flush_cache(self) -> bool:
+    async def async_flush_cache(self) -> bool:
         try:
             await self._post("/flush_cache", None)
         except RequestError:
             return False
         return True
 
-    async def server_info(self) -> dict[str, Any]:
+    async def async_server_info(self) -> dict[str, Any]:
         info: dict[str, Any] = await self._get("/get_server_info")
         return info
 
@@ -112,6 +114,16 @@ class RuntimeEndpoint(Backend):
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
+
+    async def _introduction(self) -> dict[str, Any]:
+        try:
+            info: dict[str, Any] = await asyncio.wait_for(self._get("/get_model_info"), INTRODUCTION_S)
+        except TimeoutError:
+            raise EngineDeadError(
+                f"The server at {self.base_url} did not say within {INTRODUCTION_S:g} s what it is; is it a server of "
+                "Bough's or SGLang's, and has it started?"
+            ) from None
+        return info
 
     async def _post(self, path: str, body: Any) -> Any:
         return await self._call("POST", path, body)

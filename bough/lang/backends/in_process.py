@@ -67,13 +67,13 @@ class EngineBackend(Backend):
         )
         return plan.read(outputs)
 
-    async def cache_prefix(self, text: str) -> None:
+    async def async_cache_prefix(self, text: str) -> None:
         await self._engine.async_generate(text, {"max_new_tokens": 0})
 
-    async def flush_cache(self) -> bool:
+    async def async_flush_cache(self) -> bool:
         return await asyncio.to_thread(self._engine.flush_cache)
 
-    async def server_info(self) -> dict[str, Any]:
+    async def async_server_info(self) -> dict[str, Any]:
         return await asyncio.to_thread(self._engine.get_server_info)
 
 

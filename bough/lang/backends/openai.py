@@ -70,8 +70,13 @@ class OpenAI(ChatApiBackend):
             yield GenOutput([text], [meta_of(chunk.id, reason, usage_of(usage))])
 
     async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
-        if self.chat_only or unconditional:
+        if self.chat_only:
             return await super().score(text, choices, unconditional=unconditional)
+        if unconditional:
+            raise RequestError(
+                f"{self.service} scores no text that stands alone, which unconditional_likelihood_normalized needs; "
+                "use token_length_normalized or greedy_token_selection."
+            )
         answer = await self._create(
             model=self.model,
             prompt=[text + choice for choice in choices],

@@ -117,17 +117,27 @@ def settings_from(
 ) -> GatewaySettings:
     """All settings; flags win over variables, those over the file."""
     environ = os.environ if environ is None else environ
+    config = parsed.config or environ.get(ENVIRONMENT_PREFIX + "CONFIG") or None
+    given = _given(parsed, environ)
     keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
+    settings = _from_file(config) | given
+    in_file = settings.pop("selector", ())
     return GatewaySettings(
-        **(_from_file(parsed.config) | _given(parsed, environ)),
-        worker_urls=tuple(parsed.worker_urls),
+        **settings,
+        worker_urls=tuple(parsed.worker_urls) or _words(environ, "WORKER_URLS"),
         api_keys=keys,
-        selector=tuple(parsed.selector),
-        config=parsed.config,
+        selector=tuple(parsed.selector) or _words(environ, "SELECTOR") or in_file,
+        config=config,
+        given=tuple(given),
         engine_flags=engine_flags,
     )
+
+
+def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """A variable of several values, with spaces or commas between them."""
+    return tuple(environ.get(ENVIRONMENT_PREFIX + name, "").replace(",", " ").split())
 
 
 def _from_file(file: str | None) -> dict[str, Any]:

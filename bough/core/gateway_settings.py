@@ -34,6 +34,7 @@ class GatewaySettings:
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
     api_keys: tuple[str, ...] = ()
     selector: tuple[str, ...] = ()  # key=value of Kubernetes pods
+    given: tuple[str, ...] = ()  # settings that flags or variables gave: they win over the file, also when it changes
     policy: str | None = setting(
         None,
         "how a worker is chosen, for models without a policy of their own; cache_aware when left out, and with several "

@@ -17,6 +17,8 @@ def read_yaml(file: str) -> dict[Any, Any]:
         raise SettingsError(f"Cannot read the configuration file {file}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{file} is not a YAML file: it is not UTF-8 text.") from None
+    except RecursionError:
+        raise SettingsError(f"{file} is nested too deep to be read.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" (line {mark.line + 1})"

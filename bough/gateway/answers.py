@@ -10,11 +10,12 @@ import time
 from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 
 from bough.gateway.call import Call
 from bough.gateway.headers import downstream_headers
 from bough.gateway.known import Known, read_known
-from bough.gateway.retries import RETRYABLE_STATUSES
+from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure, is_retryable
 from bough.gateway.worker import Lease
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
 from bough.server.responses import encode_json
@@ -36,6 +37,8 @@ JSON_PATHS = frozenset(
         "/v1/classify",
     }
 )
+INFO_PATHS = frozenset({"/server_info", "/get_server_info"})
+SHORTEST_SECRET = 8  # characters
 LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
 
 
@@ -57,9 +60,17 @@ class OpenStream:
     response: aiohttp.ClientResponse
     headers: list[tuple[bytes, bytes]]
     first: bytes  # what has come of it
+    counted: bool | None = None  # as a success on trial; None before its first event
+
+    def prove(self) -> None:
+        """An event has come. That is enough for a worker on trial, which gets one request at a time; for any other the
+        whole stream counts."""
+        if self.counted is None:
+            self.counted = self.lease.worker.breaker.proved(time.monotonic())
 
     def succeed(self) -> None:
-        self.lease.worker.breaker.succeeded(time.monotonic())
+        if not self.counted:
+            self.lease.worker.breaker.succeeded(time.monotonic())
         self._end()
 
     def fail(self, reason: str) -> None:
@@ -71,7 +82,8 @@ class OpenStream:
 
     def abandon(self) -> None:
         """Nobody wants the rest; the worker sees the connection close and aborts the request."""
-        self.lease.worker.breaker.abandoned()
+        if not self.counted:
+            self.lease.worker.breaker.abandoned()
         self._end()
 
     def _end(self) -> None:
@@ -94,12 +106,12 @@ class AttemptFailedError(Exception):
 
     @property
     def retryable(self) -> bool:
-        return self.status in RETRYABLE_STATUSES
+        return is_retryable(self.status)
 
     @property
     def blames_worker(self) -> bool:
-        """A worker that says it is busy works."""
-        return not self.moved and self.status not in (408, 429)
+        """A worker that says it is busy works, and so does one that does not know what it is asked for."""
+        return not self.moved and self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED
 
     def told(self) -> Answer:
         if self._answer is not None:
@@ -110,7 +122,8 @@ class AttemptFailedError(Exception):
 
 async def read_answer(call: Call, lease: Lease, response: aiohttp.ClientResponse) -> Answer | OpenStream:
     """Reads a response until it is whole or, if it is a stream, until its first bytes are there."""
-    headers = downstream_headers(response.raw_headers)
+    key = lease.worker.api_key
+    headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.raw_headers)]
     if response.status == 200 and response.content_type in STREAM_TYPES:
         first = await response.content.readany()
         if not first.startswith(EVENT_BEGINNINGS):
@@ -123,11 +136,13 @@ async def read_answer(call: Call, lease: Lease, response: aiohttp.ClientResponse
             known = read_known(body)
             if known is None:
                 raise AttemptFailedError("the worker's answer is not JSON", 502)
-        return Answer(200, headers, body, known)
+        if call.path in INFO_PATHS:
+            body = _without_keys(body)
+        return Answer(200, headers, scrubbed(body, key), known)
     if response.status in (401, 403):
         raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
     answer = _error_answer(call, lease, response.status, headers, body)
-    if response.status in RETRYABLE_STATUSES:
+    if is_failure(response.status):
         raise AttemptFailedError(f"the worker answered {response.status}", response.status, answer)
     return answer
 
@@ -137,12 +152,30 @@ def _error_answer(call: Call, lease: Lease, status: int, headers: list[tuple[byt
     key = lease.worker.api_key
     if key is not None:
         body = body.replace(key.encode(), b"***")
-    if status < 400 or read_known(body) is not None:
+    encoded = any(name == b"content-encoding" for name, _ in headers)
+    if status < 400 or encoded or read_known(body) is not None:
         return Answer(status, headers, body)
     text = body.decode("utf-8", "replace").strip()[:LONGEST_QUOTE] or f"The worker answered {status}."
-    kept = [(name, value) for name, value in headers if name not in (b"content-type", b"content-encoding")]
+    kept = [(name, value) for name, value in headers if name != b"content-type"]
     shaped = encode_json(error_shape(call.path)(Failure(status, text, "WorkerError")))
     return Answer(status, [*kept, (b"content-type", JSON)], shaped)
+
+
+def scrubbed(data: bytes, key: str | None) -> bytes:
+    """Without the key that only the worker should know; a short one could be anybody's word."""
+    if key is None or len(key) < SHORTEST_SECRET:
+        return data
+    return data.replace(key.encode(), b"***")
+
+
+def _without_keys(body: bytes) -> bytes:
+    """What a worker tells of itself, without any key that it was started with."""
+    try:
+        info = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return body
+    kept = {name: value for name, value in info.items() if not name.endswith("api_key")}
+    return body if len(kept) == len(info) else msgspec.json.encode(kept)
 
 
 def error_shape(path: str) -> Shape:

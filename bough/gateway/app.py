@@ -26,6 +26,7 @@ MIB = 1 << 20
 # Besides everything below /v1/ and /api/: the native routes of a worker that concern one worker.
 NATIVE_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/health_generate"}
+    | {"/parse_function_call", "/separate_reasoning", "/get_load"}
     | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
 )
 STORED = "/v1/responses/"
@@ -42,7 +43,10 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        call = None
+        call: Call | None = None
+        client: ClientKey | None = None
+        refusable = False  # a client's request, and not one to the gateway itself
+        began_s = time.perf_counter()
         try:
             route = self._management.find(scope["method"], path)
             if route is not None:
@@ -55,6 +59,7 @@ class GatewayApp:
                 raise HttpError(
                     404, f"There is no {path} here; the gateway proxies /generate and /v1/*.", "NotFoundError"
                 )
+            refusable = True
             client = self._gateway.clients.identify("api", scope["headers"])
             self._count(client)
             call = make_call(scope, await self._read_body(scope, receive), client)
@@ -64,6 +69,9 @@ class GatewayApp:
         except Exception as error:  # not swallowed: the client is told, and a defect is logged with its traceback
             if call is not None and call.status:
                 raise
+            if call is None and refusable:  # a request all the same, for those who count
+                call = make_call(scope, b"", client)
+                call.began_s = began_s
             await self._refuse(failure_of(error), path, call, send)
         finally:
             if call is not None:
@@ -75,7 +83,8 @@ class GatewayApp:
             name = call.path[len(STORED) :].split("/")[0]
             call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
         elif call.peek.previous_response_id is not None:
-            call.pinned = sticky.find(call.peek.previous_response_id)
+            name = call.peek.previous_response_id
+            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
         await self._gateway.serve(call, outlet, receive)
 
     def _count(self, client: ClientKey | None) -> None:

@@ -23,8 +23,9 @@ from bough.gateway.dispatch import Dispatch
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.retries import Backoff, RetryBudget
+from bough.gateway.silence import Silence
 from bough.gateway.upstream import FAULTS, Upstream
-from bough.gateway.worker import Lease, WorkerLostError
+from bough.gateway.worker import Lease, Worker, WorkerLostError
 
 RESUME_HEADER = ("X-Bough-Resume", "1")
 # Streams of these can be resumed; the header does not disturb a worker that does not know it.
@@ -45,7 +46,6 @@ class Attempts:
 
     async def answer(self, call: Call, body: bytes) -> Answer | OpenStream:
         """The first good answer; where there is none, what the client is told: the last worker's own error, or ours."""
-        backoff = _backoff(self.settings)
         retries = 0
         while True:
             try:
@@ -56,13 +56,18 @@ class Attempts:
                     self.metrics.moves.inc()
                     continue
                 call.error = failure.reason
-                can = failure.retryable and retries < self.settings.retry_max_retries
-                if not can or not self.budget.spend(time.monotonic()):
+                if not failure.retryable or not await self.pause(call, retries):
                     return failure.told()
-            call.retries += 1
-            self.metrics.retries.inc()
-            await asyncio.sleep(backoff.pause_s(retries, random.random()))
             retries += 1
+
+    async def pause(self, call: Call, retries: int) -> bool:
+        """Waits before one more attempt, when so many retries have come to nothing; False if there may be no more."""
+        if retries >= self.settings.retry_max_retries or not self.budget.spend(time.monotonic()):
+            return False
+        call.retries += 1
+        self.metrics.retries.inc()
+        await asyncio.sleep(_backoff(self.settings).pause_s(retries, random.random()))
+        return True
 
     # ---- hedging
 
@@ -101,14 +106,17 @@ class Attempts:
 
     # ---- one attempt
 
+    def silence(self, worker: Worker) -> Silence:
+        """Watches a worker while something is expected of it."""
+        return Silence(worker, self.settings.health_check_timeout_secs)
+
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
         worker = lease.worker
         call.attempts += 1
+        self.metrics.attempted(worker)
         self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
         self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
-        # A worker that is silent for so long may be dead without a sign; asking costs nothing if it is only busy.
-        loop = asyncio.get_running_loop()
-        suspicion = loop.call_later(self.settings.health_check_timeout_secs, worker.suspect)
+        silence = self.silence(worker)
         try:
             return await self._exchange(call, body, lease)
         except AttemptFailedError as failure:
@@ -119,7 +127,7 @@ class Attempts:
             lease.release()
             raise
         finally:
-            suspicion.cancel()
+            silence.end()
 
     async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
         response: aiohttp.ClientResponse | None = None
@@ -161,9 +169,8 @@ class Attempts:
 
 
 def _stream_headers(call: Call) -> list[tuple[str, str]]:
-    """A stream is read event by event, so it must come as it is; and so that it can be resumed."""
-    plain = [(name, value) for name, value in call.headers if name != "accept-encoding"]
-    return [*plain, RESUME_HEADER] if call.path in RESUMABLE_PATHS else plain
+    """A stream is asked for so that it can be resumed."""
+    return [*call.headers, RESUME_HEADER] if call.path in RESUMABLE_PATHS else list(call.headers)
 
 
 def _backoff(settings: GatewaySettings) -> Backoff:

@@ -59,6 +59,13 @@ class Breaker:
             if self._successes >= self._settings.successes:
                 self.reset()
 
+    def proved(self, now_s: float) -> bool:
+        """A request does well, though it has not ended. Whether that counted: it does on trial."""
+        if self._state is not BreakerState.HALF_OPEN:
+            return False
+        self.succeeded(now_s)
+        return True
+
     def failed(self, now_s: float) -> None:
         if now_s - self._last_failure_s > self._settings.window_s:
             self._failures = 0

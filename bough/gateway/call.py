@@ -30,6 +30,7 @@ class Call:
     began_s: float = field(default_factory=time.perf_counter)
     admitted: bool = False  # it counts against the gateway's limit on requests at once
     tried: set[str] = field(default_factory=set)  # workers that failed it
+    unable: set[str] = field(default_factory=set)  # workers that cannot go on with its stream
     worker: Worker | None = None  # the last one it was sent to
     attempts: int = 0
     retries: int = 0

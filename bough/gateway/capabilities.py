@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import aiohttp
-
-from bough.gateway.upstream import Upstream
+from bough.gateway.upstream import FAULTS, Upstream
 from bough.gateway.worker import Capabilities, Worker
 
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
@@ -44,8 +42,9 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
 
 
 async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
-    """Requests that run and wait there, whoever sent them; 0 where the worker does not tell."""
-    loads = (await _json(upstream, worker, "/v1/loads", timeout_s)).get("loads")
+    """Requests that run and wait there, whoever sent them; 0 where the worker does not tell. One of `FAULTS` where it
+    does not answer at all."""
+    loads = _object(*await upstream.get(worker, "/v1/loads", timeout_s)).get("loads")
     if not isinstance(loads, list):
         return 0.0
     figures = [load.get(name) for load in loads if isinstance(load, dict) for name in LOAD_FIGURES]
@@ -66,8 +65,14 @@ def _text(value: Any) -> str | None:
 async def _json(upstream: Upstream, worker: Worker, path: str, timeout_s: float) -> dict[str, Any]:
     """The JSON object at a path; empty where there is none."""
     try:
-        status, body = await upstream.get(worker, path, timeout_s)
+        return _object(*await upstream.get(worker, path, timeout_s))
+    except FAULTS:
+        return {}
+
+
+def _object(status: int, body: bytes) -> dict[str, Any]:
+    try:
         content = json.loads(body) if status == 200 else {}
-    except (aiohttp.ClientError, OSError, ValueError):
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

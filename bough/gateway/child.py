@@ -25,7 +25,7 @@ from bough.observability.logs import set_up_logging
 def main() -> None:
     number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     given = json.loads(sys.stdin.readline())
-    for name in ("worker_urls", "api_keys", "engine_flags", "selector"):
+    for name in ("worker_urls", "api_keys", "engine_flags", "selector", "given"):
         given[name] = tuple(given.get(name, ()))
     settings = GatewaySettings(**given)
     set_up_logging(f"gateway {number}", settings.log_level)

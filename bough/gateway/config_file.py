@@ -62,10 +62,14 @@ def read_file(file: str) -> FileContent:
     known = {f.name: f for f in gateway_fields()}
     settings: dict[str, Any] = {}
     try:
-        listed = [*(content.pop("workers", None) or ()), *(content.pop("worker_urls", None) or ())]
-        workers = tuple(_worker(entry) for entry in listed)
-        policies = {str(model): _policy(entry) for model, entry in (content.pop("policies", None) or {}).items()}
-        keys = tuple(_key(number, entry) for number, entry in enumerate(content.pop("api_keys", None) or (), 1))
+        workers = tuple(_worker(entry) for name in ("workers", "worker_urls") for entry in _list(content, name))
+        policies = {str(model): _policy(entry) for model, entry in _mapping(content, "policies").items()}
+        keys = tuple(_key(number, entry) for number, entry in enumerate(_list(content, "api_keys"), 1))
+        selector = tuple(_list(content, "selector"))
+        if not all(isinstance(label, str) for label in selector):
+            raise SettingsError("selector must be a list of labels such as app=bough.")
+        if selector:
+            settings["selector"] = selector
         for name, value in content.items():
             if name not in known:
                 raise SettingsError(f"there is no setting {name!r}; `bough gateway --help` lists them.")
@@ -73,9 +77,28 @@ def read_file(file: str) -> FileContent:
         build_policy(settings.get("policy") or GatewaySettings().default_policy)
     except SettingsError as error:
         raise SettingsError(f"{file}: {error}") from None
-    except (msgspec.ValidationError, AttributeError, TypeError) as error:
+    except msgspec.ValidationError as error:
         raise SettingsError(f"{file}: {error}") from None
     return FileContent(settings, workers, policies, keys)
+
+
+def _list(content: dict[str, Any], name: str) -> list[Any]:
+    """Takes an entry that must be a list: a text would be one, letter by letter."""
+    given = content.pop(name, None)
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise SettingsError(f"{name} must be a list, got {type(given).__name__}; write one entry per line after `- `.")
+    return given
+
+
+def _mapping(content: dict[str, Any], name: str) -> dict[Any, Any]:
+    given = content.pop(name, None)
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise SettingsError(f"{name} must be a mapping from models to policies, got {type(given).__name__}.")
+    return given
 
 
 def _worker(entry: Any) -> FileWorker:
@@ -99,8 +122,10 @@ def _key(number: int, entry: Any) -> ClientKey:
     given = FileKey(entry) if isinstance(entry, str) else msgspec.convert(entry, FileKey)
     if not given.key.strip():
         raise SettingsError("a key in api_keys is empty, which would guard nothing.")
-    if given.rate_limit_rps is not None and given.rate_limit_rps <= 0:
+    if given.rate_limit_rps is not None and not given.rate_limit_rps > 0:
         raise SettingsError("rate_limit_rps of a key must be above 0.")
+    if given.rate_limit_burst is not None and not given.rate_limit_burst >= 1:
+        raise SettingsError("rate_limit_burst of a key must be at least 1.")
     return ClientKey(given.key, given.name or f"file key {number}", given.rate_limit_rps, given.rate_limit_burst)
 
 
@@ -134,6 +159,8 @@ class ConfigFile:
                 self.apply()
             except SettingsError as error:
                 log.error("the configuration stays as it was: %s", error)
+            except Exception:  # not swallowed: a defect is logged with its traceback, and the next change is still seen
+                log.exception("the configuration stays as it was: %s could not be read", self._path)
             else:
                 log.info("the configuration of %s holds", self._path)
 
@@ -161,13 +188,14 @@ class ConfigFile:
     def _take_clients(self, content: FileContent) -> None:
         """Rates begin anew, so nothing is touched unless keys or rates have changed."""
         before = self._applied.api_keys if self._applied is not None else ()
-        changed = {name: content.settings.get(name) for name in RATES if self._changed(content, name)}
+        settings = self._gateway.settings
+        changed = {n: _part(content.settings.get(n), settings.processes) for n in RATES if self._changed(content, n)}
         if content.api_keys == before and not changed:
             return
         self._rates |= changed
-        settings = self._gateway.settings
         flags = [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)]
-        self._gateway.clients = Clients([*flags, *content.api_keys], settings.admin_api_key, **self._rates)
+        own = [_share(key, settings.processes) for key in content.api_keys]
+        self._gateway.clients = Clients([*flags, *own], settings.admin_api_key, **self._rates)
 
     def _tell_of_others(self, content: FileContent) -> None:
         for name in sorted((content.settings.keys() | self._settings_before()) - set(CHANGEABLE)):
@@ -178,7 +206,20 @@ class ConfigFile:
         return set(self._applied.settings) if self._applied is not None else set()
 
     def _changed(self, content: FileContent, name: str) -> bool:
-        return self._applied is not None and self._applied.settings.get(name) != content.settings.get(name)
+        """Whether the file says something else than before, and is the one to say it."""
+        if self._applied is None or name in self._gateway.settings.given:
+            return False
+        return self._applied.settings.get(name) != content.settings.get(name)
+
+
+def _share(key: ClientKey, processes: int) -> ClientKey:
+    """A key with the part of its rate that one process may let pass."""
+    rate, burst = _part(key.rate_limit_rps, processes), _part(key.rate_limit_burst, processes)
+    return ClientKey(key.key, key.name, rate, burst)
+
+
+def _part(rate: float | None, processes: int) -> float | None:
+    return None if rate is None else rate / processes
 
 
 def _bytes(path: Path) -> bytes | None:

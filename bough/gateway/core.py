@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 
 from starlette.types import Receive
@@ -31,6 +32,8 @@ from bough.gateway.sticky import StickyAnswers
 from bough.gateway.tracing import traces_to
 from bough.gateway.upstream import Upstream
 from bough.server.errors import HttpError
+
+log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499  # what the log shows of a request whose client has left
 TICK_S, QUEUE_TICKS = 1.0, 10
@@ -163,7 +166,10 @@ class Gateway:
     async def _tick(self) -> None:
         """Housekeeping: of the queue often, of the policies about once a second."""
         while True:
-            for _ in range(QUEUE_TICKS):
-                await asyncio.sleep(TICK_S / QUEUE_TICKS)
-                self.dispatch.serve_waiting()
-            self.policies.tick(time.monotonic())
+            try:
+                for _ in range(QUEUE_TICKS):
+                    await asyncio.sleep(TICK_S / QUEUE_TICKS)
+                    self.dispatch.serve_waiting()
+                self.policies.tick(time.monotonic())
+            except Exception:  # not swallowed: logged with its traceback, and the next tick comes
+                log.exception("the gateway's housekeeping failed")

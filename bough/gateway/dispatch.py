@@ -18,7 +18,7 @@ from bough.gateway.breaker import BreakerState
 from bough.gateway.call import Call
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.registry import Registry
-from bough.gateway.worker import Lease, Worker
+from bough.gateway.worker import Lease, Worker, WorkerState
 from bough.server.errors import HttpError
 
 PATIENCE_LOOK_S = 0.5
@@ -58,7 +58,7 @@ class Dispatch:
     async def lease(self, call: Call) -> Lease:
         """A worker for the call's next attempt. Raises the 408, 429 or 503 that the client gets where there is none."""
         self._check_model(call)
-        if not self._waiting or call.admitted:
+        if call.admitted or not self._is_waited_for(call.peek.model):
             lease = self.try_lease(call)
             if lease is not None:
                 return lease
@@ -82,7 +82,11 @@ class Dispatch:
             call = waiter.call
             if waiter.lease.done() or (call.peek.model in full and not call.admitted and call.pinned is None):
                 continue
-            lease = self.try_lease(call)
+            try:
+                lease = self.try_lease(call)
+            except Exception as error:  # noqa: BLE001  (its own request gets it, not whoever made room)
+                waiter.lease.set_exception(error)
+                continue
             if lease is not None:
                 waiter.lease.set_result(lease)
             elif not call.admitted and call.pinned is None:
@@ -122,22 +126,31 @@ class Dispatch:
 
     def _candidates(self, call: Call) -> list[Worker]:
         if call.pinned is not None:
-            return [call.pinned] if call.pinned.available else []
-        return self.available(call.peek.model)
+            # One that drains is taken too: what it holds, nobody else has.
+            return [call.pinned] if call.pinned.in_rotation and not call.pinned.removed else []
+        available = self.available(call.peek.model)
+        return [worker for worker in available if worker.id not in call.unable] if call.unable else available
 
     def _released(self) -> None:
         if self._waiting:
             self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
-        """An unknown model is refused, unless no worker has told its models yet: then its worker may be among them."""
+        """An unknown model is refused, unless a worker has not told its models yet: it may be that one's."""
         model, known = call.peek.model, self._registry.models()
-        if model is not None and known and not self._registry.serving(model):
+        if model is None or not known or self._registry.serving(model):
+            return
+        if not any(worker.state is WorkerState.STARTING for worker in self._registry):
             raise HttpError(
                 404, f"There is no model {model!r}. The models here are {', '.join(known)}.", "NotFoundError"
             )
 
     # ---- waiting
+
+    def _is_waited_for(self, model: str | None) -> bool:
+        """Whether somebody is first in line for the model's workers. Those of other models are in nobody's way: room
+        under the gateway's own limit is given to them before a new request can take it."""
+        return any(waiter.call.peek.model == model and not waiter.lease.done() for waiter in self._waiting)
 
     async def _wait(self, call: Call) -> Lease:
         if not call.admitted and len(self._waiting) >= self._settings.queue_size:
@@ -160,6 +173,7 @@ class Dispatch:
         began_s = time.monotonic()
         while not waiter.lease.done():
             left_s = began_s + self._patience_s(waiter.call) - time.monotonic()
+            self._check_model(waiter.call)
             if left_s <= 0:
                 raise self._gave_up(waiter.call)
             try:
@@ -173,9 +187,10 @@ class Dispatch:
         timeout_s = self._settings.queue_timeout_secs
         if self._usable(call):
             return timeout_s
-        if any(worker.expected_back for worker in self._registry):
+        hopeful = [worker for worker in self._registry if worker.id not in call.unable]
+        if any(worker.expected_back for worker in hopeful):
             return timeout_s
-        return min(timeout_s, NO_WORKER_PATIENCE_S if len(self._registry) else 0.0)
+        return min(timeout_s, NO_WORKER_PATIENCE_S if hopeful else 0.0)
 
     def _gave_up(self, call: Call) -> HttpError:
         if self._usable(call):
@@ -192,7 +207,7 @@ class Dispatch:
 
     def _give_back(self, waiter: Waiter) -> None:
         """The client left in the moment in which it was given a worker."""
-        if waiter.lease.done() and not waiter.lease.cancelled():
+        if waiter.lease.done() and waiter.lease.exception() is None:
             lease = waiter.lease.result()
             lease.worker.breaker.abandoned()
             lease.release()

@@ -24,8 +24,10 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# Besides, not to a worker: keys, what the HTTP client writes itself, and the gateway's own protocol with its workers.
+# Besides, not to a worker: keys, what the HTTP client writes itself, the gateway's own protocol with its workers, and
+# encodings, because answers are looked into.
 NOT_UPSTREAM = HOP_BY_HOP | {
+    b"accept-encoding",
     b"authorization",
     b"x-api-key",
     b"host",

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import logging
 import time
 
 from bough.core.gateway_settings import GatewaySettings
@@ -18,6 +19,8 @@ from bough.gateway.capabilities import discover, is_well, reported_load
 from bough.gateway.registry import Registry
 from bough.gateway.upstream import FAULTS, Upstream
 from bough.gateway.worker import Worker
+
+log = logging.getLogger(__name__)
 
 PROBE_PAUSE_S = 0.5
 LOAD_PAUSE_S = 5.0  # loads are told more often than health is asked: they are for routing
@@ -76,7 +79,10 @@ class HealthChecks:
         record = HealthRecord(settings.health_failure_threshold, settings.health_success_threshold)
         while True:
             wake.clear()
-            await self._check(worker, record)
+            try:
+                await self._check(worker, record)
+            except Exception:  # not swallowed: logged with its traceback, and the worker is asked again
+                log.exception("the check of worker %s at %s failed", worker.id, worker.url)
             # A worker that failed its last check is not waited on for a whole interval, in rotation or not.
             steady = worker.in_rotation and not record.failing
             await self._rest(worker, wake, settings.health_check_interval_secs if steady else PROBE_PAUSE_S)
@@ -84,14 +90,20 @@ class HealthChecks:
     async def _check(self, worker: Worker, record: HealthRecord) -> None:
         try:
             await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
-        except FAULTS as error:
+        except (*FAULTS, ValueError) as error:
             worker.last_error = reason = f"its health check failed: {error or type(error).__name__}"
             if record.note(passed=False) or _nobody_listens(error):
                 self._registry.leave_rotation(worker, reason)
             return
-        if record.note(passed=True) and not worker.in_rotation:
-            worker.capabilities = await discover(self._upstream, worker, self._settings.health_check_timeout_secs)
+        if not record.note(passed=True):
+            return
+        found = await discover(self._upstream, worker, self._settings.health_check_timeout_secs)
+        if not worker.in_rotation:
+            worker.capabilities = found
             self._registry.enter_rotation(worker)
+        elif found.models and found != worker.capabilities:  # an adapter was loaded, or another engine is there
+            worker.capabilities = found
+            self._registry.note_changed(worker)
 
     async def _rest(self, worker: Worker, wake: asyncio.Event, pause_s: float) -> None:
         """Until the next check is due or somebody asks for one; loads are looked at meanwhile."""
@@ -101,9 +113,27 @@ class HealthChecks:
                 async with asyncio.timeout(min(left, LOAD_PAUSE_S)):
                     await wake.wait()
                     return
-            if worker.in_rotation:
-                timeout_s = self._settings.health_check_timeout_secs
-                worker.reported_load = await reported_load(self._upstream, worker, timeout_s)
+            if worker.in_rotation and not await self._look_at_load(worker, wake, due):
+                return
+
+    async def _look_at_load(self, worker: Worker, wake: asyncio.Event, due: float) -> bool:
+        """False where a check is due at once: the worker does not answer, or somebody asks for one meanwhile,
+        or its time has come."""
+        timeout_s = self._settings.health_check_timeout_secs
+        looking = asyncio.ensure_future(reported_load(self._upstream, worker, timeout_s))
+        asked = asyncio.ensure_future(wake.wait())
+        try:
+            left_s = max(0.0, due - time.monotonic())
+            await asyncio.wait({looking, asked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not looking.done():
+                return False
+            worker.reported_load = looking.result()
+            return True
+        except FAULTS:
+            return False
+        finally:
+            looking.cancel()
+            asked.cancel()
 
 
 def _nobody_listens(error: Exception) -> bool:

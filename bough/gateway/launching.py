@@ -43,6 +43,8 @@ class LocalEngine:
         self.worker = worker
         self.process: asyncio.subprocess.Process | None = None
         self.replacing = asyncio.Event()  # its end is wanted: it is to be started again without a pause
+        self.in_replacement = False
+        self.keeping: asyncio.Task[None] | None = None  # starts it again and again
         self._command = command
 
     @property
@@ -97,7 +99,25 @@ class LocalEngines:
             worker.expected_back = True
             self._engines.append(LocalEngine(number, worker, self._command))
         for engine in self._engines:
-            self._begin(self._keep(engine))
+            engine.keeping = self._begin(self._keep(engine))
+        self._registry.listen(self)
+
+    # ---- what the registry tells
+
+    def added(self, worker: Worker) -> None:
+        return
+
+    def changed(self, worker: Worker) -> None:
+        return
+
+    def removed(self, worker: Worker) -> None:
+        """An engine that is no worker any more ends with its last request, and is not started again."""
+        for engine in self._engines:
+            if engine.worker is worker and engine.keeping is not None:
+                engine.keeping.cancel()
+                self._begin(self._retire(engine))
+
+    # ---- starting and ending
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -108,19 +128,30 @@ class LocalEngines:
     async def restart(self, worker: Worker) -> None:
         """Replaces the process of a worker once its requests have ended; returns at once."""
         engine = next(engine for engine in self._engines if engine.worker is worker)
-        if not worker.draining:
+        if not engine.in_replacement:
+            engine.in_replacement = True
             self._begin(self._replace(engine))
 
     async def _replace(self, engine: LocalEngine) -> None:
         worker = engine.worker
         self._registry.drain(worker)
-        deadline = time.monotonic() + self._settings.drain_timeout_s
-        while worker.leases and time.monotonic() < deadline:
-            await asyncio.sleep(POLL_S)
+        await self._idle(worker)
         engine.replacing.set()
         self._registry.leave_rotation(worker, "it is being replaced")
         await engine.end()
         self._registry.drain(worker, draining=False)
+        engine.in_replacement = False
+
+    async def _retire(self, engine: LocalEngine) -> None:
+        await self._idle(engine.worker)
+        log.info("engine %d ends: its worker was removed", engine.number)
+        await engine.end()
+
+    async def _idle(self, worker: Worker) -> None:
+        """Until the worker has no request any more, but no longer than a drain may take."""
+        deadline = time.monotonic() + self._settings.drain_timeout_s
+        while worker.leases and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
 
     async def _keep(self, engine: LocalEngine) -> None:
         """Starts the engine, and starts it again whenever it has ended; the pause grows while it never gets ready."""
@@ -180,10 +211,11 @@ class LocalEngines:
         endpoints = f'"endpoint": "tcp://127.0.0.1:{event_port}", "replay_endpoint": "tcp://127.0.0.1:{replay_port}"'
         return ["--kv-events-config", "{" + endpoints + "}"]
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,6 +28,8 @@ from bough.server.endpoint import Access
 from bough.server.errors import HttpError
 from bough.server.responses import encode_json
 
+LAUNCHED = "launch"  # the source of workers that the gateway itself has started
+FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
 T = TypeVar("T")
 Restart = Callable[[Worker], Awaitable[None]]
@@ -82,11 +85,15 @@ class Management:
             f"{one}/drain": {"POST": (self._drain, "admin")},
             f"{one}/restart": {"POST": (self._restart_one, "admin")},
             "/policies": {"GET": (self._policies, "admin"), "PUT": (self._set_policy, "admin")},
-            "/flush_cache": {"GET": (self._flush, "admin"), "POST": (self._flush, "admin")},
-            "/abort_request": {"POST": (self._abort, "admin")},
+            "/flush_cache": {
+                "GET": (self._to_all("/flush_cache"), "admin"),
+                "POST": (self._to_all("/flush_cache"), "admin"),
+            },
+            **{path: {"POST": (self._to_all(path), "admin")} for path in FANNED_OUT},
             "/readiness": {"GET": (self._readiness, "open")},
             "/liveness": {"GET": (_alive, "open")},
             "/health": {"GET": (_alive, "open")},
+            "/ping": {"GET": (_alive, "open")},
             "/metrics": {"GET": (self._metrics, "open")},
             "/v1/models": {"GET": (self._models, "api")},
             r"/v1/models/(?P<model>.+)": {"GET": (self._model, "api")},
@@ -111,10 +118,11 @@ class Management:
 
     async def holder_of(self, call: Call, name: str) -> Worker | None:
         """The worker that has a stored response which this gateway has not seen being made."""
-        workers = self.gateway.dispatch.available(None)
+        workers = [worker for worker in self.gateway.registry if worker.in_rotation]
         if len(workers) < 2:
             return None
-        statuses = await asyncio.gather(*(self._ask(worker, "GET", f"/v1/responses/{name}") for worker in workers))
+        path = f"/v1/responses/{quote(name, safe='')}"
+        statuses = await asyncio.gather(*(self._ask(worker, "GET", path) for worker in workers))
         found = next((worker for worker, status in zip(workers, statuses, strict=True) if status == 200), None)
         if found is not None:
             self.gateway.sticky.remember(name, found)
@@ -130,6 +138,8 @@ class Management:
         new = _decoded(request.body, NewWorker)
         try:
             worker = self.gateway.registry.add(new.url, new.api_key)
+            if worker.source != LAUNCHED:  # those are let in again by a restart
+                self.gateway.registry.drain(worker, draining=False)
         except SettingsError as error:
             raise RequestError(str(error), field="url") from None
         return _json(worker_json(worker), 202)
@@ -149,7 +159,7 @@ class Management:
 
     async def _restart_one(self, request: Request) -> Answer:
         worker = self._worker(request)
-        if self._restart is None or worker.source != "launch":
+        if self._restart is None or worker.source != LAUNCHED:
             message = "Only workers that the gateway has started (--launch) can be restarted by it."
             raise HttpError(409, message, "ConflictError")
         await self._restart(worker)
@@ -182,17 +192,14 @@ class Management:
 
     # ---- what reaches all workers
 
-    async def _flush(self, request: Request) -> Answer:
-        return await self._fan_out("POST", "/flush_cache", request.body)
+    def _to_all(self, path: str) -> Handler:
+        async def fan_out(request: Request) -> Answer:
+            workers = self.gateway.dispatch.available(None)
+            statuses = await asyncio.gather(*(self._ask(worker, "POST", path, request.body) for worker in workers))
+            told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
+            return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
 
-    async def _abort(self, request: Request) -> Answer:
-        return await self._fan_out("POST", "/abort_request", request.body)
-
-    async def _fan_out(self, method: str, path: str, body: bytes) -> Answer:
-        workers = self.gateway.dispatch.available(None)
-        statuses = await asyncio.gather(*(self._ask(worker, method, path, body) for worker in workers))
-        told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
-        return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
+        return fan_out
 
     async def _ask(self, worker: Worker, method: str, path: str, body: bytes = b"") -> int:
         """The status of a short call; 0 where there was none."""

@@ -65,6 +65,9 @@ class GatewayMetrics:
             "bough_gateway_expected_cached_tokens", "Of those, expected in the cache by the policy", registry=registry
         )
 
+    def attempted(self, worker: Worker) -> None:
+        self._attempts.labels(worker.url).inc()
+
     def attempt_failed(self, worker: Worker, failure: AttemptFailedError) -> None:
         self._failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
 
@@ -88,8 +91,6 @@ class GatewayMetrics:
         latency.observe(time.perf_counter() - call.began_s)
         if call.first_byte_s is not None:
             first_byte.observe(call.first_byte_s)
-        if call.worker is not None:
-            self._attempts.labels(call.worker.url).inc(call.attempts)
         if call.queued_s:
             self._queued.inc(call.queued_s)
 

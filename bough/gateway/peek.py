@@ -28,6 +28,7 @@ class _Fields(msgspec.Struct):
     previous_response_id: Any = None
 
 
+LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 _DECODER = msgspec.json.Decoder(_Fields)
 _NOTHING = _Fields()
 
@@ -45,7 +46,10 @@ class Peek:
 
 def peek(body: bytes, headers: RawHeaders) -> Peek:
     fields = _fields(body)
-    text, ids = _prompt(fields)
+    try:
+        text, ids = _prompt(fields)
+    except RecursionError:  # nested so deep that no worker will take it
+        text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
     routing = RoutingRequest(
         model=model or "",
@@ -87,7 +91,7 @@ def _ids(given: Any) -> tuple[int, ...] | None:
     if not isinstance(given, list) or not given:
         return None
     first = given[0] if isinstance(given[0], list) else given
-    return tuple(first) if all(type(entry) is int for entry in first) else None
+    return tuple(first) if all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in first) else None
 
 
 def _words(given: Any) -> str:

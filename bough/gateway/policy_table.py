@@ -40,6 +40,10 @@ class PolicyTable:
             self.on_built(model, policy)
         return policy
 
+    @property
+    def default(self) -> PolicyChoice:
+        return self._default
+
     def choice(self, model: str | None) -> PolicyChoice:
         return self._default if model is None else self.chosen.get(model, self._default)
 

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 10.0
 RESTART_PAUSE_S = 1.0
 STATE = "/family/state"
+DISCOVERED = "kubernetes"  # the source of workers that each process looks for itself
 SHARED = ("/workers", "/policies", "/metrics")
 
 
@@ -121,7 +122,8 @@ class SharedManagement:
             for worker in gateway.registry
         ]
         policies = {model: dataclasses.asdict(choice) for model, choice in gateway.policies.chosen.items()}
-        return Answer(200, [], encode_json({"workers": workers, "policies": policies}))
+        default = dataclasses.asdict(gateway.policies.default)
+        return Answer(200, [], encode_json({"workers": workers, "policies": policies, "default": default}))
 
     async def catch_up(self) -> None:
         """Takes over what was changed in the other processes before this one began."""
@@ -130,9 +132,14 @@ class SharedManagement:
             return
         gateway = self._own.gateway
         state = json.loads(answer.body)
+        urls = {known["url"] for known in state["workers"]}
+        for worker in gateway.registry:
+            if worker.url not in urls and worker.source != DISCOVERED:  # it was removed at run time
+                gateway.registry.remove(worker)
         for known in state["workers"]:
             worker = gateway.registry.add(known["url"], known["api_key"], known["source"])
             gateway.registry.drain(worker, known["draining"])
+        gateway.policies.set_default(PolicyChoice(**state["default"]))
         for model, choice in state["policies"].items():
             gateway.policies.choose(model, PolicyChoice(choice["name"], choice["options"]))
 

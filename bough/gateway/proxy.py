@@ -8,22 +8,25 @@ remember of a request is in its `Call`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 import aiohttp
 
-from bough.gateway.answers import Answer, OpenStream
+from bough.gateway.answers import Answer, OpenStream, scrubbed
 from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
 from bough.gateway.call import Call
 from bough.gateway.known import Known, read_known
 from bough.gateway.outlet import Outlet
-from bough.gateway.resume import ResumableText, WorkerFailedError
+from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.sticky import StickyAnswers
 from bough.gateway.worker import WorkerLostError
 from bough.server.errors import HttpError
 
 RESPONSES = "/v1/responses"
+EVENT_STREAM = "text/event-stream"
+# What ends a worker's part of a stream before its time, by the worker's fault.
+LOST = (WorkerLostError, WorkerFailedError, ValueError, aiohttp.ClientError, OSError)
 
 
 class StreamBrokenError(Exception):
@@ -72,35 +75,55 @@ class Proxy:
 
     async def _pieces(self, call: Call, stream: OpenStream) -> AsyncGenerator[bytes, None]:
         """The bytes of one unbroken stream, from as many workers as it takes."""
-        text = ResumableText()
-        if call.path not in RESUMABLE_PATHS:
-            text.resumable = False
+        text = ResumableText(passes=not _can_resume(call, stream))
         seen_name = call.path != RESPONSES
+        barren = 0  # workers in a row that failed without a token
         while True:
+            had = len(text.output_ids)
             try:
-                async with contextlib.aclosing(_read(stream)) as chunks:
-                    async for chunk in chunks:
-                        piece = text.feed(chunk)
-                        if text.delivered and not text.resumable:
-                            stream.lease.movable = False
-                        if not seen_name:
-                            seen_name = True
-                            self._learn(call, _last_event(piece))
-                        yield piece
-                yield text.rest(cut_off=not text.resumable and text.delivered and _ends_with_connection(call, stream))
+                with _settled(stream):
+                    async with contextlib.aclosing(self._read(stream)) as chunks:
+                        async for chunk in chunks:
+                            piece = text.feed(chunk)
+                            stream.lease.movable = text.movable
+                            if text.delivered:
+                                stream.prove()
+                            if not seen_name:
+                                seen_name = True
+                                self._learn(call, _last_event(piece))
+                            yield piece
+                    rest = text.rest(cut_off=not text.movable and _ends_with_connection(call, stream))
+                yield rest
                 return
-            except (WorkerLostError, WorkerFailedError, ValueError, aiohttp.ClientError, OSError) as error:
-                reason = str(error) or type(error).__name__
-            if text.delivered and not text.resumable:
+            except CannotResumeError as error:
+                call.unable.add(stream.lease.worker.id)
+                reason = str(error)
+            except LOST as error:
+                barren = 0 if len(text.output_ids) > had else barren + (not isinstance(error, WorkerLostError))
+                reason = _reason(error)
+            if not text.movable or (barren and not await self.attempts.pause(call, barren - 1)):
                 raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
-            stream = await self._resumed(call, text, reason)
+            stream = await self._resumed(call, stream, text, reason)
 
-    async def _resumed(self, call: Call, text: ResumableText, reason: str) -> OpenStream:
+    async def _read(self, stream: OpenStream) -> AsyncGenerator[bytes, None]:
+        """What comes from one worker."""
+        worker, content = stream.lease.worker, stream.response.content
+        silence = self.attempts.silence(worker)
+        chunk = stream.first
+        try:
+            while chunk:
+                yield scrubbed(chunk, worker.api_key)
+                async with stream.lease.bounded(None):
+                    chunk = await content.readany()
+                silence.heard()
+        finally:
+            silence.end()
+
+    async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText, reason: str) -> OpenStream:
         """The same stream from another worker."""
         call.failovers += 1
         self.attempts.metrics.failovers.inc()
-        if call.worker is not None:
-            call.tried = {call.worker.id}
+        call.tried = {lost.lease.worker.id}
         text.restart()
         try:
             result = await self.attempts.answer(call, text.body(call.body))
@@ -111,25 +134,28 @@ class Proxy:
         return result
 
 
-async def _read(stream: OpenStream) -> AsyncGenerator[bytes, None]:
-    """What comes from one worker; ends the stream whichever way it ends."""
-    lease, content = stream.lease, stream.response.content
-    outcome = stream.abandon  # unless one of the others is reached, the client has left
+@contextlib.contextmanager
+def _settled(stream: OpenStream) -> Iterator[None]:
+    """Ends one worker's part of a stream, whichever way it ends, and says how the worker did."""
     try:
-        yield stream.first
-        while True:
-            async with lease.bounded(None):
-                chunk = await content.readany()
-            if not chunk:
-                break
-            yield chunk
-        outcome = stream.succeed
-    except (WorkerLostError, aiohttp.ClientError, OSError) as error:
-        reason = str(error) or type(error).__name__
-        outcome = lambda: stream.fail(reason)  # noqa: E731
+        yield
+    except LOST as error:
+        stream.fail(_reason(error))
         raise
-    finally:
-        outcome()
+    except BaseException:  # the client has left, or the worker is good for other requests
+        stream.abandon()
+        raise
+    stream.succeed()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientError | OSError):
+        return "the connection broke"
+    return str(error) or "it failed its health checks"
+
+
+def _can_resume(call: Call, stream: OpenStream) -> bool:
+    return call.path in RESUMABLE_PATHS and stream.response.content_type == EVENT_STREAM
 
 
 def _ends_with_connection(call: Call, stream: OpenStream) -> bool:

@@ -119,8 +119,9 @@ def normal_url(url: str) -> str:
     text = url.strip().rstrip("/")
     if "://" not in text:
         text = f"http://{text}"
-    parts = urlsplit(text)
     try:
+        parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")  # as the client will write it: an empty or too long part is refused here
         usable = (
             parts.scheme in ("http", "https")
             and bool(parts.hostname)

@@ -1,13 +1,15 @@
 """Reads a worker's event stream so that it can go on elsewhere: which tokens have been delivered, under which names.
 
-A worker that is asked with `X-Bough-Resume: 1` puts comments in front of its events: `: seed N` once, `: ids 12,34`
-where tokens were delivered, `: events N` where N events belong together. `ResumableText` takes bytes as they come and
-gives back what may go to the client: whole groups of events, without those comments, byte for byte otherwise. It owns
-what a resumption needs. A stream without such comments passes as it is.
+A worker that is asked with `X-Bough-Resume: 1` puts comments in front of its events: `: ids 12,34` where tokens were
+delivered, and, if it is one of ours, `: seed N` once and `: events N` where N events belong together. They may stand in
+the event's own block or in one before it. `ResumableText` takes bytes as they come and gives back what may go to the
+client: whole groups of events, without those comments, byte for byte otherwise. It owns what a resumption needs. A
+stream without such comments passes as it is.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -16,7 +18,9 @@ from bough.gateway.known import Known, read_known
 
 END = b"\n\n"
 TAIL = 256
-SEED, IDS, EVENTS = b": seed ", b": ids ", b": events "
+SEED, IDS, EVENTS = b": seed", b": ids", b": events"
+SIGN = re.compile(rb": (?:ids(?: [\d, ]*)?|seed -?\d+|events \d+)")  # a whole line; others are somebody's own comments
+PLAIN = re.compile(rb": ids [\d,]+\n(?:data: \{|event: content)")  # how nearly every event begins
 ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
 # What a worker says when it, and not the request, is the reason for the end of a stream.
@@ -36,11 +40,15 @@ class WorkerFailedError(Exception):
     """The stream told that its worker has failed."""
 
 
-class ResumableText:
-    """One client's stream, over all workers that it comes from."""
+class CannotResumeError(Exception):
+    """The worker began anew instead of going on with a stream: it works, but not for this."""
 
-    def __init__(self) -> None:
-        self.resumable: bool | None = None  # not known before the first event
+
+class ResumableText:
+    """One client's stream, over all workers that it comes from; `passes` is one that is not looked into."""
+
+    def __init__(self, *, passes: bool = False) -> None:
+        self.resumable: bool | None = False if passes else None  # not known before the first events
         self.output_ids: list[int] = []
         self.delivered = False  # an event, and not only comments
         self._seed: int | None = None
@@ -48,12 +56,18 @@ class ResumableText:
         self._buffer = bytearray()
         self._finished = False
         self._tail = b""  # of a stream that passes as it is
-        self._unjudged = True  # no event of the worker that it comes from has been seen
+        self._unjudged = True  # whether the worker that it comes from speaks the protocol
+
+    @property
+    def movable(self) -> bool:
+        """Whether another worker could go on from what the client has."""
+        return not self.delivered or self.resumable is True
 
     def feed(self, data: bytes) -> bytes:
         """What may go to the client by now. Raises `WorkerFailedError` where a stream that can be resumed says that
         its worker is at fault."""
         if self.resumable is False:
+            self.delivered = self.delivered or bool(data)
             self._tail = (self._tail + data)[-TAIL:]
             return data
         self._buffer += data
@@ -91,20 +105,21 @@ class ResumableText:
         return msgspec.json.encode(fields | {"resume": resume})
 
     def _next_group(self) -> bytes | None:
-        """The next events that belong together; None until they are here. A stream is judged by its first event."""
+        """The next events that belong together; None until they are here."""
         buffer = self._buffer
-        end = buffer.find(END)
+        if not self._unjudged and PLAIN.match(buffer):
+            end = buffer.find(END)
+            return None if end < 0 else self._deliver_one(end)
+        end = self._first_block()
         if end < 0:
-            return self._foreign() if b"\r\n" in buffer else None  # no worker of ours writes such lines
-        if not self._unjudged and buffer.startswith(IDS):
-            return self._deliver_one(end)
+            return self._foreign() if b"\r" in buffer else None  # no worker of ours writes such lines
         first, count = bytes(buffer[: end + 2]), 1
         if self._unjudged and not _is_comment(first):
             self._judge(first)
-            if not self.resumable:
+            if self.resumable is False:
                 return self._foreign()
         for line in first.split(b"\n"):
-            if line.startswith(EVENTS):
+            if line.startswith(EVENTS) and SIGN.fullmatch(line):
                 count = int(line[len(EVENTS) :])
         for _ in range(count - 1):
             end = buffer.find(END, end + 2)
@@ -114,8 +129,20 @@ class ResumableText:
         del buffer[: end + 2]
         return self._deliver(group)
 
+    def _first_block(self) -> int:
+        """Where the first block ends, with the protocol's comments that came in a block of their own put into it."""
+        buffer = self._buffer
+        while (end := buffer.find(END)) >= 0:
+            block = bytes(buffer[: end + 2])
+            if not (_is_comment(block) and _speaks(block)):
+                return end
+            del buffer[end]
+        return -1
+
     def _foreign(self) -> bytes | None:
         """All that is here of a stream that passes as it is."""
+        if self.resumable:
+            raise CannotResumeError("the worker began anew instead of going on with a stream")
         self.resumable, self.delivered = False, True
         rest = bytes(self._buffer)
         self._tail = rest[-TAIL:]
@@ -123,21 +150,25 @@ class ResumableText:
         return rest or None
 
     def _judge(self, first: bytes) -> None:
-        """Whether the worker speaks this protocol shows in front of its first event; an error may come before it."""
-        self._unjudged = False
-        speaks = first.startswith(SEED)
-        if first.startswith(ERRORS):
+        """Whether the worker speaks this protocol shows in front of its first event; or of the second, because one
+        that carries no tokens need not be announced. An error may come before either."""
+        failed, speaks = _is_error(first), _speaks(first)
+        if failed:
             self._check_error(first)
-        elif self.delivered and not speaks:
-            raise WorkerFailedError("the worker began anew instead of going on with a stream")
-        if not self.delivered:
-            self.resumable = speaks
+        if self.resumable:
+            if not (failed or speaks or first.startswith(ENDINGS)):
+                raise CannotResumeError("the worker began anew instead of going on with a stream")
+        elif speaks:
+            self.resumable = True
+        elif self.delivered or failed:
+            self.resumable = False
+        self._unjudged = self.resumable is None
 
     def _deliver_one(self, end: int) -> bytes:
         """One event with its tokens, as nearly all are, without looking at every line."""
         buffer = self._buffer
         start = buffer.find(b"\n") + 1
-        self.output_ids += map(int, buffer[len(IDS) : start - 1].split(b","))
+        self.output_ids += _ids(buffer[len(IDS) : start - 1])
         event = bytes(buffer[start : end + 2])
         del buffer[: end + 2]
         return event
@@ -145,18 +176,18 @@ class ResumableText:
     def _deliver(self, group: bytes) -> bytes:
         if _is_comment(group):
             return group
-        if group.startswith(ERRORS):
+        if _is_error(group):
             self._check_error(group)
         kept: list[bytes] = []
         for line in group.split(b"\n"):
-            if line.startswith(IDS):
-                self.output_ids += map(int, line[len(IDS) :].split(b","))
-            elif line.startswith(SEED):
-                self._seed = int(line[len(SEED) :])
-            elif not line.startswith(EVENTS):
+            if not SIGN.fullmatch(line):
                 kept.append(line)
                 if self._first is None and line.startswith(b"data: {"):
                     self._first = read_known(line[6:])
+            elif line.startswith(IDS):
+                self.output_ids += _ids(line[len(IDS) :])
+            elif line.startswith(SEED):
+                self._seed = int(line[len(SEED) :])
         self.delivered = True
         self._finished = ENDINGS[0] in kept or ENDINGS[1] in kept
         return b"\n".join(kept)
@@ -173,3 +204,16 @@ class ResumableText:
 def _is_comment(block: bytes) -> bool:
     """A block without an event, such as a keep-alive."""
     return all(not line or line.startswith(b":") for line in block.split(b"\n"))
+
+
+def _speaks(block: bytes) -> bool:
+    """Whether a block has one of the protocol's comments."""
+    return any(SIGN.fullmatch(line) for line in block.split(b"\n"))
+
+
+def _is_error(group: bytes) -> bool:
+    return any(line.startswith(ERRORS) for line in group.split(b"\n"))
+
+
+def _ids(listed: bytes | bytearray) -> list[int]:
+    return [int(number) for number in listed.split(b",") if number.strip()]

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 
 
-def end_scope(scope: asyncio.Timeout) -> None:
-    """Without effect where the scope is being left already, by its own time or in any other way."""
+def end_scope(scope: asyncio.Timeout, after_s: float | None = None) -> None:
+    """At once, or after a time. Without effect where the scope is being left already, by its own time or in any other
+    way."""
     with contextlib.suppress(RuntimeError):
-        scope.reschedule(0.0)  # a time that has passed
+        scope.reschedule(0.0 if after_s is None else asyncio.get_running_loop().time() + after_s)  # 0 has passed

@@ -28,7 +28,7 @@ from bough.gateway.discovery.kubernetes import KubernetesPods
 from bough.gateway.grpc import GrpcServer, serve_grpc
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management, RouteTable
-from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided
+from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided
 from bough.observability.logs import set_up_logging
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
@@ -95,7 +95,7 @@ async def _feed(
         cleanup.callback(asyncio.create_task(file.watch()).cancel)
     if settings.service_discovery:
         pods = KubernetesPods(settings.selector, settings.service_discovery_port, settings.service_discovery_namespace)
-        following = asyncio.create_task(follow(pods, gateway.registry, "kubernetes"))
+        following = asyncio.create_task(follow(pods, gateway.registry, DISCOVERED))
         following.add_done_callback(lambda task: _end_if_failed(task, ending))
         cleanup.callback(following.cancel)
     return engines

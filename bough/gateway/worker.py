@@ -18,6 +18,8 @@ from bough.gateway.breaker import Breaker, BreakerSettings
 from bough.gateway.policies import WorkerView
 from bough.gateway.scopes import end_scope
 
+LAST_WORDS_S = 2.0  # of silence, after which a stream that cannot move is taken for dead with its worker
+
 
 class WorkerState(StrEnum):
     STARTING = "starting"  # has not passed its checks yet
@@ -106,7 +108,7 @@ class Worker:
         return WorkerView(self.id, self.url, len(self.leases), self.reported_load, self.capabilities.capacity)
 
     def expel(self) -> None:
-        """Calls back every attempt that can go on elsewhere."""
+        """Calls back every attempt."""
         for lease in list(self.leases):
             lease.call_back()
 
@@ -117,7 +119,9 @@ class Lease:
     def __init__(self, worker: Worker, expected_cached: float, on_release: Callable[[], None]) -> None:
         self.worker = worker
         self.expected_cached = expected_cached
-        self.movable = True  # False once something has gone to the client that another worker cannot go on from
+        # False once something has gone to the client that another worker cannot go on from: such an attempt is left to
+        # a worker that is called dead as long as it is not silent.
+        self.movable = True
         self.called_back = False
         self._on_release = on_release
         self._scope: asyncio.Timeout | None = None
@@ -129,10 +133,15 @@ class Lease:
             self._on_release()
 
     def call_back(self) -> None:
-        if self.movable and not self.called_back:
-            self.called_back = True
-            if self._scope is not None:
-                end_scope(self._scope)
+        if self.called_back:
+            return
+        self.called_back = True
+        if self._scope is None:
+            return
+        if self.movable:
+            end_scope(self._scope)
+        else:
+            end_scope(self._scope, LAST_WORDS_S)
 
     def bounded(self, timeout_s: float | None) -> _Bounded:
         """A scope for waiting on the worker: ends with `TimeoutError` after a time, with `WorkerLostError` when the
@@ -153,9 +162,12 @@ class _Bounded:
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> None:
+        timeout_s = self._timeout_s
         if self._lease.called_back:
-            raise WorkerLostError
-        self._scope = asyncio.timeout(self._timeout_s)
+            if self._lease.movable:
+                raise WorkerLostError
+            timeout_s = None if self._lease.worker.in_rotation else LAST_WORDS_S
+        self._scope = asyncio.timeout(timeout_s)
         await self._scope.__aenter__()
         self._lease.enter_scope(self._scope)
 

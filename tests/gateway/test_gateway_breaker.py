@@ -23,6 +23,8 @@ TABLE = [
     ("the count begins anew after a failed trial", "f f f +10 b s b f +10 b s", 0, HALF_OPEN),
     ("failures far apart", "f f +31 f f", 0, CLOSED),
     ("a trial that tells nothing", "f f f +10 b a", 0, HALF_OPEN),
+    ("a stream on trial counts at its first event", "f f f +10 b p b p", 0, CLOSED),
+    ("a stream that is no trial does not", "f f p f", 0, OPEN),
     ("a reset", "f f f r", 0, CLOSED),
 ]
 
@@ -37,6 +39,8 @@ def play(steps: str) -> tuple[Breaker, float]:
                 breaker.succeeded(now_s)
             case "b":
                 breaker.begin(now_s)
+            case "p":
+                breaker.proved(now_s)
             case "a":
                 breaker.abandoned()
             case "r":

@@ -61,6 +61,13 @@ def test_defaults_variables_and_files(tmp_path: Path) -> None:
     settings = settings_from(_parser().parse(["--config", str(file), "--policy", "least_loaded"]), (), environ)
     assert (settings.queue_size, settings.port, settings.policy) == (1, 6, "least_loaded")
     assert settings.api_keys == ("k",) and settings.config == str(file)
+    assert set(settings.given) == {"port", "policy"}
+    environ = {"CONFIG": str(file), "WORKER_URLS": "http://a:1, http://b:2", "SELECTOR": "app=x tier=y"}
+    settings = settings_from(_parser().parse([]), (), {f"BOUGH_GATEWAY_{name}": text for name, text in environ.items()})
+    assert settings.worker_urls == ("http://a:1", "http://b:2") and settings.selector == ("app=x", "tier=y")
+    assert settings.config == str(file) and settings.port == 5
+    file.write_text("selector: [app=z]\n")
+    assert settings_from(_parser().parse(["--config", str(file)]), (), {}).selector == ("app=z",)
 
 
 @pytest.mark.parametrize("words", [["--queue-size", "-1"], ["--port", "x"], ["--api-key", " "]])

@@ -35,6 +35,18 @@ def test_everything_a_file_may_say(tmp_path: Path) -> None:
         ("workers: [ftp://x]", "ftp"),
         ("workers: [{url: 'http://a', colour: red}]", "colour"),
         ("workers: 5", "int"),
+        ("workers: localhost", "list"),
+        ("workers: ['http://[::1']", "looks like"),
+        ("workers: ['http://a..b:1']", "looks like"),
+        ("api_keys: secret", "list"),
+        ("api_keys: {key: a}", "list"),
+        ("api_keys: [{key: a, rate_limit_rps: .nan}]", "rate_limit_rps"),
+        ("api_keys: [{key: a, rate_limit_burst: -1}]", "rate_limit_burst"),
+        ("policies: [random]", "mapping"),
+        ("selector: app=x", "selector must be a list"),
+        ("selector: [5]", "labels"),
+        ("policies: {red: {name: cache_aware, eviction_interval_secs: soon}}", "eviction_interval_secs"),
+        ("a: " + "[" * 3000, "deep"),
         ("policies: {red: guess}", "guess"),
         ("policies: {red: {name: random, size: 3}}", "size"),
         ("policy: guess", "guess"),
@@ -77,5 +89,47 @@ def test_a_changed_file_holds_and_a_wrong_one_does_not(tmp_path: Path) -> None:
             ]
             assert statuses == [200, 429]
             watching.cancel()
+
+    asyncio.run(main())
+
+
+def test_watching_survives_whatever_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        async with desk() as d:
+            file.write_text("workers: []\n")
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            watching = asyncio.create_task(config.watch())
+            with monkeypatch.context() as patched:
+                patched.setattr("bough.gateway.config_file.read_file", lambda file: 1 / 0)
+                seen = file.write_text("workers: []\n# changed\n") and file.read_bytes()
+                await until(lambda: config._seen == seen)
+            file.write_text("workers: ['http://127.0.0.1:9']\n")
+            await until(lambda: len(d.gateway.registry) == 1)
+            assert (await d.post("/workers", {"url": "http://[::1"}))[0] == 400
+            watching.cancel()
+
+    asyncio.run(main())
+
+
+def test_flags_win_over_a_file_that_changes_and_rates_are_divided(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        given = {"policy": "random", "given": ("policy",), "processes": 2}
+        async with workers(FakeWorker()) as (fake,), desk(fake, **given) as d:
+            file.write_text("policy: least_loaded\n")
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            file.write_text(
+                "policy: prefix_hash\nrate_limit_rps: 20\n"
+                "api_keys: [{key: k, rate_limit_rps: 0.02, rate_limit_burst: 4}]\n"
+            )
+            config.apply()
+            assert d.gateway.policies.shown()["default"] == "random"
+            assert d.gateway.clients._common[0].rate == 10.0
+            body, headers = {"prompt": "x"}, {"x-api-key": "k"}
+            statuses = [(await d.post("/v1/completions", body, headers=headers))[0] for _ in range(3)]
+            assert statuses == [200, 200, 429]
 
     asyncio.run(main())

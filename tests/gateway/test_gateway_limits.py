@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
 
+import pytest
+
+from bough.gateway.access_log import AccessLog
+from bough.gateway.policies import Choice, RoutingRequest, WorkerView
+from bough.gateway.policies.plain import Stateless
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
 
@@ -125,5 +134,89 @@ def test_open_breakers_everywhere_are_told_without_the_queues_patience() -> None
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 500
             status, answer = await d.post("/v1/completions", {"prompt": "x"})
             assert status == 503 and "breaker" in answer["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_those_who_wait_for_one_model_are_not_in_the_way_of_another() -> None:
+    async def main() -> None:
+        busy, idle = FakeWorker(model="a", mode="slow"), FakeWorker(model="b")
+        settings = {"max_concurrent_per_worker": 1, "queue_size": 1}
+        async with workers(busy, idle) as fakes, desk(*fakes, **settings) as d:
+            calls = [asyncio.create_task(d.post("/v1/completions", {"model": "a", "prompt": "x"})) for _ in range(2)]
+            await until(lambda: d.gateway.dispatch.waiting == 1)
+            assert (await d.post("/v1/completions", {"model": "b", "prompt": "x"}))[0] == 200
+            assert (await d.post("/v1/completions", {"model": "a", "prompt": "x"}))[0] == 429
+            for call in calls:
+                call.cancel()
+            await until(lambda: d.gateway.dispatch.active == 0)
+
+    asyncio.run(main())
+
+
+class FussyPolicy(Stateless):
+    """Fails for one prompt."""
+
+    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        if request.text.startswith("bad"):
+            raise ZeroDivisionError
+        return Choice(workers[0].id)
+
+    def tick(self, now_s: float) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_request_that_no_policy_can_place_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(pause_s=0.3)) as (fake,), desk(fake, max_concurrent_per_worker=1) as d:
+            monkeypatch.setattr(d.gateway.policies, "of", lambda model: FussyPolicy())
+            monkeypatch.setattr(d.gateway.policies, "tick", FussyPolicy().tick)
+            calls = []
+            for number, prompt in enumerate(("good", "bad", "good")):
+                calls.append(asyncio.create_task(d.post("/v1/completions", {"prompt": prompt})))
+                await until(lambda expected=number: fake.running == 1 and d.gateway.dispatch.waiting == expected)
+            assert [status for status, _ in await asyncio.gather(*calls)] == [200, 500, 200]
+            await asyncio.sleep(1.1)
+            assert d.gateway._ticking is not None and not d.gateway._ticking.done()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("prompt", [[99_999_999_999], [-5]])
+def test_numbers_that_are_no_tokens_are_the_workers_to_refuse(prompt: list[int]) -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, policy="kv_events") as d:
+            assert (await d.post("/v1/completions", {"prompt": prompt}))[0] == 200
+            deep = b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"
+            assert (await d.call("POST", "/v1/chat/completions", data=deep))[0] == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "options", [{"eviction_interval_secs": "x"}, {"cache_threshold": "x"}, {"name": "x"}, {"max_tree_size": 1.5}]
+)
+def test_options_of_the_wrong_kind_are_refused(options: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with desk() as d:
+            body = {"policy": "cache_aware", "options": options}
+            status, answer = await d.call("PUT", "/policies", json=body)
+            assert status == 400 and next(iter(options)) in answer["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_refused_are_counted_and_logged() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("k",), rate_limit_rps=0.01) as d:
+            d.gateway.log = AccessLog(True, lines := io.StringIO())
+            headers = {"x-api-key": "k"}
+            calls = [await d.post("/v1/completions", {"prompt": "x"}, headers=h) for h in ({}, headers, headers)]
+            assert [status for status, _ in calls] == [401, 200, 429]
+            logged = [json.loads(line) for line in lines.getvalue().splitlines()]
+            assert [line["status"] for line in logged] == [401, 200, 429] and logged[2]["client"] == "key 1"
+            page = (await d.get("/metrics"))[1].decode()
+            for status in (401, 200, 429):
+                assert any(f'path="/v1/completions",status="{status}"}} 1.0' in line for line in page.splitlines())
 
     asyncio.run(main())

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.answers import Answer
-from bough.gateway.processes import divided, merged
+from bough.gateway.management import Management
+from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.processes import STATE, Family, SharedManagement, divided, merged
+from tests.fakes.gateways import desk
 
 
 def answer(content: Any) -> Answer:
@@ -52,3 +59,29 @@ def test_pages_of_metrics_are_added() -> None:
     text = both.body.decode()
     assert 'x_total{a="1"} 4.0' in text and 'g_breaker_state{w="u"} 1.0' in text
     assert "# TYPE x_total counter" in text
+
+
+def test_a_process_that_begins_takes_over_what_was_changed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with desk() as first, desk() as second:
+            for d in (first, second):
+                d.gateway.registry.add("http://127.0.0.1:9", source="flag")
+                d.gateway.registry.add("http://127.0.0.1:10", source="flag")
+            removed = next(w for w in first.gateway.registry if w.url.endswith(":9"))
+            first.gateway.registry.remove(removed)
+            first.gateway.policies.set_default(PolicyChoice("cache_aware", {"cache_threshold": 0.5}))
+            told = SharedManagement(Management(first.gateway), Family(tmp_path, 0, 2), private=True).find("GET", STATE)
+            assert told is not None
+            family = Family(tmp_path, 1, 2)
+
+            async def ask(*given: Any) -> Answer:
+                return await told.handler(None)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(family, "ask", ask)
+            await SharedManagement(Management(second.gateway), family).catch_up()
+            assert [w.url for w in second.gateway.registry] == ["http://127.0.0.1:10"]
+            assert second.gateway.policies.default == first.gateway.policies.default
+
+    asyncio.run(main())

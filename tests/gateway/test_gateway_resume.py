@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.gateway.resume import ResumableText, WorkerFailedError
+from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 
 STREAM = (
     b': seed 7\n: events 2\ndata: {"id":"c1","created":5,"role":1}\n\n: ids 1,2\ndata: {"id":"c1","text":"a"}\n\n'
@@ -64,9 +64,10 @@ def test_what_is_asked_next_is_what_was_not_shown(place: int) -> None:
 def test_a_worker_that_begins_anew_is_not_passed_on() -> None:
     text = ResumableText()
     text.feed(STREAM[: STREAM.index(b": events 2\n: ids 4")])
-    text.restart()
-    with pytest.raises(WorkerFailedError):
-        text.feed(b'data: {"id":"c2","text":"a"}\n\n')
+    for anew in (b'data: {"id":"c2","text":"a"}\n\n', b'data: {"id":"c2","text":"a"}\r\n\r\n'):
+        text.restart()
+        with pytest.raises(CannotResumeError):
+            text.feed(anew)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,33 @@ def test_a_stream_that_ends_early_has_lost_its_worker() -> None:
     text.feed(STREAM[: STREAM.index(b": keep-alive")])
     with pytest.raises(WorkerFailedError):
         text.rest()
+
+
+BARE = b': ids 1,2\ndata: {"text":"a"}\n\n: ids 3\ndata: {"text":"b"}\n\n: ids \ndata: {"end":1}\n\ndata: [DONE]\n\n'
+APART = BARE.replace(b"\ndata: {", b"\n\ndata: {")
+LATE = b'data: {"role":1}\n\n' + BARE
+
+
+@given(st.sampled_from([BARE, APART, LATE]), st.lists(st.integers(0, 10_000), max_size=12))
+def test_ids_alone_are_the_protocol_in_the_events_block_or_before_it(stream: bytes, places: list[int]) -> None:
+    text = ResumableText()
+    shown = b"".join(text.feed(chunk) for chunk in cut(stream, places)) + text.rest()
+    plain = b'data: {"text":"a"}\n\ndata: {"text":"b"}\n\ndata: {"end":1}\n\ndata: [DONE]\n\n'
+    assert shown == (b'data: {"role":1}\n\n' if stream is LATE else b"") + plain
+    assert text.resumable and text.output_ids == [1, 2, 3]
+
+
+def test_ids_count_when_their_event_has_gone_out() -> None:
+    text = ResumableText()
+    assert text.feed(APART[: APART.index(b'data: {"text":"b"')]) == b'data: {"text":"a"}\n\n'
+    assert text.output_ids == [1, 2]
+    text.restart()
+    assert text.feed(b': ids 3\n\ndata: {"text":"b"}\n\n') == b'data: {"text":"b"}\n\n'
+    assert text.output_ids == [1, 2, 3]
+
+
+def test_a_resumed_stream_may_have_nothing_left_but_its_end() -> None:
+    text = ResumableText()
+    text.feed(BARE[: BARE.index(b": ids \n")])
+    text.restart()
+    assert text.feed(b"data: [DONE]\n\n") + text.rest() == b"data: [DONE]\n\n"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from typing import Any
 
 import pytest
 
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.launching import LocalEngines
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
 
@@ -137,5 +140,43 @@ def test_methods_and_paths_that_do_not_exist_are_told() -> None:
             assert (await d.call("PATCH", "/workers"))[0] == 405
             assert (await d.get("/nowhere"))[0] == 404
             assert (await d.get("/workers/unknown"))[0] == 404
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_was_drained_is_let_in_again() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake) as d:
+            worker = next(iter(d.gateway.registry))
+            assert (await d.post(f"/workers/{worker.id}/drain"))[1]["state"] == "draining"
+            assert (await d.post("/workers", {"url": fake.url}))[1]["state"] == "healthy"
+
+    asyncio.run(main())
+
+
+def test_an_engine_whose_worker_is_removed_ends_and_one_that_was_drained_restarts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleeps = lambda engines, number: ([sys.executable, "-c", "import time; time.sleep(600)"], {})  # noqa: E731
+    monkeypatch.setattr(LocalEngines, "_command", sleeps)
+
+    async def main() -> None:
+        async with desk() as d:
+            engines = LocalEngines(GatewaySettings(launch=2), d.gateway.registry)
+            engines.open()
+            one, two = d.gateway.registry
+            try:
+                await until(lambda: one.pid is not None and two.pid is not None)
+                d.gateway.registry.drain(one)
+                await engines.restart(one)
+                await until(lambda: one.restarts == 1 and not one.draining)
+                await d.call("DELETE", f"/workers/{two.id}")
+                process = engines._engines[1].process
+                assert process is not None
+                await until(lambda: process.returncode is not None)
+                await asyncio.sleep(0.7)  # longer than the first pause before a restart
+                assert engines._engines[1].process is process
+            finally:
+                await engines.close()
 
     asyncio.run(main())

@@ -29,6 +29,7 @@ from bough.gateway.grpc.wire import (  # noqa: E402
     described,
 )
 from tests.fakes.gateways import desk  # noqa: E402
+from tests.fakes.workers import FakeWorker, workers  # noqa: E402
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
 
@@ -287,3 +288,19 @@ def test_the_compiled_description_is_that_of_the_proto(tmp_path: Path) -> None:
 
     fresh = descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file[0]
     assert fresh == described(), "compile it again: the command is in gateway.proto"
+
+
+def test_a_call_whose_time_is_up_before_its_answer_stops_at_the_worker() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(mode="slow")) as (fake,), desk(fake) as d:
+            server = await serve_grpc(d.front, "127.0.0.1", 0)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                ask = channel.unary_unary(
+                    f"/{SERVICE}/Generate", GenerateRequest.SerializeToString, GenerateReply.FromString
+                )
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await ask(GenerateRequest(text="x"), timeout=0.3)
+                await until(lambda: fake.aborted == 1 and not any(worker.load for worker in d.gateway.registry))
+            await server.stop(0)
+
+    asyncio.run(main())

@@ -182,3 +182,21 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(SettingsError, match="no Kubernetes cluster"):
         asyncio.run(play())
+
+
+def test_a_watch_that_ends_at_once_is_not_begun_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with cluster(tmp_path, monkeypatch) as server:
+            server.pods = [pod("a")]
+            for _ in range(1000):
+                server.events.put_nowait(None)
+            source = Source()
+            await source.next()
+            waiting = asyncio.create_task(source.next())
+            await asyncio.sleep(0.7)
+            assert len(server.asked) <= 6  # a listing and a watch at a time
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await source.close()
+
+    asyncio.run(play())

@@ -18,7 +18,7 @@ from bough.gateway.discovery.interface import SourceChange
 
 WATCH_S = 300  # the server ends a watch after that, and the pods are listed again
 GRACE_S = 30  # for its end to arrive
-LONGEST_PAUSE_S = 30.0
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # also after a watch that ended well: some end at once
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class KubernetesPods:
                     if getattr(error, "status", None) != 410:  # the place in the history is gone: list again
                         failures += 1
                         log.warning("the Kubernetes API cannot be watched, trying again: %s", _reason(error))
-                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**failures) if failures else 0.0)
+                await asyncio.sleep(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2**failures))
 
     async def _configuration(self) -> Any:
         configuration = self._api.client.Configuration()

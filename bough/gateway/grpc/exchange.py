@@ -48,9 +48,13 @@ class Exchange:
     async def __aenter__(self) -> Self:
         """Waits for the status."""
         self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))
-        start = await self._next()
-        if start is None:
-            raise RuntimeError("The application sent no response.")
+        try:
+            start = await self._next()
+            if start is None:
+                raise RuntimeError("The application sent no response.")
+        except BaseException:  # above all a call that was cancelled or is out of time
+            await self.__aexit__(None, None, None)
+            raise
         self.status = start["status"]
         self.headers = dict(start.get("headers", ()))
         return self

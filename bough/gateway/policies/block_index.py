@@ -17,7 +17,7 @@ from bough.memory.tree.node import TOKEN_BYTES, common_prefix
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
-    """Token ids in the form in which they are compared."""
+    """Token ids in the form in which they are compared. Raises an `OverflowError` for what is no token id."""
     return array("i", token_ids).tobytes()
 
 
@@ -57,7 +57,10 @@ class BlockIndex:
 
     def _store(self, event: BlockStored) -> None:
         self._block_bytes = event.block_size * TOKEN_BYTES
-        tokens = pack(event.token_ids)
+        try:
+            tokens = pack(event.token_ids)
+        except OverflowError:  # placeholders, such as hashes of pictures: no prompt has them
+            return
         if len(tokens) != len(event.block_hashes) * self._block_bytes:
             return  # a block that is not full is no prefix that others could share
         known = next((i for i, block in enumerate(event.block_hashes) if block not in self._runs), None)

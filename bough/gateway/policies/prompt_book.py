@@ -36,7 +36,10 @@ class PromptBook:
 
     def learn(self, text: str, token_ids: Sequence[int]) -> None:
         """Remembers the ids of a text."""
-        ids = pack(token_ids)
+        try:
+            ids = pack(token_ids)
+        except OverflowError:  # no tokenizer gives such ids
+            return
         for page, chars in _beginnings(text):
             self._pages[page] = (ids, len(token_ids) * chars // max(1, len(text)))
             self._pages.move_to_end(page)

@@ -6,6 +6,8 @@ import importlib
 import inspect
 from typing import Any, cast
 
+import msgspec
+
 from bough.core.errors import SettingsError
 from bough.gateway.policies.interface import Policy
 from bough.gateway.policies.pinning import PinningPolicy
@@ -23,7 +25,7 @@ POLICIES: dict[str, tuple[str, str]] = {
 }
 
 
-def build_policy(name: str, seed: int | None = None, **options: Any) -> PinningPolicy:
+def build_policy(name: str, /, seed: int | None = None, **options: Any) -> PinningPolicy:
     """The policy of that name, under the pins that hold for all: one instance per model.
 
     `seed` fixes its random choices; `options` are its own, and an unknown one lists those that it takes.
@@ -32,10 +34,16 @@ def build_policy(name: str, seed: int | None = None, **options: Any) -> PinningP
         raise SettingsError(f"unknown routing policy {name!r}. The known ones are {', '.join(POLICIES)}.")
     module, attribute = POLICIES[name]
     made = getattr(importlib.import_module(module), attribute)
-    takes_seed = "seed" in inspect.signature(made).parameters
-    known = [option for option in inspect.signature(made).parameters if option != "seed"]
-    for option in options:
+    if seed is not None and not isinstance(seed, int):
+        raise SettingsError(f"the seed of a routing policy is a whole number, got {seed!r}.")
+    parameters = inspect.signature(made, eval_str=True).parameters
+    known = {option: parameter for option, parameter in parameters.items() if option != "seed"}
+    for option, value in options.items():
         if option not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no options"
             raise SettingsError(f"the routing policy {name} has no option {option!r}; it {takes}.")
-    return PinningPolicy(cast(Policy, made(**options, **({"seed": seed} if takes_seed else {}))))
+        try:
+            msgspec.convert(value, known[option].annotation)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"the option {option} of the routing policy {name}: {error}.") from None
+    return PinningPolicy(cast(Policy, made(**options, **({"seed": seed} if "seed" in parameters else {}))))

@@ -37,6 +37,7 @@ from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
 from bough.kernels.sampling.triton import sample_rows
+from bough.kernels.tuned_linear.products import products_on
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
@@ -46,6 +47,7 @@ from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
 
+TUNING_ROWS = 32  # of a forward pass in which every product is left to the library
 WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
 
 
@@ -86,6 +88,8 @@ class CudaExecutor:
         self._decode_graphs = Ladder("decode", graphs.decode, self._capture_decode, pauses)
         self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graph_memory = torch.cuda.graph_pool_handle()
+        self._products = products_on(inputs.page_table.device)
+        self._tuned = False
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
 
     def limits(self) -> Limits:
@@ -96,8 +100,16 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Uses a quiet moment to capture one graph; False when there is nothing left to do."""
-        return self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
+        """Uses a quiet moment to capture one graph, or to measure products; False when there is nothing left to do."""
+        if self._decode_graphs.capture_next() or self._mixed_graphs.capture_next():
+            return True
+        if self._tuned:
+            return False
+        self._tuned = True
+        self._inputs.pad_decode()
+        step = self._inputs.decode_batch(min(TUNING_ROWS, self._limits.rows))
+        self._products.tune(self._limits.chunk_tokens, lambda: self._forward(*step))
+        return True
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:

@@ -1,0 +1,132 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Which algorithm a large product takes: measured on the model's own weights, for the rows of a full chunk of prompts.
+
+One `Products` belongs to each device. It knows no model: `tune` is told for how many rows to measure, and shown the
+weights by a forward pass. Until then, and wherever torch's own choice is as good, `find` has nothing to offer. Fewer
+rows are left to torch: there, what is best for one number of rows is worse than its choice for the next
+(`gpu_bench_tuned_linear.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from bough.core.errors import BoughError
+from bough.kernels.tuned_linear.cublaslt import ALIGNMENT, TYPES, Algorithm, CublasLt
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 3
+GAIN = 0.98  # of torch's time: less must be left of it for another algorithm to be taken
+NEAR = 0.2  # of the rows measured: so many more or less take the same algorithm
+TOLERANCE = 0.02  # of the largest result: 16-bit results summed in another order
+LEAST_ROWS = 4096  # below, a few rows more or less change which algorithm is best
+AHEAD_CYCLES = 200_000  # the device waits so long before a measurement, while the host queues it
+
+Shape = tuple[int, int, torch.dtype]  # outputs, inputs
+
+
+class Products:
+    """Owns the choice of algorithms on one device."""
+
+    def __init__(self, library: CublasLt | None) -> None:
+        self._library = library
+        self._weights: dict[Shape, torch.Tensor] | None = None  # one of each shape; set while a forward pass shows them
+        self._rows = 0  # that were measured; 0: none yet
+        self._chosen: dict[Shape, Algorithm] = {}
+        self._known: dict[tuple[int, Shape], Algorithm | None] = {}  # by rows: what `find` has answered
+
+    def find(self, x: torch.Tensor, weight: torch.Tensor) -> Algorithm | None:
+        """The algorithm for this product, if one is faster than torch's."""
+        if self._weights is not None and weight.dtype in TYPES and _aligned(weight):
+            self._weights.setdefault((*weight.shape, weight.dtype), weight)
+        if abs(x.shape[0] - self._rows) > NEAR * self._rows or not _aligned(x):
+            return None
+        key = (x.shape[0], (*weight.shape, weight.dtype))
+        if key not in self._known:
+            self._known[key] = self._supported(*key)
+        return self._known[key]
+
+    def multiply(self, algorithm: Algorithm, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x @ weight.T."""
+        assert self._library is not None
+        return self._library.multiply(algorithm, x, weight)
+
+    def tune(self, rows: int, forward: Callable[[], object]) -> None:
+        """Measures products of so many rows with every weight that `forward` multiplies with. Nothing else may be at
+        work on the device."""
+        if self._library is None or rows < LEAST_ROWS:
+            return
+        self._weights = {}
+        try:
+            forward()
+        finally:
+            weights, self._weights = self._weights, None
+        for shape, weight in weights.items():
+            algorithm = _fastest(self._library, rows, weight)
+            if algorithm is not None:
+                self._chosen[shape] = algorithm
+        self._rows = rows
+        log.debug("%d of %d products of %d rows take another algorithm", len(self._chosen), len(weights), rows)
+
+    def _supported(self, rows: int, shape: Shape) -> Algorithm | None:
+        algorithm = self._chosen.get(shape)
+        if algorithm is None or self._library is None or not self._library.supports(algorithm, rows, *shape):
+            return None
+        return algorithm
+
+
+@functools.cache
+def products_on(device: torch.device) -> Products:
+    """The owner for this device; one that never has anything to offer where the library is missing."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return Products(None)
+    try:
+        return Products(CublasLt(device))
+    except (OSError, BoughError) as error:
+        log.info("matrix products are left to torch's choice of algorithms: %s", error)
+        return Products(None)
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def _fastest(library: CublasLt, rows: int, weight: torch.Tensor) -> Algorithm | None:
+    """The algorithm that is faster than torch's by more than measurements differ, or None."""
+    n, k = weight.shape
+    x = torch.randn(rows, k, dtype=weight.dtype, device=weight.device)
+    ways: list[Algorithm | None] = [None, *library.proposals(rows, n, k, weight.dtype)]
+    for way in ways:  # loads its code
+        _multiply(library, way, x, weight)
+    rounds = [[_queue(library, way, x, weight) for way in ways] for _ in range(ROUNDS)]
+    torch.cuda.synchronize()
+    times = [statistics.median(begun.elapsed_time(done) for begun, done in way) for way in zip(*rounds, strict=True)]
+    best = min(range(len(ways)), key=times.__getitem__)
+    algorithm = ways[best]
+    if algorithm is None or times[best] > GAIN * times[0]:
+        return None
+    expected, result = _multiply(library, None, x, weight), _multiply(library, algorithm, x, weight)
+    return algorithm if bool((result - expected).abs().max() <= TOLERANCE * expected.abs().max()) else None
+
+
+def _queue(
+    library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """One measurement, between two events."""
+    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(AHEAD_CYCLES)
+    begun.record()
+    _multiply(library, way, x, weight)
+    done.record()
+    return begun, done
+
+
+def _multiply(library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight) if way is None else library.multiply(way, x, weight)

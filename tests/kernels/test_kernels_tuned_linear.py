@@ -1,0 +1,112 @@
+"""Which large products take a measured algorithm, and what those compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bough.kernels.tuned_linear import products as module
+from bough.kernels.tuned_linear.cublaslt import Algorithm, CublasLt
+from bough.kernels.tuned_linear.products import Products
+
+ROWS = 8192
+
+
+class FakeLibrary(CublasLt):
+    """Never computes; supports an algorithm for even numbers of rows."""
+
+    def __init__(self) -> None:
+        pass
+
+    def supports(self, algorithm: Algorithm, m: int, n: int, k: int, dtype: torch.dtype) -> bool:
+        return m % 2 == 0
+
+
+@pytest.fixture
+def faster(monkeypatch: pytest.MonkeyPatch) -> Algorithm:
+    """What measuring finds for weights with more than eight outputs."""
+    algorithm = Algorithm()
+    monkeypatch.setattr(module, "_fastest", lambda library, rows, weight: algorithm if len(weight) > 8 else None)
+    return algorithm
+
+
+def weight(outputs: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    tensor = torch.empty(outputs * 128 + 128, dtype=dtype)
+    skip = -tensor.data_ptr() % 256 // tensor.element_size()
+    return tensor[skip : skip + outputs * 128].view(outputs, 128)
+
+
+def rows(count: int) -> torch.Tensor:
+    return weight(count)
+
+
+def tuned(*weights: torch.Tensor) -> Products:
+    products = Products(FakeLibrary())
+    products.tune(ROWS, lambda: [products.find(rows(32), w) for w in weights])
+    return products
+
+
+def test_full_chunks_take_what_was_measured(faster: Algorithm) -> None:
+    products = tuned(weight(16), weight(8))
+    assert products.find(rows(ROWS), weight(16)) is faster
+    assert products.find(rows(ROWS + 512), weight(16)) is faster
+    assert products.find(rows(7000), weight(16)) is faster
+    assert products.find(rows(ROWS), weight(8)) is None  # torch's is as good
+
+
+def test_other_products_are_left_to_torch(faster: Algorithm) -> None:
+    products = tuned(weight(16))
+    assert products.find(rows(256), weight(16)) is None  # decodes
+    assert products.find(rows(5000), weight(16)) is None  # too far from what was measured
+    assert products.find(rows(ROWS - 1), weight(16)) is None  # the library cannot
+    assert products.find(rows(ROWS), weight(32)) is None  # a weight that the forward pass did not show
+    assert products.find(rows(ROWS + 1)[1:].clone()[:, :100], weight(16)) is None  # strided
+    assert products.find(weight(ROWS + 1).view(-1)[8 : 8 + ROWS * 128].view(ROWS, 128), weight(16)) is None  # unaligned
+
+
+def test_weights_outside_of_the_forward_pass_are_not_measured(faster: Algorithm) -> None:
+    products = Products(FakeLibrary())
+    products.find(rows(32), weight(16))
+    products.tune(ROWS, lambda: None)
+    assert products.find(rows(ROWS), weight(16)) is None
+
+
+def test_small_chunks_and_float32_are_not_measured(faster: Algorithm) -> None:
+    products = Products(FakeLibrary())
+    products.tune(2048, lambda: products.find(rows(32), weight(16)))
+    assert products.find(rows(2048), weight(16)) is None
+    products.tune(ROWS, lambda: products.find(rows(32), weight(16, torch.float32)))
+    assert products.find(rows(ROWS), weight(16, torch.float32)) is None
+
+
+def test_without_the_library_nothing_is_found() -> None:
+    products = module.products_on(torch.device("cpu"))
+    products.tune(ROWS, lambda: pytest.fail("nothing to measure for"))
+    assert products.find(rows(ROWS), weight(16)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("m", "n", "k"), [(8192, 512, 1024), (256, 4096, 128), (48, 136, 72)])
+def test_every_proposal_computes_the_product(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    library = CublasLt(torch.device("cuda", 0))
+    x = torch.randn(m, k, device="cuda", dtype=dtype)
+    w = torch.randn(n, k, device="cuda", dtype=dtype)
+    expected = x.double() @ w.double().T
+    proposals = library.proposals(m, n, k, dtype)
+    assert proposals
+    for algorithm in proposals:
+        assert library.supports(algorithm, m, n, k, dtype)
+        error = (library.multiply(algorithm, x, w).double() - expected).abs().max()
+        assert error <= 2e-2 * expected.abs().max()
+
+
+@pytest.mark.gpu
+def test_measuring_on_a_device_finds_what_torch_computes() -> None:
+    products = module.products_on(torch.device("cuda", 0))
+    w = torch.randn(28672, 4096, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(ROWS, 4096, device="cuda", dtype=torch.bfloat16)
+    products.tune(ROWS, lambda: products.find(x[:32], w))
+    algorithm = products.find(x, w)
+    if algorithm is not None:  # torch's may be the fastest
+        torch.testing.assert_close(products.multiply(algorithm, x, w), torch.nn.functional.linear(x, w))

@@ -201,7 +201,10 @@ class SchedulerSettings:
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
     allow_auto_truncate: bool = setting(False, "cut prompts that are too long instead of refusing them")
     stream_gap_target_ms: float = setting(
-        40.0, "while streams run, prompts are cut so that a step takes about this long; 0: never", low=0.0
+        40.0,
+        "while streams run, prompts are cut so that a step takes about this long, half as long again while requests "
+        "wait for over a second; 0: never",
+        low=0.0,
     )
     stream_interval: int = setting(1, "tokens between two pieces of a stream", low=1)
     grammar_backend: str = setting(

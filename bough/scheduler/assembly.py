@@ -47,6 +47,10 @@ class PlannedStep:
     chunks: tuple[Chunk, ...]  # the last len(chunks) of the batch
     decodes: int
 
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
 
 class Assembly:
     """Builds plans, one after the other."""

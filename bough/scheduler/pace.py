@@ -2,13 +2,15 @@
 
 The executor's chunk is chosen for throughput: a large model may be busy with it for a fifth of a second, in which every
 stream stands still. What a prompt token costs is learnt from the steps that ran, so the same target suits any model and
-device. Steps that nobody watches take the whole chunk.
+device. Steps that nobody watches take the whole chunk. While more comes than the device can do, gaps may be longer: in
+larger steps less is lost to the decodes beside the prompts, and whoever waits gains more than whoever reads loses.
 """
 
 from __future__ import annotations
 
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
+CROWDED = 1.5  # times the target, while requests wait for long
 
 
 class Pace:
@@ -27,8 +29,9 @@ class Pace:
         cost = (span[1] - span[0]) / prompt_tokens
         self._cost_s = cost if self._cost_s is None else MEMORY * self._cost_s + (1.0 - MEMORY) * cost
 
-    def budget(self, *, streaming: bool) -> int:
+    def budget(self, *, streaming: bool, crowded: bool = False) -> int:
         """Prompt tokens for the next step."""
         if not streaming or not self._cost_s or not self._target_s:
             return self._most
-        return min(self._most, max(self._least, int(self._target_s / self._cost_s)))
+        target_s = self._target_s * (CROWDED if crowded else 1.0)
+        return min(self._most, max(self._least, int(target_s / self._cost_s)))

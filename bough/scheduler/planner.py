@@ -23,6 +23,8 @@ from bough.scheduler.residents import Residents
 from bough.scheduler.rows import Phase
 from bough.scheduler.waiting_queue import WaitingQueue
 
+CROWDED_S = 1.0  # who has waited so long waits because more comes than the device can do
+
 
 class Planner:
     """Decides one step at a time."""
@@ -81,7 +83,7 @@ class Planner:
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Learns from a step how long prompts take."""
-        self._pace.observe(sum(chunk.count for chunk in step.chunks), result.device_span)
+        self._pace.observe(step.prompt_tokens, result.device_span)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Planner:
     def _prefill(self, now: float, *, streaming: bool) -> list[Chunk]:
         """Prompts already begun go on first, then waiting requests begin, until the budget or the memory is used up."""
         chunks: list[Chunk] = []
-        budget = self._pace.budget(streaming=streaming)
+        budget = self._budget(now, streaming=streaming)
         for row in self._table.prefilling():
             count = self._chunk_size(int(self._table.length[row]), int(self._table.known[row]), budget)
             if count > 0:
@@ -117,6 +119,10 @@ class Planner:
             chunks.append(chunk)
             budget -= chunk.count
         return chunks
+
+    def _budget(self, now: float, *, streaming: bool) -> int:
+        oldest = next(iter(self._queue), None)
+        return self._pace.budget(streaming=streaming, crowded=oldest is not None and now - oldest.since > CROWDED_S)
 
     def _candidates(self, budget: int) -> list[Request]:
         if budget <= 0 or not self._table.free_rows or not len(self._queue):

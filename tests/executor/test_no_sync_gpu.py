@@ -45,7 +45,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"regex": GRAMMAR, "seed": 16},
     {"regex": GRAMMAR, "logprobs": LogprobRequest(-1, 2), "temperature": 0.0, "frequency_penalty": 0.5},
 ]
-SLEEP_CYCLES = 1 << 30  # about half a second, in which many steps of this model are launched
+SLEEP_CYCLES = 2_000_000_000  # about a second: far longer than two launches take on any host
 
 
 class Watched:

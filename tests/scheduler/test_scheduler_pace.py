@@ -51,3 +51,9 @@ def test_without_a_target_every_step_takes_all() -> None:
 def test_a_page_always_fits() -> None:
     assert spans(Pace(0.04, 256, 64), (256, 60.0)).budget(streaming=True) == 64
     assert spans(Pace(0.04, 16, 64), (16, 60.0)).budget(streaming=True) == 16
+
+
+def test_gaps_may_be_longer_while_requests_wait_for_long() -> None:
+    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2))
+    assert pace.budget(streaming=True, crowded=True) == 2457
+    assert pace.budget(streaming=False, crowded=True) == 8192

@@ -39,6 +39,8 @@ class RoomMaker:
         """Sees to it that every decode can have its next page. False: the steps in flight must be committed first."""
         if not self._preempt_for_urgent(now, drained):
             return False
+        if self._cache.available > self._table.running:  # a page for everyone: no need to look who takes one
+            return True
         decoding = self._table.decoding()
         while self._residents.pages_for_one(decoding) > self._cache.available or self._starved(len(decoding)):
             if not drained:

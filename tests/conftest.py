@@ -14,9 +14,17 @@ settings.load_profile("suite")
 
 # Without a GPU, Triton's kernels run in its interpreter. It reads the variable when a kernel is defined, so it is set
 # before any test module is imported.
-if not Path("/dev/nvidiactl").exists():
+HAS_GPU = Path("/dev/nvidiactl").exists()
+if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
     import tests.fakes.triton_interpreter  # noqa: F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
+
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],

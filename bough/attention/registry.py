@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from bough.attention.base import AttentionBackend
 
 BACKENDS = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}  # by kind of device; the first is the default
-NOT_SHIPPED = ("flashinfer", "flash_attention")  # names that users of other engines know
+# Names that users of other engines know.
+NOT_SHIPPED = ("flashinfer", "flash_attention", "flash_attention_2", "flash_attention_3", "fa2", "fa3", "fa4")
+OTHER_NAMES = {"torch_native": "torch", "sdpa": "torch"}
+INSTALL = (
+    "nothing can be installed to have more here: triton comes with torch for GPUs, native with `bough build-kernels`"
+)
 CAPTURABLE = ("triton",)  # needs no lengths on the host, so that its launches can stand in a CUDA graph
 
 
@@ -59,8 +64,8 @@ def _resolve(setting: str, name: str | None, default: str, device_type: str) -> 
     if name is None or name == "auto":
         return default
     there = BACKENDS[device_type]
-    if name in there:
-        return name
+    if (meant := OTHER_NAMES.get(name, name)) in there:
+        return meant
     flag = f"--{setting.replace('_', '-')} {name}"
     known = {other for names in BACKENDS.values() for other in names}
     if name in NOT_SHIPPED:
@@ -69,4 +74,4 @@ def _resolve(setting: str, name: str | None, default: str, device_type: str) -> 
         why = f"that back end does not run on this device ({device_type})"
     else:
         why = "there is no such back end"
-    raise SettingsError(f"{flag}: {why}; on this device there is {', '.join(there)}.")
+    raise SettingsError(f"{flag}: {why}; on this device there is {', '.join(there)}; {INSTALL}.")

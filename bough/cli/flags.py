@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 Field = dataclasses.Field[Any]
 
-ALIASES = {"model": "model_path"}
+ALIASES = {"model": "model_path", "cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
 ENVIRONMENT_PREFIX = "BOUGH_"
 OTHER_VARIABLES = frozenset({"BOUGH_HOME"})  # not of an engine: where fetched models lie
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -75,7 +75,7 @@ def add_flag(section: argparse._ArgumentGroup, name: str, aliases: Sequence[str]
 def _metavar(f: Field) -> str:
     if f.metadata["choices"] is not None:
         return "{" + ",".join(map(str, f.metadata["choices"])) + "}"
-    if f.name in ALIASES.values():
+    if f.name == "model_path":
         return "MODEL"
     if f.name.endswith("_path"):
         return "PATH"

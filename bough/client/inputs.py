@@ -281,6 +281,10 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
     chosen = () if ids is None else tuple(ids) if _is_list(ids) else (ids,)
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
         raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
+    if len(chosen) > MAX_LOGPROBS:
+        raise RequestError(
+            f"token_ids_logprob has {len(chosen)} entries; at most {MAX_LOGPROBS} are taken.", field="token_ids_logprob"
+        )
     return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen))
 
 

@@ -21,6 +21,7 @@ from bough.core.stop_patterns import check_patterns
 GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
 MAX_TEMPERATURE = 1_000_000
 MAX_LOGPROBS = 4096
+MAX_STOP_IDS = 1024  # they are kept on the device, as many for every row as for the one that has the most
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
 INT32_MAX = 2**31 - 1
@@ -136,6 +137,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"stop has {chars} characters; all its strings together may have {MAX_STOP_CHARS}.", field="stop"
             )
         _require_token_ids(self.stop_token_ids, "stop_token_ids")
+        if (count := len(set(self.stop_token_ids))) > MAX_STOP_IDS:
+            raise RequestError(
+                f"stop_token_ids has {count} entries; at most {MAX_STOP_IDS} are taken.", field="stop_token_ids"
+            )
         _require_token_ids(self.logit_bias, "logit_bias")
         if self.stop_regex:
             check_patterns(self.stop_regex)

@@ -183,9 +183,11 @@ class SchedulerSettings:
     max_running_requests: int | None = setting(None, "most requests in one batch", low=1)
     max_queued_requests: int | None = setting(None, "most requests waiting; one more is refused", low=0)
     chunked_prefill_size: int | None = setting(
-        None, "most tokens computed in one step; longer prompts go in chunks; -1 for no chunks", low=-1
+        None,
+        "most tokens computed in one step; longer prompts go in chunks; -1: as long as --max-prefill-tokens allows",
+        low=-1,
     )
-    max_prefill_tokens: int = setting(16384, "most prompt tokens in one step", low=1)
+    max_prefill_tokens: int = setting(16384, "most prompt tokens in one step, whatever the chunk", low=1)
     enable_mixed_chunk: bool = setting(True, "decodes ride along with prefill chunks, so prompts never stall streams")
     schedule_policy: str = setting("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
     schedule_conservativeness: float = setting(

@@ -235,7 +235,12 @@ def _resolve_dtype(settings: ModelSettings, config: ModelConfig, device: torch.d
 
 
 def resolve_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
-    """Prompt tokens in one step."""
+    """Prompt tokens in one step, of which there are never more than `max_prefill_tokens`."""
+    most = max(settings.scheduler.max_prefill_tokens, settings.memory.page_size)
+    return min(_asked_chunk(settings, config, default), most)
+
+
+def _asked_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
     asked = settings.scheduler.chunked_prefill_size
     if asked is None:
         return max(default, settings.memory.page_size)

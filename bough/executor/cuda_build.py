@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bough.core.errors import ModelError
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.build import LoadedModel, LoadedWeights, resolve_chunk
@@ -11,6 +12,7 @@ from bough.executor.cuda_parts import assemble, attention_bytes, graph_sizes
 from bough.executor.rehearsal import rehearse
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.step_memory import LIBRARY_BYTES, StepShape
+from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.memory.pools.kv_pool import KVPool
 
 GPU_ROWS = 512
@@ -19,9 +21,14 @@ GPU_CHUNK_TOKENS = 8192
 
 def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
     config, device = loaded.config, loaded.device
+    if config.vocab_size > MAX_VOCAB_SIZE:
+        raise ModelError(
+            f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
+        )
     rows = settings.scheduler.max_running_requests or GPU_ROWS
     chunk = resolve_chunk(settings, config, min(GPU_CHUNK_TOKENS, config.context_length))
     forward_bytes = rehearse(loaded, settings, rows, chunk)
+    widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
     shape = StepShape(
         rows=rows,
         chunk_tokens=chunk,
@@ -30,6 +37,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         context_length=config.context_length,
         page_size=settings.memory.page_size,
         itemsize=loaded.dtype.itemsize,
+        logit_itemsize=4 if widened else loaded.dtype.itemsize,
     )
     graphs = graph_sizes(settings, rows, chunk)
     free, total = torch.cuda.mem_get_info(device)

@@ -47,7 +47,7 @@ from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
 
-TUNING_ROWS = 32  # of a forward pass in which every product is left to the library
+TUNING_TOKENS = 32  # of a forward pass in which every product is left to the library
 WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
 
 
@@ -89,7 +89,7 @@ class CudaExecutor:
         self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graph_memory = torch.cuda.graph_pool_handle()
         self._products = products_on(inputs.page_table.device)
-        self._tuned = False
+        self._prepared = not graphs.mixed  # it is known which products to measure, or nothing is
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
 
     def limits(self) -> Limits:
@@ -100,16 +100,15 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Uses a quiet moment to capture one graph, or to measure products; False when there is nothing left to do."""
-        if self._decode_graphs.capture_next() or self._mixed_graphs.capture_next():
+        """Uses a quiet moment to measure a product or to capture one graph, which keeps the algorithms that it was
+        captured with; False when there is nothing left to do."""
+        if not self._prepared:
+            self._prepared = True
+            self._staging.next_step()
+            self._mixed.pad(TUNING_TOKENS)
+            self._products.prepare(self._limits.chunk_tokens, lambda: self._captured_hidden(TUNING_TOKENS))
             return True
-        if self._tuned:
-            return False
-        self._tuned = True
-        self._inputs.pad_decode()
-        step = self._inputs.decode_batch(min(TUNING_ROWS, self._limits.rows))
-        self._products.tune(self._limits.chunk_tokens, lambda: self._forward(*step))
-        return True
+        return self._products.tune() or self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bough.core.sampling_params import MAX_LOGPROBS
 from bough.sampling.adjust import ADJUST_BLOCK
 from bough.sampling.logprobs import INPUT_BLOCK
 
 FLOAT_BYTES = 4
 ADJUST_COPIES = 6  # of a block's logits: taken, a bias or counts, what was seen, and three results of a penalty
 SCORE_COPIES = 4  # of a block's logits: widened, centred, and two inside the normaliser
+RESULT_BYTES = 8 + 4  # of a token that a position's logprobs tell of: its id, and how likely it was
+RESULT_COPIES = 2  # of those: the blocks', and all of them joined
 SLOT_BYTES = 4 + 1 + 4  # per row and token: counts of outputs, which prompt tokens there are, bias
 SLOT_GROWTH = 2  # when there must be more slots, the old ones are still there while the new are filled
 GRAPH_BYTES = 4 << 20  # what the driver keeps of a captured step
@@ -33,7 +36,8 @@ class StepShape:
     hidden_size: int
     context_length: int
     page_size: int
-    itemsize: int  # bytes of a weight, a hidden state, a logit
+    itemsize: int  # bytes of a weight, a hidden state
+    logit_itemsize: int  # of a logit as the model gives it
 
     def step_bytes(self, forward_bytes: int) -> int:
         """The most that a step needs at once, given what its forward pass was measured to need."""
@@ -42,15 +46,16 @@ class StepShape:
 
     def sampling_bytes(self) -> int:
         """Logits of all rows, widened for penalties, and a block of them being adjusted, filtered or scored."""
-        logits = self.rows * self.vocab_size * (self.itemsize + FLOAT_BYTES)
+        logits = self.rows * self.vocab_size * (self.logit_itemsize + FLOAT_BYTES)
         block = min(self.rows, ADJUST_BLOCK) * self.vocab_size * FLOAT_BYTES * ADJUST_COPIES
         candidates = self.rows * self.vocab_size  # of top-p and top-k, below a byte per logit
         return logits + max(block, candidates, self.scoring_bytes())  # prompts are scored before, without the logits
 
     def scoring_bytes(self) -> int:
-        """A block of positions whose logprobs are asked."""
-        positions = min(self.rows + self.chunk_tokens, INPUT_BLOCK)
-        return positions * self.vocab_size * (self.itemsize + FLOAT_BYTES * SCORE_COPIES)
+        """A block of positions whose logprobs are asked, and what all positions tell."""
+        positions = self.rows + self.chunk_tokens
+        block = min(positions, INPUT_BLOCK) * self.vocab_size * (self.logit_itemsize + FLOAT_BYTES * SCORE_COPIES)
+        return block + positions * min(MAX_LOGPROBS, self.vocab_size) * RESULT_BYTES * RESULT_COPIES
 
     def row_bytes(self) -> int:
         """What all rows together may come to hold: page tables, and slots as wide as the vocabulary."""
@@ -62,6 +67,6 @@ class StepShape:
         each mixed one, and a single set of activations for all."""
         largest = max((0, *decode, *mixed))
         activations = forward_bytes * largest // (self.rows + self.chunk_tokens)
-        logits = sum(decode) * self.vocab_size * self.itemsize
+        logits = sum(decode) * self.vocab_size * self.logit_itemsize
         hidden = sum(min(self.rows, tokens) for tokens in mixed) * self.hidden_size * self.itemsize
         return activations + logits + hidden + (len(decode) + len(mixed)) * GRAPH_BYTES

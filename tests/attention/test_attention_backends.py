@@ -85,6 +85,7 @@ def test_a_step_cut_in_two_is_the_same_step(
     [
         ("cpu", {}, ("native", "native")),
         ("cpu", {"attention_backend": "torch"}, ("torch", "torch")),
+        ("cpu", {"attention_backend": "torch_native"}, ("torch", "torch")),
         ("cuda", {}, ("triton", "triton")),
         ("cuda", {"attention_backend": "torch"}, ("torch", "torch")),
         ("cuda", {"prefill_attention_backend": "torch"}, ("torch", "triton")),
@@ -100,12 +101,17 @@ def test_names_by_device(device: str, chosen: dict[str, str], names: tuple[str, 
     ("device", "chosen", "words"),
     [
         ("cuda", {"attention_backend": "flash9"}, "--attention-backend flash9: .*no such.* there is triton, torch"),
-        ("cuda", {"attention_backend": "flashinfer"}, "does not ship that back end; on this device there is triton"),
+        (
+            "cuda",
+            {"attention_backend": "flashinfer"},
+            "does not ship that back end; on this device there is triton.*nothing can be installed",
+        ),
+        ("cuda", {"attention_backend": "fa3"}, "does not ship that back end"),
         ("cpu", {"decode_attention_backend": "flash_attention"}, "--decode-attention-backend .*does not ship.*torch"),
         (
             "cpu",
             {"prefill_attention_backend": "triton"},
-            r"does not run on this device \(cpu\); .*there is native, torch\.",
+            r"does not run on this device \(cpu\); .*there is native, torch;",
         ),
     ],
 )

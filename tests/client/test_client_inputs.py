@@ -83,6 +83,7 @@ def test_options_hold_for_all_or_one_by_one() -> None:
         ({"prompt": "a", "return_logprob": True, "logprob_start_len": 2**70}, "logprob_start_len"),
         ({"prompt": "a", "return_logprob": True, "token_ids_logprob": [2**70]}, "token_ids_logprob"),
         ({"prompt": "a", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
+        ({"prompt": "a", "return_logprob": True, "token_ids_logprob": [7] * 4097}, "token_ids_logprob"),
         ({"prompt": "a", "return_logprob": True, "token_ids_logprob": 1.5}, "token_ids_logprob"),
     ],
 )

@@ -67,6 +67,7 @@ def test_it_crosses_processes_unchanged() -> None:
         ({"stop_regex": "\udc00"}, "stop_regex", "surrogate"),
         ({"stop_token_ids": [2**64]}, "stop_token_ids", "not a token id"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "not a token id"),
+        ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "1025 entries; at most 1024"),
         ({"stop_token_ids": "x"}, "stop_token_ids", "list of token ids, got 'x'"),
         ({"logit_bias": {2**65: 1}}, "logit_bias", "not a token id"),
         ({"logit_bias": {1: 10**400}}, "logit_bias", "map token ids"),

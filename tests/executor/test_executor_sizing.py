@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from bough.core.errors import ResourceError
-from bough.core.settings import MemorySettings
+from bough.core.settings import MemorySettings, Settings
+from bough.executor.build import resolve_chunk
 from bough.executor.machine import free_memory_bytes, usable_cores
 from bough.executor.sizing import CacheSize, size_cpu_cache, size_gpu_cache
+from bough.loader.config import read_config
+from bough.loader.locate import locate
 
 GIB = 2**30
 
@@ -82,3 +85,19 @@ def test_a_gpu_gives_what_weights_and_the_largest_step_leave() -> None:
 def test_a_gpu_without_room_says_what_to_set(settings: MemorySettings, step: int, words: str) -> None:
     with pytest.raises(ResourceError, match=words):
         gpu_size(settings, step=step)
+
+
+@pytest.mark.parametrize(
+    ("flags", "chunk"),
+    [
+        ({}, 256),
+        ({"chunked_prefill_size": 100}, 100),
+        ({"chunked_prefill_size": -1}, 512),  # the context
+        ({"chunked_prefill_size": -1, "max_prefill_tokens": 300}, 300),
+        ({"max_prefill_tokens": 8, "page_size": 16}, 16),
+    ],
+)
+def test_no_step_is_made_ready_that_the_scheduler_would_not_ask_for(
+    tiny_model: Path, flags: dict[str, int], chunk: int
+) -> None:
+    assert resolve_chunk(Settings.from_flat(flags), read_config(locate(str(tiny_model)), {}), 256) == chunk

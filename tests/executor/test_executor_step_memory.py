@@ -9,23 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.attention.torch_backend import scratch_bytes
+from bough.core.sampling_params import MAX_LOGPROBS
 from bough.core.settings import MemorySettings
 from bough.executor.graphs import decode_sizes, mixed_sizes
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.step_memory import StepShape
 
 GIB = 2**30
-QWEN = StepShape(512, 8192, 151_936, 1024, 40_960, 1, 2)
+QWEN = StepShape(512, 8192, 151_936, 1024, 40_960, 1, 2, 2)
 
 
 def test_a_small_model_with_a_large_vocabulary_needs_more_for_sampling_than_for_its_layers() -> None:
     assert QWEN.step_bytes(10 * GIB) == 10 * GIB
-    assert 0.9 * GIB < QWEN.step_bytes(100 << 20) < 2 * GIB
+    assert 0.9 * GIB < QWEN.step_bytes(100 << 20) < 3 * GIB
 
 
 def test_prompts_never_have_all_their_logits_at_once() -> None:
     assert QWEN.scoring_bytes() < 8192 * 151_936 * 2
-    assert QWEN.scoring_bytes() == replace(QWEN, chunk_tokens=100_000).scoring_bytes()
+    told = (100_000 - 8192) * MAX_LOGPROBS * 24  # ids and logprobs, of the blocks and of all
+    assert replace(QWEN, chunk_tokens=100_000).scoring_bytes() == QWEN.scoring_bytes() + told
 
 
 def test_rows_may_all_have_penalties_and_biases() -> None:
@@ -36,6 +38,7 @@ def test_graphs_keep_their_logits() -> None:
     sizes = decode_sizes(512)
     assert QWEN.graph_bytes((), (), GIB) == 0
     assert QWEN.graph_bytes(sizes, (), GIB) > sum(sizes) * 151_936 * 2
+    assert replace(QWEN, logit_itemsize=4).graph_bytes(sizes, (), GIB) > sum(sizes) * 151_936 * 4
     assert QWEN.graph_bytes(sizes, mixed_sizes(8192, 8704), GIB) > QWEN.graph_bytes(sizes, (), GIB) + GIB // 2
 
 

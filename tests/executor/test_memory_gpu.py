@@ -46,7 +46,7 @@ def test_penalties_biases_filters_and_logprobs_for_every_row(tmp_path: Path) -> 
         )
     bench.run()
     peak = torch.cuda.max_memory_allocated() - before
-    shape = StepShape(ROWS, CHUNK, VOCABULARY, HIDDEN, CONTEXT, 1, 2)
+    shape = StepShape(ROWS, CHUNK, VOCABULARY, HIDDEN, CONTEXT, 1, 2, 2)
     kept = shape.step_bytes(0) + shape.row_bytes()
     print(f"peak {peak / 2**20:.0f} MiB, kept {kept / 2**20:.0f} MiB")
     executor.close()

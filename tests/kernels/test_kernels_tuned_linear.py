@@ -42,7 +42,8 @@ def rows(count: int) -> torch.Tensor:
 
 def tuned(*weights: torch.Tensor) -> Products:
     products = Products(FakeLibrary())
-    products.tune(ROWS, lambda: [products.find(rows(32), w) for w in weights])
+    products.prepare(ROWS, lambda: [products.find(rows(32), w) for w in weights])
+    assert [products.tune() for _ in range(len(weights) + 1)] == [True] * len(weights) + [False]
     return products
 
 
@@ -67,21 +68,40 @@ def test_other_products_are_left_to_torch(faster: Algorithm) -> None:
 def test_weights_outside_of_the_forward_pass_are_not_measured(faster: Algorithm) -> None:
     products = Products(FakeLibrary())
     products.find(rows(32), weight(16))
-    products.tune(ROWS, lambda: None)
+    products.prepare(ROWS, lambda: None)
+    assert not products.tune()
     assert products.find(rows(ROWS), weight(16)) is None
 
 
 def test_small_chunks_and_float32_are_not_measured(faster: Algorithm) -> None:
     products = Products(FakeLibrary())
-    products.tune(2048, lambda: products.find(rows(32), weight(16)))
-    assert products.find(rows(2048), weight(16)) is None
-    products.tune(ROWS, lambda: products.find(rows(32), weight(16, torch.float32)))
-    assert products.find(rows(ROWS), weight(16, torch.float32)) is None
+    products.prepare(2048, lambda: products.find(rows(32), weight(16)))
+    assert not products.tune()
+    products.prepare(ROWS, lambda: products.find(rows(32), weight(16, torch.float32)))
+    assert not products.tune()
+
+
+def test_a_second_engine_is_measured_for_itself(faster: Algorithm) -> None:
+    products = tuned(weight(16))
+    assert products.find(rows(ROWS), weight(16)) is faster and products.find(rows(ROWS), weight(24)) is None
+    products.prepare(ROWS, lambda: products.find(rows(32), weight(24)))
+    assert products.tune()
+    assert products.find(rows(ROWS), weight(16)) is None and products.find(rows(ROWS), weight(24)) is faster
+
+
+def test_a_device_without_room_leaves_products_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(module, "_fastest", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert tuned(weight(16)).find(rows(ROWS), weight(16)) is None
 
 
 def test_without_the_library_nothing_is_found() -> None:
     products = module.products_on(torch.device("cpu"))
-    products.tune(ROWS, lambda: pytest.fail("nothing to measure for"))
+    products.prepare(ROWS, lambda: pytest.fail("nothing to measure for"))
+    assert not products.tune()
     assert products.find(rows(ROWS), weight(16)) is None
 
 
@@ -97,7 +117,8 @@ def test_every_proposal_computes_the_product(m: int, n: int, k: int, dtype: torc
     assert proposals
     for algorithm in proposals:
         assert library.supports(algorithm, m, n, k, dtype)
-        error = (library.multiply(algorithm, x, w).double() - expected).abs().max()
+        result = library.multiply(algorithm, x, w, x.new_empty((m, n)))
+        error = (result.double() - expected).abs().max()
         assert error <= 2e-2 * expected.abs().max()
 
 
@@ -106,7 +127,8 @@ def test_measuring_on_a_device_finds_what_torch_computes() -> None:
     products = module.products_on(torch.device("cuda", 0))
     w = torch.randn(28672, 4096, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(ROWS, 4096, device="cuda", dtype=torch.bfloat16)
-    products.tune(ROWS, lambda: products.find(x[:32], w))
+    products.prepare(ROWS, lambda: products.find(x[:32], w))
+    assert products.tune()
     algorithm = products.find(x, w)
     if algorithm is not None:  # torch's may be the fastest
         torch.testing.assert_close(products.multiply(algorithm, x, w), torch.nn.functional.linear(x, w))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from bough.core.plan import BatchPlan
 from bough.scheduler.pace import Pace
+from tests.fakes.executor import Done, FakeExecutor
+from tests.fakes.scheduler_bench import Bench
 
 
 def spans(pace: Pace, *steps: tuple[int, float]) -> Pace:
@@ -57,3 +62,29 @@ def test_gaps_may_be_longer_while_requests_wait_for_long() -> None:
     pace = spans(Pace(0.04, 8192, 1), (8192, 0.2))
     assert pace.budget(streaming=True, crowded=True) == 2457
     assert pace.budget(streaming=False, crowded=True) == 8192
+
+
+class SlowExecutor(FakeExecutor):
+    """A prompt token takes it ten milliseconds."""
+
+    def launch(self, plan: BatchPlan) -> Done:
+        step = super().launch(plan)
+        assert step.result is not None
+        step.result = replace(step.result, device_span=(0.0, 0.01 * int(plan.given.sum())))
+        return step
+
+
+def test_steps_grow_while_a_request_waits_for_over_a_second() -> None:
+    bench = Bench(SlowExecutor(rows=4, pages=512, context_length=256, chunk_tokens=64), stream_gap_target_ms=100)
+    bench.ask(0, list(range(64)), max_new_tokens=1)
+    bench.run()
+    bench.ask(1, [7, 8, 9], max_new_tokens=60, stream=True)
+    bench.turn(2)
+    for handle in (2, 3):
+        bench.ask(handle, [handle, *range(60)], max_new_tokens=1)
+    bench.turn()
+    assert bench.executor.plans[-1].given.sum() == 10
+    bench.now += 1.5
+    bench.turn()
+    assert bench.executor.plans[-1].given.sum() == 15
+    bench.run()

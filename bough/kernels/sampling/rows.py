@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-MAX_VOCAB_SIZE = 262_144
+MAX_VOCAB_SIZE = 2**19
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,9 @@ class CublasLt:
         status = check(self._handle, operation, weight, x, out, out, byref(algorithm), byref(result))
         return bool(status == 0 and result.workspace_bytes <= WORKSPACE_BYTES)
 
-    def multiply(self, algorithm: Algorithm, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x @ weight.T; both contiguous, at aligned addresses."""
+    def multiply(self, algorithm: Algorithm, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """x @ weight.T, written to `out`; all contiguous, at aligned addresses."""
         (m, k), n = x.shape, weight.shape[0]
-        out = x.new_empty((m, n))
         operation, weight_layout, x_layout, out_layout = self._product(m, n, k, x.dtype)
         status = self._library.cublasLtMatmul(
             self._handle,

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-call"
 """Which algorithm a large product takes: measured on the model's own weights, for the rows of a full chunk of prompts.
 
-One `Products` belongs to each device. It knows no model: `tune` is told for how many rows to measure, and shown the
-weights by a forward pass. Until then, and wherever torch's own choice is as good, `find` has nothing to offer. Fewer
-rows are left to torch: there, what is best for one number of rows is worse than its choice for the next
-(`gpu_bench_tuned_linear.py`).
+One `Products` belongs to each device. It knows no model: `prepare` is told for how many rows to measure, and shown the
+weights by a forward pass; each call of `tune` measures one of them. Until then, and wherever torch's own choice is as
+good, `find` has nothing to offer. Fewer rows are left to torch: there, what is best for one number of rows is worse
+than its choice for the next (`gpu_bench_tuned_linear.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ROUNDS = 3
 GAIN = 0.98  # of torch's time: less must be left of it for another algorithm to be taken
 NEAR = 0.2  # of the rows measured: so many more or less take the same algorithm
 TOLERANCE = 0.02  # of the largest result: 16-bit results summed in another order
+CHECKED_ROWS = 256
 LEAST_ROWS = 4096  # below, a few rows more or less change which algorithm is best
 AHEAD_CYCLES = 200_000  # the device waits so long before a measurement, while the host queues it
 
@@ -37,15 +38,16 @@ class Products:
 
     def __init__(self, library: CublasLt | None) -> None:
         self._library = library
-        self._weights: dict[Shape, torch.Tensor] | None = None  # one of each shape; set while a forward pass shows them
-        self._rows = 0  # that were measured; 0: none yet
+        self._shown: dict[Shape, torch.Tensor] | None = None  # one weight of each shape, while a forward pass runs
+        self._rows = 0  # that are measured; 0: none yet
+        self._waiting: list[tuple[Shape, torch.Tensor]] = []  # what is still to be measured
         self._chosen: dict[Shape, Algorithm] = {}
         self._known: dict[tuple[int, Shape], Algorithm | None] = {}  # by rows: what `find` has answered
 
     def find(self, x: torch.Tensor, weight: torch.Tensor) -> Algorithm | None:
         """The algorithm for this product, if one is faster than torch's."""
-        if self._weights is not None and weight.dtype in TYPES and _aligned(weight):
-            self._weights.setdefault((*weight.shape, weight.dtype), weight)
+        if self._shown is not None and weight.dtype in TYPES and _aligned(weight):
+            self._shown.setdefault((*weight.shape, weight.dtype), weight)
         if abs(x.shape[0] - self._rows) > NEAR * self._rows or not _aligned(x):
             return None
         key = (x.shape[0], (*weight.shape, weight.dtype))
@@ -56,24 +58,36 @@ class Products:
     def multiply(self, algorithm: Algorithm, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x @ weight.T."""
         assert self._library is not None
-        return self._library.multiply(algorithm, x, weight)
+        return self._library.multiply(algorithm, x, weight, x.new_empty((x.shape[0], weight.shape[0])))
 
-    def tune(self, rows: int, forward: Callable[[], object]) -> None:
-        """Measures products of so many rows with every weight that `forward` multiplies with. Nothing else may be at
-        work on the device."""
+    def prepare(self, rows: int, forward: Callable[[], object]) -> None:
+        """Products of so many rows, with every weight that `forward` multiplies with, are to be measured."""
+        self._rows, self._waiting = 0, []
+        self._chosen.clear()
+        self._known.clear()
         if self._library is None or rows < LEAST_ROWS:
             return
-        self._weights = {}
+        self._shown = {}
         try:
             forward()
         finally:
-            weights, self._weights = self._weights, None
-        for shape, weight in weights.items():
-            algorithm = _fastest(self._library, rows, weight)
-            if algorithm is not None:
-                self._chosen[shape] = algorithm
-        self._rows = rows
-        log.debug("%d of %d products of %d rows take another algorithm", len(self._chosen), len(weights), rows)
+            shown, self._shown = self._shown, None
+        self._rows, self._waiting = rows, list(shown.items())
+
+    def tune(self) -> bool:
+        """Measures the products with one weight; False when none is left. Nothing else may be at work on the device."""
+        if not self._waiting or self._library is None:
+            return False
+        shape, weight = self._waiting.pop()
+        try:
+            algorithm = _fastest(self._library, self._rows, weight)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            algorithm = None
+        if algorithm is not None:
+            self._chosen[shape] = algorithm
+            self._known.clear()
+        return True
 
     def _supported(self, rows: int, shape: Shape) -> Algorithm | None:
         algorithm = self._chosen.get(shape)
@@ -101,32 +115,42 @@ def _aligned(tensor: torch.Tensor) -> bool:
 def _fastest(library: CublasLt, rows: int, weight: torch.Tensor) -> Algorithm | None:
     """The algorithm that is faster than torch's by more than measurements differ, or None."""
     n, k = weight.shape
-    x = torch.randn(rows, k, dtype=weight.dtype, device=weight.device)
-    ways: list[Algorithm | None] = [None, *library.proposals(rows, n, k, weight.dtype)]
-    for way in ways:  # loads its code
-        _multiply(library, way, x, weight)
-    rounds = [[_queue(library, way, x, weight) for way in ways] for _ in range(ROUNDS)]
+    x, out = weight.new_empty((rows, k)).normal_(), weight.new_empty((rows, n))
+    ways = [way for way in (None, *library.proposals(rows, n, k, weight.dtype)) if _works(library, way, x, weight, out)]
+    rounds = [[_queue(library, way, x, weight, out) for way in ways] for _ in range(ROUNDS)]
     torch.cuda.synchronize()
     times = [statistics.median(begun.elapsed_time(done) for begun, done in way) for way in zip(*rounds, strict=True)]
     best = min(range(len(ways)), key=times.__getitem__)
-    algorithm = ways[best]
-    if algorithm is None or times[best] > GAIN * times[0]:
-        return None
-    expected, result = _multiply(library, None, x, weight), _multiply(library, algorithm, x, weight)
-    return algorithm if bool((result - expected).abs().max() <= TOLERANCE * expected.abs().max()) else None
+    return ways[best] if times[best] <= GAIN * times[0] else None
+
+
+def _works(library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
+    """Runs it once, which also loads its code, and looks at some of what it computes."""
+    try:
+        _multiply(library, way, x, weight, out)
+    except BoughError as error:
+        log.debug("a proposed algorithm for %d x %d is left out: %s", *weight.shape, error)
+        return False
+    expected = F.linear(x[:CHECKED_ROWS], weight)
+    return bool((out[:CHECKED_ROWS] - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
 def _queue(
-    library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor
+    library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
 ) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     """One measurement, between two events."""
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(AHEAD_CYCLES)
     begun.record()
-    _multiply(library, way, x, weight)
+    _multiply(library, way, x, weight, out)
     done.record()
     return begun, done
 
 
-def _multiply(library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, weight) if way is None else library.multiply(way, x, weight)
+def _multiply(
+    library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+) -> None:
+    if way is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        library.multiply(way, x, weight, out)

@@ -395,6 +395,19 @@ static void join(const bough_attend *task, int64_t runs, const float *results, i
 
 /* ---- sampling */
 
+static void forbid(float *x, int64_t size, const uint32_t *allowed) {
+    int64_t whole = size - size % 32;
+    for (int64_t first = 0; first < whole; first += 32) {
+        uint32_t word = allowed[first / 32];
+        if (word == UINT32_MAX)
+            continue;
+        for (int i = 0; i < 32; i++)
+            x[first + i] += word >> i & 1 ? 0.0f : -INFINITY;
+    }
+    for (int64_t i = whole; i < size; i++)
+        x[i] += allowed[i / 32] >> i % 32 & 1 ? 0.0f : -INFINITY;
+}
+
 static int64_t best(const float *x, int64_t size, float *peak) {
     vec most = splat(-INFINITY);
     ivec strange = {0};
@@ -503,6 +516,6 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
     return last;
 }
 
-static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
-                              attend,   join,   narrow,   best,          find_above, sum_levels, weigh_all, sum_weights,
-                              find_weight};
+static const bough_ops OPS = {rms_norm, rotate, silu_mul,   gelu_tanh_mul, softcap,     attend,
+                              join,     narrow, forbid,     best,          find_above,  sum_levels,
+                              weigh_all, sum_weights, find_weight};

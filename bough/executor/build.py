@@ -82,9 +82,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
 def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
-    names = choose_backends(
-        settings.model, device.type
-    )  # a name that is not there must not cost the loading of a model
+    # A name that is not there must not cost the loading of a model.
+    names = choose_backends(settings.model, device.type)
     check_number_formats(settings, capability_of(device))
     check_deterministic(settings.model, names, device.type)
     check_cache_readers(settings.memory.kv_cache_dtype, names)
@@ -111,14 +110,14 @@ def check_cache_readers(cache_dtype: str, names: BackendNames) -> None:
 
 
 def check_deterministic(settings: ModelSettings, names: BackendNames, device_type: str) -> None:
-    """The libraries that multiply on a CPU, and those for 8-bit numbers, sum in an order that depends on the number of
-    rows, and only one kernel of attention does not depend on the batch."""
+    """The native kernels of CPUs need no such mode. On a GPU, the libraries for 8-bit numbers sum in an order that
+    depends on the number of rows, and only one kernel of attention does not depend on the batch."""
     if not settings.enable_deterministic_inference:
         return
     if device_type != "cuda":
         raise SettingsError(
-            "--enable-deterministic-inference is for CUDA devices: a CPU's results depend on the batch in their last "
-            "bits; leave it out here."
+            "--enable-deterministic-inference is for CUDA devices; leave it out here: the native CPU kernels give the "
+            "same results in any batch without it."
         )
     if "torch" in (names.prefill, names.decode):
         raise SettingsError(

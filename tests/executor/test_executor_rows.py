@@ -115,11 +115,22 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         pytest.param({"quantization": "fp8", "device": "cpu"}, "needs a GPU", id="fp8 weights"),
         ({"decode_attention_backend": "flashinfer"}, "does not ship"),
         ({"enable_deterministic_inference": True, "device": "cpu"}, "for CUDA devices"),
+        ({"quantization": "int8", "device": "cpu", "attention_backend": "torch"}, "torch attention is asked for"),
+        ({"quantization": "int4", "device": "cpu", "dtype": "bfloat16"}, "compute in float32"),
     ],
 )
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
     with pytest.raises(SettingsError, match=words):
+        build_executor(locate(str(tiny_model)), settings)
+
+
+def test_quantising_needs_the_native_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them torch computes in float32, which is not what was asked for."""
+    monkeypatch.setattr("bough.executor.native_build.load_library", lambda: None)
+    monkeypatch.setattr("bough.native.library.find_library", lambda: None)
+    settings = Settings.from_flat({"load_format": "dummy", "device": "cpu", "quantization": "int8"})
+    with pytest.raises(SettingsError, match="bough build-kernels"):
         build_executor(locate(str(tiny_model)), settings)
 
 

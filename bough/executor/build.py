@@ -91,7 +91,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
         return _build_cpu(files, settings, names)
     from bough.executor.cuda_build import build_cuda  # needs triton
 
-    return build_cuda(_load(files, settings, device), settings)
+    return build_cuda(_load(files, settings, resolve_config(files, settings), device), settings)
 
 
 def resolve_device(settings: ModelSettings) -> torch.device:
@@ -130,9 +130,12 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _load(
-    files: ModelFiles, settings: Settings, device: torch.device, packed_ops: PackedOps | None = None
+    files: ModelFiles,
+    settings: Settings,
+    config: ModelConfig,
+    device: torch.device,
+    packed_ops: PackedOps | None = None,
 ) -> LoadedWeights:
-    config = resolve_config(files, settings)
     dtype = _resolve_dtype(settings.model, config, device)
     topology = Topology()
     began = time.monotonic()
@@ -194,7 +197,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, _resolve_dtype(settings.model, config, device))
     recorder = None if library is None else make_recorder(rows, chunk)
-    loaded = _load(files, settings, device, None if recorder is None else recorder.ops)
+    loaded = _load(files, settings, config, device, None if recorder is None else recorder.ops)
     topology = loaded.topology
     size = size_cpu_cache(
         settings.memory,

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from bough.core.settings import ProcessSettings, Settings
-from bough.launch.garbage import settle_garbage
+from bough.launch.garbage import keep_modules, settle_garbage
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, open_tokenizer
@@ -80,7 +80,9 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     from bough.scheduler.loop import Scheduler
 
     module, _, function = spec.executor.partition(":")
-    loaded = getattr(importlib.import_module(module), function)(spec.files, settings)
+    build_executor = getattr(importlib.import_module(module), function)
+    keep_modules()
+    loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)

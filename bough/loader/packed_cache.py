@@ -114,7 +114,7 @@ def _checksum(blob: npt.NDArray[np.uint8]) -> int:
     last = max(0, len(blob) - CHECKED_BYTES)
     checksum = 0
     for start in (0, last // 3, last * 2 // 3, last):
-        checksum = zlib.crc32(blob[start : start + CHECKED_BYTES], checksum)
+        checksum = zlib.crc32(blob[start : start + CHECKED_BYTES].data, checksum)
     return checksum
 
 

@@ -44,7 +44,7 @@ def open_source(
 
 
 def packed_cache(files: ModelFiles, quantization: str) -> PackedCache | None:
-    """Where the packed weights of these files are kept; None for what has no files, or is not quantised."""
+    """Where the packed weights of these files are kept; None for what has no files, or is dequantised."""
     weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
     if quantization == "none" or not weights:
         return None

@@ -38,10 +38,13 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     assert cache.get("third", 4, 32) is None
 
 
-def test_floats_are_not_kept(tmp_path: Path) -> None:
+def test_all_but_float32_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "model.one.bin"
     saved(path, plain=weight(1, form=Format.F32))
     assert not path.exists()
+    saved(path, plain=weight(1, form=Format.F32), half=weight(2, form=Format.BF16))
+    cache = PackedCache(path)
+    assert cache.get("plain", 4, 32) is None and cache.get("half", 4, 32) is not None
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut head", "other", "empty", "list", "zeros behind", "bit of the head"])

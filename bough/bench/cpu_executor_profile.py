@@ -19,7 +19,8 @@ from bough.bench.cpu_cases import Case
 from bough.bench.cpu_plans import CasePlans
 from bough.bench.cpu_step_costs import Cost
 from bough.bench.thread_sampler import ThreadSampler
-from bough.constrained.interface import Compiled, GrammarSpec, Matcher
+from bough.constrained.interface import Compiled, Matcher
+from bough.constrained.spec import json_schema_spec
 from bough.core.plan import BatchPlan, Executor, TokenMasks
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
@@ -38,7 +39,7 @@ POLL_S = 0.01
 
 
 def executor_costs(
-    flat: dict[str, Any], case: Case, sampling: SamplingParams, grammar: GrammarSpec | None = None
+    flat: dict[str, Any], case: Case, sampling: SamplingParams, schema: dict[str, Any] | None = None
 ) -> dict[str, Cost]:
     """What each part of a decode step takes on the executor's thread, the largest first."""
     from bough.executor.build import build_executor
@@ -47,17 +48,17 @@ def executor_costs(
     files, settings = locate(flat["model"]), Settings.from_flat(flat)
     loaded = build_executor(files, settings)
     try:
-        compiled = None if grammar is None else _compile(grammar, files, settings, loaded)
+        compiled = None if schema is None else _compile(schema, files, settings, loaded)
         return _watch(loaded.executor, case, sampling, compiled)
     finally:
         loaded.executor.close()
 
 
-def _compile(grammar: GrammarSpec, files: ModelFiles, settings: Settings, loaded: LoadedModel) -> Compiled:
+def _compile(schema: dict[str, Any], files: ModelFiles, settings: Settings, loaded: LoadedModel) -> Compiled:
     ends = end_ids(files, loaded.config, settings.model)
     vocabulary = loaded.executor.limits().vocab_size
     desk = GrammarDesk(lambda: open_tokenizer(files, settings.model), ends, vocabulary, settings.scheduler)
-    ticket = desk.request(grammar)
+    ticket = desk.request(json_schema_spec(schema))
     while not ticket.done:
         time.sleep(POLL_S)
     desk.close()

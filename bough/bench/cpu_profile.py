@@ -10,6 +10,7 @@ time stands beside the time on the clock, because on a machine that others use t
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from bough.bench.constrained import RECORD
 from bough.bench.cpu_cases import Case
 from bough.bench.cpu_executor_profile import SAMPLING, executor_costs
 from bough.bench.cpu_step_costs import Cost, EngineCosts, cpu_by_role, engine_costs, read_trace
-from bough.constrained.spec import json_schema_spec
 from bough.core.sampling_params import SamplingParams
+from bough.core.settings import Settings
+from bough.launch.parts import has_text
 
 CHAT: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 SCHEMA: dict[str, Any] = {"type": "array", "items": RECORD, "minItems": 1}
@@ -37,28 +39,31 @@ class Profile:
 def profile(model: str, threads: int, settings: dict[str, Any], case: Case) -> str:
     # Without jump-forward every token is sampled under a mask, and every step has all streams.
     flat = {**settings, "model": model, "cpu_threads": threads, "disable_jump_forward": True}
-    free, bound = _through_engine(flat, case)
-    schema = json_schema_spec(SCHEMA)
-    titles = f"a decode step of {len(case.prompts)} streams, {CHAT}", "the same under a JSON schema"
-    found = [
-        Profile(titles[0], free, executor_costs(flat, case, SamplingParams(**CHAT))),
-        Profile(titles[1], bound, executor_costs(flat, case, SamplingParams(**CHAT), schema)),
-    ]
-    return "\n\n".join(map(as_text, found))
+    title = f"a decode step of {len(case.prompts)} streams, {CHAT}"
+    loads = {title: None, "the same under a JSON schema": SCHEMA}
+    if not has_text(Settings.from_flat(flat).model):
+        loads = {title: None}
+    engine = _through_engine(flat, case, loads)
+    return "\n\n".join(
+        as_text(Profile(title, engine[title], executor_costs(flat, case, SamplingParams(**CHAT), schema)))
+        for title, schema in loads.items()
+    )
 
 
-def _through_engine(flat: dict[str, Any], case: Case) -> tuple[EngineCosts, EngineCosts]:
-    """Free and under the schema, one after the other in one engine."""
+def _through_engine(
+    flat: dict[str, Any], case: Case, loads: Mapping[str, dict[str, Any] | None]
+) -> dict[str, EngineCosts]:
+    """By title, one after the other in one engine."""
     from bough.launch.engine import Engine
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "steps.json"
         with Engine(**{**flat, "enable_step_trace": True, "step_trace_path": str(trace)}) as engine:
-            return _one_load(engine, case, trace, {}), _one_load(engine, case, trace, {"json_schema": SCHEMA})
+            return {title: _one_load(engine, case, trace, schema) for title, schema in loads.items()}
 
 
-def _one_load(engine: Any, case: Case, trace: Path, grammar: dict[str, Any]) -> EngineCosts:
-    asked = {**CHAT, **grammar, "ignore_eos": True}
+def _one_load(engine: Any, case: Case, trace: Path, schema: dict[str, Any] | None) -> EngineCosts:
+    asked = {**CHAT, "json_schema": schema, "ignore_eos": True}
     engine.generate(input_ids=case.prompts, sampling_params={**asked, "max_new_tokens": 2})  # compiles the grammar
     begun, before = len(trace.read_text()), cpu_by_role()
     engine.generate(input_ids=case.prompts, sampling_params={**asked, "max_new_tokens": case.output_tokens})

@@ -37,14 +37,15 @@ class EngineCosts:
 def cpu_by_role() -> dict[str, float]:
     """CPU time so far: of this process, which is the client, and of the engine's."""
     this = psutil.Process()
-    spent = {"client": _cpu_of(this)}
+    spent = {"client": cpu_of(this)}
     for child in this.children(recursive=True):
         role = next((word for word in child.cmdline() if word.startswith("bough::")), "other")
-        spent[role.removeprefix("bough::")] = _cpu_of(child)
+        spent[role.removeprefix("bough::")] = cpu_of(child)
     return spent
 
 
-def _cpu_of(process: psutil.Process) -> float:
+def cpu_of(process: psutil.Process) -> float:
+    """The CPU time that a process has taken so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

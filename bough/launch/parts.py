@@ -31,6 +31,12 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
     return _open(files.gguf, settings.chat_template)
 
 
+def has_text(settings: ModelSettings) -> bool:
+    """Whether token ids have a text that a grammar could speak of."""
+    made_up = settings.model_shape is not None and settings.tokenizer_path is None
+    return not settings.skip_tokenizer_init and not made_up
+
+
 def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenizer | None) -> InputReader:
     """Reads requests with the model's own defaults of sampling."""
     from bough.client.inputs import InputReader  # only where requests come in

@@ -16,7 +16,7 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.garbage import keep_modules, settle_garbage
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, open_tokenizer
+from bough.launch.parts import end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
 from bough.memory.tree.event_wire import parse_config
@@ -54,11 +54,10 @@ def open_trace(settings: ProcessSettings) -> StepTrace | None:
 
 
 def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarDesk | None:
-    """Where grammars are compiled; None where token ids have no text that one could speak of."""
-    model = settings.model
-    if model.skip_tokenizer_init or (model.model_shape is not None and model.tokenizer_path is None):
+    """Where grammars are compiled; None where there can be none."""
+    if not has_text(settings.model):
         return None
-    return GrammarDesk(lambda: open_tokenizer(spec.files, model), eos_ids, vocab_size, settings.scheduler)
+    return GrammarDesk(lambda: open_tokenizer(spec.files, settings.model), eos_ids, vocab_size, settings.scheduler)
 
 
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:

@@ -197,11 +197,13 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, _resolve_dtype(settings.model, config, device))
     recorder = None if library is None else make_recorder(rows, chunk)
+    free = free_memory_bytes()
     loaded = _load(files, settings, config, device, None if recorder is None else recorder.ops)
     topology = loaded.topology
     size = size_cpu_cache(
         settings.memory,
-        free_bytes=free_memory_bytes(),
+        # Weights that are mapped still count as free, as cached files do; but every step reads them.
+        free_bytes=max(0, min(free_memory_bytes(), free - loaded.weight_bytes)),
         weight_bytes=loaded.weight_bytes,
         bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, topology),
         context_length=config.context_length,

@@ -12,9 +12,10 @@ from bough.attention.registry import BackendNames
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.core.settings import ModelSettings, Settings
+from bough.core.settings import MemorySettings, ModelSettings, Settings
 from bough.executor.build import build_executor, check_cache_readers, check_deterministic, resolve_config
 from bough.executor.device_rows import DeviceRows
+from bough.executor.sizing import CacheSize, size_cpu_cache
 from bough.loader.locate import locate
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -155,3 +156,21 @@ def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path)
     settings = Settings.from_flat({"context_length": 99, "json_model_override_args": '{"rms_norm_eps": 0.5}'})
     config = resolve_config(locate(str(tiny_model)), settings)
     assert config.context_length == 99 and config.norm_eps == 0.5
+
+
+def test_mapped_weights_leave_less_room_for_the_cache(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mapped counts as free memory before and after it is loaded."""
+    free = 16 << 20
+    monkeypatch.setattr("bough.executor.build.free_memory_bytes", lambda: free)
+    settings = Settings.from_flat(
+        {"load_format": "dummy", "device": "cpu", "cpu_threads": 1, "context_length": 1 << 20}
+    )
+    sized: dict[str, int] = {}
+
+    def size(settings: MemorySettings, **measured: int) -> CacheSize:
+        sized.update(measured)
+        return size_cpu_cache(settings, **measured)
+
+    monkeypatch.setattr("bough.executor.build.size_cpu_cache", size)
+    build_executor(locate(str(tiny_model)), settings).executor.close()
+    assert sized["weight_bytes"] > 0 and sized["free_bytes"] == free - sized["weight_bytes"]

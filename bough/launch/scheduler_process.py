@@ -81,6 +81,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     module, _, function = spec.executor.partition(":")
     build_executor = getattr(importlib.import_module(module), function)
     keep_modules()
+    imported = time.monotonic()
     loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
@@ -111,7 +112,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "page_size": limits.page_size,
             "architecture": loaded.config.architecture,
             "memory_note": limits.note,
-            "load_time_s": round(time.monotonic() - began, 3),
+            "import_time_s": round(imported - began, 3),
+            "load_time_s": round(time.monotonic() - imported, 3),
         }
     )
     scheduler.run()

@@ -83,6 +83,9 @@ def measure_tiny(model: Path, folder: Path, flags: list[str]) -> dict[str, Any]:
 def test_the_engine_runs_loads(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = measure_tiny(tiny_model, tmp_path, ["--no-executor", "--case", "decode", "chats-32"])
     assert [start["side"] for start in found["starts"]] == ["engine"]
+    parts = dict(found["starts"][0]["starts"][0]["parts"])
+    assert list(parts) == ["imports", "processes and their imports", "load", "first token"]
+    assert all(seconds > 0 for seconds in parts.values())
     assert "32 chats × 32 tokens over 1,000" in capsys.readouterr().out
     assert (tmp_path / "found.html").exists()
 

@@ -15,8 +15,9 @@ def put_off_garbage() -> None:
 
 
 def keep_modules() -> None:
-    """Called when the modules are there: whoever collects later need not look at them."""
+    """Called when the modules are there, before a model is loaded: collections need not look at them any more."""
     gc.freeze()
+    gc.enable()
 
 
 def settle_garbage() -> None:

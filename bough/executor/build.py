@@ -116,8 +116,8 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
         return
     if device_type != "cuda":
         raise SettingsError(
-            "--enable-deterministic-inference is for CUDA devices; leave it out here: the native CPU kernels give the "
-            "same results in any batch without it."
+            "--enable-deterministic-inference is for CUDA devices; leave it out here: on a CPU the native kernels give "
+            "the same output in any batch without it."
         )
     if "torch" in (names.prefill, names.decode):
         raise SettingsError(

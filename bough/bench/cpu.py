@@ -27,7 +27,7 @@ from bough.bench.cpu_results import CaseResult, Comparison, StartResult, case_re
 from bough.bench.cpu_sides import RunningSide, Side, bough_side, llama_side, running
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.loader.locate import locate
+from bough.loader.locate import ModelFiles, locate
 from bough.version import __version__
 
 NAMES = [case.name for case in cases()]
@@ -58,6 +58,29 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     _check(args)
     chosen = Settings.from_flat(settings)
     files = locate(chosen.model.model_path, chosen.model.revision)
+    model = str(files.gguf or files.folder)
+    threads = chosen.model.cpu_threads or _default_threads()
+    settings = {name: value for name, value in settings.items() if name not in ("model_path", "cpu_threads")}
+    if args.cpu_time and threads > 1:
+        raise SettingsError("--cpu-time is for one thread: add --cpu-threads 1.")
+    loads = [msgspec.structs.replace(c, cpu_time=args.cpu_time) for c in cases(args.scale, vocabulary=args.vocab)]
+    if args.profile:
+        from bough.bench.cpu_profile import profile
+
+        print(profile(model, threads, settings, next(case for case in loads if case.name == "streams-16")))
+        return 0
+    sides = _sides(args, files)
+    wanted = [case for case in loads if case.name in args.case]
+    found = compare(sides, wanted, args.rounds, args.starts, model, threads, settings)
+    found = msgspec.structs.replace(found, about=_about(args, sides, files.name, threads))
+    base = LLAMA if args.against else None
+    print(text_report(found, base))
+    _write(found, base, args.output)
+    return 0
+
+
+def _sides(args: argparse.Namespace, files: ModelFiles) -> list[Side]:
+    """What is compared; builds llama.cpp if it must."""
     sides = [] if args.cpu_time else [bough_side(ENGINE, "Bough")]
     if args.cpu_time or not args.no_executor:
         sides.append(bough_side(EXECUTOR, "Bough, executor alone"))
@@ -65,28 +88,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
         if files.gguf is None:
             raise SettingsError("--against llama-cpp needs a model that llama.cpp reads: a GGUF file.")
         sides.append(llama_side(find_peer(args.llama_python) or build_peer()))
-    model = str(files.gguf or files.folder)
-    threads = chosen.model.cpu_threads or _default_threads()
-    settings = {name: value for name, value in settings.items() if name not in ("model_path", "cpu_threads")}
-    if args.cpu_time and threads > 1:
-        raise SettingsError("--cpu-time is for one thread: add --cpu-threads 1.")
-    loads = [
-        msgspec.structs.replace(case, cpu_time=args.cpu_time)
-        for case in cases(args.scale, vocabulary=args.vocab)
-        if case.name in args.case
-    ]
-    if args.profile:
-        from bough.bench.cpu_profile import profile
-
-        streams = next(case for case in cases(args.scale, vocabulary=args.vocab) if case.name == "streams-16")
-        print(profile(model, threads, settings, streams))
-        return 0
-    found = compare(sides, loads, args.rounds, args.starts, model, threads, settings)
-    found = msgspec.structs.replace(found, about=_about(args, sides, files.name, threads))
-    base = LLAMA if args.against else None
-    print(text_report(found, base))
-    _write(found, base, args.output)
-    return 0
+    return sides
 
 
 def compare(

@@ -48,6 +48,7 @@ class Start(msgspec.Struct, frozen=True):
     """From starting a side's process to its first token: (what, seconds) one after the other."""
 
     parts: list[tuple[str, float]]
+    cpu_s: float = 0.0  # CPU time of all its processes meanwhile: their imports side by side count one by one
 
     @property
     def total_s(self) -> float:

@@ -38,6 +38,11 @@ class Stopwatch:
         self.parts.append((name, now - self._last))
         self._last = now
 
+    def split(self, part: str, end: str, seconds: float) -> None:
+        """Gives the end of a part, so many seconds of it, a name of its own."""
+        at = [name for name, _ in self.parts].index(part)
+        self.parts[at : at + 1] = [(part, self.parts[at][1] - seconds), (end, seconds)]
+
 
 def run_side(main: Callable[[], None]) -> None:
     """An error that is written for the user is shown as one sentence."""

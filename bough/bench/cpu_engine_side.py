@@ -9,6 +9,7 @@ from bough.bench.cpu_cases import Case, Timing
 from bough.bench.cpu_child import Stopwatch, read_order, run_side, serve
 
 FIRST_PROMPT = [1, 2, 3, 4]
+PROCESSES = "processes and their imports"
 
 
 def main() -> None:
@@ -18,9 +19,10 @@ def main() -> None:
 
     watch.lap("imports")
     with Engine(**{**order.settings, "model": order.model, "cpu_threads": order.threads}) as engine:
-        watch.lap("processes, load and warm-up")
+        watch.lap(PROCESSES)
         engine.generate(input_ids=FIRST_PROMPT, sampling_params=greedy(1))
         watch.lap("first token")
+        watch.split(PROCESSES, "load", engine.get_server_info()["load_time_s"])
         serve(watch, lambda case: run_case(engine, case))
 
 

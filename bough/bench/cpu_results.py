@@ -94,11 +94,12 @@ def _case_rows(found: Comparison, base: str | None) -> list[list[str]]:
 
 
 def _start_rows(found: Comparison) -> list[list[str]]:
-    rows = [["start to first token, s", "all", "of which", "peak memory of all loads, MB"]]
+    rows = [["start to first token, s", "all", "of which", "CPU time", "peak memory of all loads, MB"]]
     for result in found.starts:
         start = result.median
         parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in start.parts)
-        rows.append([result.side, f"{start.total_s:.2f}", parts, f"{result.peak_bytes / 1e6:,.0f}"])
+        cpu = f"{statistics.median(one.cpu_s for one in result.starts):.2f}"
+        rows.append([result.side, f"{start.total_s:.2f}", parts, cpu, f"{result.peak_bytes / 1e6:,.0f}"])
     return rows
 
 

@@ -22,6 +22,7 @@ from bough.bench import cpu_llama_side
 from bough.bench.cpu_cases import Case, Start, Timing
 from bough.bench.cpu_child import Order
 from bough.bench.cpu_peer import Peer
+from bough.bench.cpu_step_costs import cpu_of
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
 
@@ -58,7 +59,8 @@ class RunningSide:
             side.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
         )
         self._peaks: dict[int, int] = {}
-        self.start = self._ask(Order(model, threads, spawned, settings), Start)
+        start = self._ask(Order(model, threads, spawned, settings), Start)
+        self.start = msgspec.structs.replace(start, cpu_s=sum(map(cpu_of, self._tree())))
 
     def run(self, case: Case) -> Timing:
         return self._ask(case, Timing)
@@ -66,10 +68,14 @@ class RunningSide:
     def peak_bytes(self) -> int:
         """The most memory that each of its processes has held so far, together."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            top = psutil.Process(self._process.pid)
-            for process in (top, *top.children(recursive=True)):
+            for process in self._tree():
                 self._peaks[process.pid] = peak_of(process.pid)
         return sum(self._peaks.values())
+
+    def _tree(self) -> list[psutil.Process]:
+        """The process and all that it has started."""
+        top = psutil.Process(self._process.pid)
+        return [top, *top.children(recursive=True)]
 
     def end(self) -> None:
         """Its input ends, and so does it."""

@@ -25,7 +25,7 @@ from bough.executor.machine import compute_cores, free_memory_bytes, usable_core
 from bough.executor.sizing import size_cpu_cache
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, locate
-from bough.native.library import find_library
+from bough.native.library import load_library
 
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -133,10 +133,9 @@ def look_for_missing() -> list[Finding]:
     ]
     if importlib.util.find_spec("pip") is None:
         optional.append(Finding(False, "There is no pip, so models cannot be pulled.", "python -m ensurepip"))
-    if find_library() is None:
-        optional.append(
-            Finding(False, "The native CPU kernels are not compiled, so torch does their work.", "bough build-kernels")
-        )
+    if load_library() is None:
+        what = "The native CPU kernels are not compiled or cannot be opened here, so torch does their work."
+        optional.append(Finding(False, what, "bough build-kernels"))
     if not any(map(shutil.which, COMPILERS)):
         optional.append(
             Finding(
@@ -172,7 +171,7 @@ def _dtype_name(settings: Settings) -> str:
 def _attention_backend(model: ModelSettings) -> str:
     if model.attention_backend != "auto":
         return model.attention_backend
-    return "torch" if find_library() is None else "native"
+    return "torch" if load_library() is None else "native"
 
 
 def _gpus(torch: Any) -> tuple[str, ...]:

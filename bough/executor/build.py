@@ -82,9 +82,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
 def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     """Loads the model onto the device and gives what memory is left to the cache."""
     device = resolve_device(settings.model)
-    names = choose_backends(
-        settings.model, device.type
-    )  # a name that is not there must not cost the loading of a model
+    # A name that is not there must not cost the loading of a model.
+    names = choose_backends(settings.model, device.type)
     check_number_formats(settings, capability_of(device))
     check_deterministic(settings.model, names, device.type)
     check_cache_readers(settings.memory.kv_cache_dtype, names)
@@ -92,7 +91,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
         return _build_cpu(files, settings, names)
     from bough.executor.cuda_build import build_cuda  # needs triton
 
-    return build_cuda(_load(files, settings, device), settings)
+    return build_cuda(_load(files, settings, resolve_config(files, settings), device), settings)
 
 
 def resolve_device(settings: ModelSettings) -> torch.device:
@@ -111,8 +110,8 @@ def check_cache_readers(cache_dtype: str, names: BackendNames) -> None:
 
 
 def check_deterministic(settings: ModelSettings, names: BackendNames, device_type: str) -> None:
-    """The libraries that multiply on a CPU, and those for 8-bit numbers, sum in an order that depends on the number of
-    rows, and only one kernel of attention does not depend on the batch."""
+    """The native kernels of CPUs need no such mode. On a GPU, the libraries for 8-bit numbers sum in an order that
+    depends on the number of rows, and only one kernel of attention does not depend on the batch."""
     if not settings.enable_deterministic_inference:
         return
     if device_type != "cuda":
@@ -131,9 +130,12 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _load(
-    files: ModelFiles, settings: Settings, device: torch.device, packed_ops: PackedOps | None = None
+    files: ModelFiles,
+    settings: Settings,
+    config: ModelConfig,
+    device: torch.device,
+    packed_ops: PackedOps | None = None,
 ) -> LoadedWeights:
-    config = resolve_config(files, settings)
     dtype = _resolve_dtype(settings.model, config, device)
     topology = Topology()
     began = time.monotonic()
@@ -195,11 +197,13 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, _resolve_dtype(settings.model, config, device))
     recorder = None if library is None else make_recorder(rows, chunk)
-    loaded = _load(files, settings, device, None if recorder is None else recorder.ops)
+    free = free_memory_bytes()
+    loaded = _load(files, settings, config, device, None if recorder is None else recorder.ops)
     topology = loaded.topology
     size = size_cpu_cache(
         settings.memory,
-        free_bytes=free_memory_bytes(),
+        # Weights that are mapped still count as free, as cached files do; but every step reads them.
+        free_bytes=max(0, min(free_memory_bytes(), free - loaded.weight_bytes)),
         weight_bytes=loaded.weight_bytes,
         bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, topology),
         context_length=config.context_length,

@@ -15,11 +15,12 @@ from bough.core.settings import Settings
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes
+from bough.kernels.quant_linear.filling import FOR_FLOATS
 from bough.kernels.quant_linear.native import variant
 from bough.kernels.quant_linear.packed import Format
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 from bough.models.base import CausalLM
-from bough.native.library import load_library
+from bough.native.library import load_library, why_absent
 from bough.sampling.logprobs import INPUT_BLOCK
 
 log = logging.getLogger(__name__)
@@ -31,17 +32,20 @@ def native_library(
     settings: Settings, names: BackendNames, config: ModelConfig, dtype: torch.dtype
 ) -> ctypes.CDLL | None:
     """The compiled kernels, if this engine is to use them; else one line says why not, unless that was asked for."""
-    if (names.prefill, names.decode) != ("native", "native"):
-        return None
-    why = _obstacle(settings, config, dtype)
+    unwanted = (names.prefill, names.decode) != ("native", "native")
+    why = "torch attention is asked for (--attention-backend)" if unwanted else _obstacle(settings, config, dtype)
     library = load_library() if why is None else None
-    if why is None and library is None:
-        why = "they are not compiled (`bough build-kernels` does that)"
-    if why is not None:
-        if settings.model.attention_backend == "native":
-            raise SettingsError(f"--attention-backend native cannot be used: {why}.")
+    if library is not None:
+        return library
+    why = why or why_absent()
+    quantization = settings.model.quantization
+    if quantization in FOR_FLOATS:
+        raise SettingsError(f"--quantization {quantization} is done by the native CPU kernels, but {why}.")
+    if settings.model.attention_backend == "native":
+        raise SettingsError(f"--attention-backend native cannot be used: {why}.")
+    if not unwanted:
         log.warning("torch computes, not the native kernels: %s", why)
-    return library
+    return None
 
 
 def make_recorder(limits_rows: int, chunk_tokens: int) -> Recorder:

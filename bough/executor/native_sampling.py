@@ -17,7 +17,7 @@ import torch
 from bough.core.plan import BoolArray, IntArray
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Crew, Sampling
-from bough.sampling.masks import BatchMasks, apply_masks
+from bough.sampling.masks import BatchMasks, maskable
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
@@ -36,7 +36,7 @@ class NativeSampler:
     def __init__(self, state: SamplingState, crew: Crew) -> None:
         self._state, self._crew = state, crew
         self._fits = state.vocab_size <= MAX_VOCABULARY
-        self._rows = np.zeros(len(state.flags.random), dtype=np.int32)
+        self._rows, self._mask_lines = np.zeros((2, len(state.flags.random)), dtype=np.int32)
         self._scratch = aligned_bytes(crew.sampling_scratch_bytes(state.vocab_size) if self._fits else 0)
         columns = state.parameters  # tensors that never move
         self._job = Sampling(
@@ -50,6 +50,7 @@ class NativeSampler:
             seed=columns.seed.data_ptr(),
             generated=columns.generated.data_ptr(),
             scratch=self._scratch.ctypes.data,
+            mask_lines=self._mask_lines.ctypes.data,
         )
 
     def __call__(self, logits: torch.Tensor, rows: IntArray, masks: BatchMasks | None = None) -> Drawn:
@@ -57,11 +58,14 @@ class NativeSampler:
         state. Rows with masks may be overwritten there, unless one of them wants logprobs."""
         if not self._fits or (self._state.adjusted_rows and self._state.flags.adjusted(rows).any()):
             return self._by_torch(logits[: len(rows)], rows, masks)
+        job = self._job
+        job.masks = None
         if masks is not None:
-            logits = apply_masks(self._state, logits[: len(rows)], rows, masks, raw=True)
+            logits = maskable(self._state, logits[: len(rows)], rows, masks)
+            job.masks = masks.words.data_ptr()
+            self._mask_lines[: len(rows)] = np.where(masks.masked, masks.masked.cumsum() - 1, -1)
         drawn = Drawn(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.bool_))
         self._rows[: len(rows)] = rows
-        job = self._job
         job.count, job.logits = len(rows), logits.data_ptr()
         job.tokens, job.bad = drawn.tokens.ctypes.data, drawn.bad.ctypes.data
         self._crew.sample(job)

@@ -18,11 +18,13 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from bough.core.errors import BoughError
+from bough.launch.garbage import put_off_garbage
 from bough.launch.spec import ChildSpec
 from bough.launch.stacks import print_stacks_when_told
 
 
 def main() -> None:
+    put_off_garbage()
     faulthandler.enable()
     print_stacks_when_told(int(sys.argv[1]))
     announcements = _take_over_stdout()

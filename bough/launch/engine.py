@@ -2,7 +2,7 @@
 
 The engine's processes are children of the caller's. Its client lives on an event loop in a thread of its own, so
 `generate` works in scripts, notebooks, inside running event loops and from any number of threads, and several engines
-live side by side in one process.
+live side by side in one process. The processes are started before the client's modules are loaded: theirs take longer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, 
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bough.client.inputs import Inputs
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
-from bough.launch.link import Link
 from bough.launch.replica import Replica
-from bough.launch.supervisor import Supervisor
 from bough.observability.logs import set_up_logging
-from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
+
+if TYPE_CHECKING:
+    from bough.client.inputs import Inputs
+    from bough.launch.link import Link
+    from bough.launch.supervisor import Supervisor
+    from bough.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Output = dict[str, Any]  # text, output_ids, meta_info
@@ -171,12 +173,14 @@ class Engine:
     def _start(self) -> None:
         self._replica = Replica(self.settings, self._cleanup)
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
-        self._link = Link(self._replica.addresses)
-        self._cleanup.callback(self._link.close)
-        supervisor = self._replica.supervise(self._link.die)
-        self._cleanup.callback(_end_processes, supervisor, self._link)
-        self._link.open()
+        ties = _Ties()
+        self._cleanup.callback(ties.undo)
+        ties.supervisor = self._replica.supervise(ties.die)
         self._replica.start()
+        from bough.launch.link import Link
+
+        self._link = ties.link = Link(self._replica.addresses)
+        self._link.open()
         self._tokenizer = self._replica.open_tokenizer()
         self._reader = self._replica.input_reader(self._tokenizer)
         self._replica.wait_until_ready()
@@ -256,10 +260,28 @@ async def _close(outputs: AsyncGenerator[Output, None]) -> None:
     await outputs.aclose()
 
 
-def _end_processes(supervisor: Supervisor, link: Link) -> None:
-    supervisor.expect_endings()
-    link.say_goodbye()
-    supervisor.close()
+class _Ties:
+    """What binds an engine to its processes, as far as a start has come; both ends, because each outlives the engine
+    object by a moment."""
+
+    def __init__(self) -> None:
+        self.supervisor: Supervisor | None = None
+        self.link: Link | None = None
+
+    def die(self, error: EngineDeadError) -> None:
+        """A process has died. Before there is a link nobody waits for an answer, and the start itself will fail."""
+        if self.link is not None:
+            self.link.die(error)
+
+    def undo(self) -> None:
+        with contextlib.ExitStack() as endings:  # all of them happen, the last one first
+            if self.link is not None:
+                endings.callback(self.link.close)
+            if self.supervisor is not None:
+                endings.callback(self.supervisor.close)
+                self.supervisor.expect_endings()
+            if self.link is not None:
+                endings.callback(self.link.say_goodbye)
 
 
 def _close_beside(link: Link, cleanup: contextlib.ExitStack) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from bough.constrained.build import build_compiler
-from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
-from bough.constrained.retokenise import retokenise
-from bough.constrained.vocabulary import Vocabulary, read_vocabulary
 from bough.core.errors import BoughError, RequestError
 from bough.core.settings import SchedulerSettings
-from bough.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+    from bough.constrained.vocabulary import Vocabulary
+    from bough.tokenizer.tokenizer import Tokenizer
 
 SPELLINGS = 4096  # forced texts whose tokens are remembered: the keys of a schema come again with every answer
 
@@ -88,6 +89,9 @@ class GrammarDesk:
             self._compiler.close()
 
     def _build(self) -> None:
+        from bough.constrained.build import build_compiler
+        from bough.constrained.vocabulary import read_vocabulary
+
         try:
             tokenizer = self._open_tokenizer()
             assert tokenizer is not None
@@ -103,6 +107,7 @@ class GrammarDesk:
 def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes) -> Sequence[int]:
     """The tokens of the last token's text and what must follow it; no more than the last where the tokenizer cannot
     say."""
+    from bough.constrained.retokenise import retokenise
 
     def encode(text: str) -> Sequence[int]:
         return tokenizer.encode(text, add_special_tokens=False)

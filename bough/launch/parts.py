@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bough.client.inputs import InputReader
-from bough.core.model_config import ModelConfig
 from bough.core.seeds import seed_for_requests
 from bough.core.settings import ModelSettings
-from bough.loader.config import read_sampling_defaults
 from bough.loader.locate import ModelFiles
-from bough.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bough.client.inputs import InputReader
+    from bough.core.model_config import ModelConfig
+    from bough.tokenizer.tokenizer import Tokenizer
 
 
 def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | None:
@@ -29,8 +31,17 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
     return _open(files.gguf, settings.chat_template)
 
 
+def has_text(settings: ModelSettings) -> bool:
+    """Whether token ids have a text that a grammar could speak of."""
+    made_up = settings.model_shape is not None and settings.tokenizer_path is None
+    return not settings.skip_tokenizer_init and not made_up
+
+
 def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenizer | None) -> InputReader:
     """Reads requests with the model's own defaults of sampling."""
+    from bough.client.inputs import InputReader  # only where requests come in
+    from bough.loader.config import read_sampling_defaults
+
     defaults = read_sampling_defaults(files) if settings.sampling_defaults == "model" else {}
     seed = seed_for_requests(settings.random_seed, settings.enable_deterministic_inference)
     return InputReader(tokenizer, defaults, seed)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bough.client.answer import WEIGHT_VERSION
-from bough.client.inputs import InputReader
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
-from bough.launch.checks import check_model
 from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.socket_folder import open_socket_folder
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
@@ -22,7 +19,10 @@ from bough.launch.supervisor import Supervisor
 from bough.loader.shapes import find_files
 from bough.messages.channels import Addresses
 from bough.tokenizer.chat_template import given_template
-from bough.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bough.client.inputs import InputReader
+    from bough.tokenizer.tokenizer import Tokenizer
 
 
 class Replica:
@@ -54,6 +54,8 @@ class Replica:
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
         tokenizer too; the user shall hear of what matters more."""
+        from bough.launch.checks import check_model
+
         try:
             check_model(self.files, self.settings.model)
             return open_tokenizer(self.files, self.settings.model)
@@ -85,6 +87,8 @@ class Replica:
 
     def model_info(self) -> dict[str, Any]:
         """What is served."""
+        from bough.client.answer import WEIGHT_VERSION
+
         return {
             "model_path": self.model_path,
             "tokenizer_path": self.tokenizer_path,

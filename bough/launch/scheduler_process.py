@@ -13,10 +13,10 @@ from typing import Any
 import zmq
 
 from bough.core.settings import ProcessSettings, Settings
-from bough.launch.garbage import settle_garbage
+from bough.launch.garbage import keep_modules, settle_garbage
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, open_tokenizer
+from bough.launch.parts import end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
 from bough.memory.tree.event_wire import parse_config
@@ -54,11 +54,10 @@ def open_trace(settings: ProcessSettings) -> StepTrace | None:
 
 
 def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarDesk | None:
-    """Where grammars are compiled; None where token ids have no text that one could speak of."""
-    model = settings.model
-    if model.skip_tokenizer_init or (model.model_shape is not None and model.tokenizer_path is None):
+    """Where grammars are compiled; None where there can be none."""
+    if not has_text(settings.model):
         return None
-    return GrammarDesk(lambda: open_tokenizer(spec.files, model), eos_ids, vocab_size, settings.scheduler)
+    return GrammarDesk(lambda: open_tokenizer(spec.files, settings.model), eos_ids, vocab_size, settings.scheduler)
 
 
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -80,7 +79,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     from bough.scheduler.loop import Scheduler
 
     module, _, function = spec.executor.partition(":")
-    loaded = getattr(importlib.import_module(module), function)(spec.files, settings)
+    build_executor = getattr(importlib.import_module(module), function)
+    keep_modules()
+    imported = time.monotonic()
+    loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
@@ -110,7 +112,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "page_size": limits.page_size,
             "architecture": loaded.config.architecture,
             "memory_note": limits.note,
-            "load_time_s": round(time.monotonic() - began, 3),
+            "import_time_s": round(imported - began, 3),
+            "load_time_s": round(time.monotonic() - imported, 3),
         }
     )
     scheduler.run()

@@ -12,7 +12,7 @@ import msgspec
 from bough.core.settings import Settings
 from bough.loader.locate import ModelFiles
 from bough.messages.channels import Addresses
-from bough.server.context import ModelInfo
+from bough.server.model_info import ModelInfo
 
 STACK_SIGNAL = signal.SIGUSR1  # has a child print the stacks of its threads, even one that is stuck
 Role = Literal["scheduler", "detokenizer", "server"]

@@ -171,8 +171,7 @@ def _eos_ids(meta: _Metadata) -> list[int]:
     tokens = meta.values.get("tokenizer.ggml.tokens")
     used = [marker for marker in TURN_ENDS if marker in template]
     if used and isinstance(tokens, GgufArray):
-        vocabulary = list(map(str, tokens.values()))
-        found += [vocabulary.index(marker) for marker in used if marker in vocabulary]
+        found += [place for marker in used if (place := tokens.find(marker)) is not None]
     return list(dict.fromkeys(found))
 
 

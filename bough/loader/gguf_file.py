@@ -52,6 +52,7 @@ class GgufArray:
     kind: int
     count: int
     start: int
+    end: int
 
     def __len__(self) -> int:
         return self.count
@@ -62,6 +63,23 @@ class GgufArray:
         dtype = np.dtype(SCALARS[self.kind].format)
         decoded: list[int] | list[float] = np.frombuffer(self.buffer, dtype, self.count, self.start).tolist()
         return decoded
+
+    def find(self, text: str) -> int | None:
+        """The place of a string, found without decoding the others."""
+        if self.kind != GGUFValueType.STRING:
+            return None
+        encoded = text.encode()
+        entry = LENGTH.pack(len(encoded)) + encoded
+        at, place = self.start, 0
+        found = self.buffer.find(entry, self.start, self.end)
+        while found >= 0:
+            while at < found:
+                at += LENGTH.size + LENGTH.unpack_from(self.buffer, at)[0]
+                place += 1
+            if at == found:
+                return place
+            found = self.buffer.find(entry, found + 1, self.end)  # those bytes were part of another string
+        return None
 
     def _strings(self) -> list[str]:
         texts = []
@@ -154,15 +172,15 @@ class _Cursor:
         return self.scalar(kind)
 
     def array(self) -> GgufArray:
-        kind = int(self.scalar(GGUFValueType.UINT32))
-        found = GgufArray(self.buffer, kind, self.count(), self.at)
+        kind, count = int(self.scalar(GGUFValueType.UINT32)), self.count()
+        start = self.at
         if kind == GGUFValueType.STRING:
-            self.at = _end_of_strings(self.buffer, self.at, found.count)
+            self.at = _end_of_strings(self.buffer, start, count)
         elif kind in SCALARS:
-            self.skip(found.count * SCALARS[kind].size)
+            self.skip(count * SCALARS[kind].size)
         else:
             raise ModelError(f"{self.path} is damaged: its metadata holds an array of type {kind}; fetch it again.")
-        return found
+        return GgufArray(self.buffer, kind, count, start, self.at)
 
 
 def _map(path: Path) -> mmap.mmap:

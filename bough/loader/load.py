@@ -44,7 +44,7 @@ def open_source(
 
 
 def packed_cache(files: ModelFiles, quantization: str) -> PackedCache | None:
-    """Where the packed weights of these files are kept; None for what has no files, or is not quantised."""
+    """Where the packed weights of these files are kept; None for what has no files, or is dequantised."""
     weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
     if quantization == "none" or not weights:
         return None
@@ -86,12 +86,21 @@ def load_weights(
 
     if cache is not None:
         cache.save()
+        for slot in wanted:
+            if slot.packing is not None:
+                _adopt_kept(slot, slot.packing, cache)
+
+
+def _adopt_kept(slot: WeightSlot, weight: FillingWeight, cache: PackedCache) -> bool:
+    """Takes the weight from the disk if it is there; memory of its own is then given back."""
+    kept = cache.get(slot.name, weight.outputs, weight.inputs)
+    if kept is not None:
+        weight.adopt(kept)
+    return kept is not None
 
 
 def _fill_packed(slot: WeightSlot, weight: FillingWeight, source: WeightSource, cache: PackedCache | None) -> None:
-    kept = None if cache is None else cache.get(slot.name, weight.outputs, weight.inputs)
-    if kept is not None:
-        weight.adopt(kept)
+    if cache is not None and _adopt_kept(slot, weight, cache):
         return
     for first, index in _pieces(slot, source.shape(slot.name)):
         rows, stored = source.read_stored(slot.name, index)

@@ -1,32 +1,40 @@
 """Packed weights on disk, so that the next start maps them instead of packing, and engines on one machine share them.
 
-One file for each model, way of quantising and version of the packing, in `<home>/packed`. It is written beside its
-place and renamed into it, so that any number of engines may write at once and a reader never sees half a file. A file
-that cannot be used counts as absent; one that cannot be written is a line in the log.
+One file for each model, way of quantising and version of the packing, in `<home>/packed`; its tiles are laid out alike
+for every CPU, so the CPU is no part of its name. It is written beside its place and renamed into it, so that any number
+of engines may write at once and a reader never sees half a file. A file that cannot be used counts as absent; one that
+cannot be written is a line in the log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from bough.kernels.quant_linear.packed import LINE, Format, PackedWeight
+from bough.kernels.quant_linear.packed import LINE, Format, PackedWeight, packed_bytes
 from bough.native.build import library_name
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"BOUGHPK1"
-HEAD = struct.Struct("<8sQ")  # the magic word, and the length of the JSON that follows
-SAMPLE = 1 << 20
+MAGIC = b"BOUGHPK2"
+HEAD = struct.Struct("<8sQQ")  # the magic word, the length of the JSON that follows, and its checksum
+UNFINISHED = ".packing-"  # how the names of files begin that are being written
+ABANDONED_S = 3600.0  # nobody writes for so long
+SAMPLES = 32  # places of a checkpoint that are looked at to know it again: all of it would take seconds
+SAMPLE_BYTES = 1 << 15
+CHECKED_BYTES = 4096  # at each place of a weight that is looked at before it is trusted
 
 
 class PackedCache:
@@ -43,27 +51,24 @@ class PackedCache:
         return weight if weight is not None and (weight.n, weight.k) == (outputs, inputs) else None
 
     def add(self, name: str, weight: PackedWeight) -> None:
-        """Notes a weight to be saved. Floats are not: mapping them gains nothing over the checkpoint itself."""
-        if not weight.format.is_float:
+        """Notes a weight to be saved. Float32 is not: it is the widest form of what the checkpoint has, up to eight
+        times as large."""
+        if weight.format is not Format.F32:
             self._made[name] = weight
 
     def save(self) -> None:
-        """Writes all weights, if some were made, and deletes what older versions left of this model."""
+        """Writes all weights, if some were made, and deletes what older versions left of this model. From then on `get`
+        gives those on disk, which other engines share."""
         if not self._made:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".packing-", delete=False) as file:
-                _write(file.fileno(), self._found | self._made)
-            made = Path(file.name)
-            made.chmod(0o644)  # for engines of other users too
-            made.replace(self._path)
+            _replace(self._path, self._found | self._made)
         except OSError as error:
             log.warning("packed weights are not kept for the next start: %s", error.strerror or error)
             return
-        for other in self._path.parent.glob(f"{self._path.name.partition('.')[0]}.*"):
-            if other != self._path:
-                other.unlink(missing_ok=True)
+        self._found, self._made = _read(self._path), {}
+        _sweep(self._path)
 
 
 def cache_path(home: Path, weights: Sequence[Path], quantization: str) -> Path:
@@ -73,48 +78,91 @@ def cache_path(home: Path, weights: Sequence[Path], quantization: str) -> Path:
         status = path.stat()
         model.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode())
         with path.open("rb") as file:
-            model.update(file.read(SAMPLE))
+            for sample in range(SAMPLES):
+                file.seek(status.st_size * sample // SAMPLES)
+                model.update(file.read(SAMPLE_BYTES))
     packing = library_name().rpartition("-")[2].removesuffix(".so")
     return home / "packed" / f"{model.hexdigest()[:24]}.{packing}.bin"
+
+
+# ---- reading
 
 
 def _read(path: Path) -> dict[str, PackedWeight]:
     """Maps a file; its bytes are read when they are used."""
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
-        magic, length = HEAD.unpack(bytes(data[: HEAD.size]))
-        if magic != MAGIC:
+        magic, length, checksum = HEAD.unpack(bytes(data[: HEAD.size]))
+        text = bytes(data[HEAD.size : HEAD.size + length])
+        if magic != MAGIC or zlib.crc32(text) != checksum:
             return {}
-        entries = json.loads(bytes(data[HEAD.size : HEAD.size + length]))
-        return {name: _entry(data, *numbers) for name, numbers in entries.items()}
+        return {name: _entry(data, *numbers) for name, numbers in json.loads(text).items()}
     except (OSError, ValueError, struct.error):
         return {}
 
 
-def _entry(data: npt.NDArray[np.uint8], form: int, n: int, k: int, offset: int, size: int) -> PackedWeight:
-    if offset + size > len(data):
-        raise ValueError("the file was cut short")
-    return PackedWeight(Format(form), n, k, data[offset : offset + size])
+def _entry(data: npt.NDArray[np.uint8], form: int, n: int, k: int, offset: int, checksum: int) -> PackedWeight:
+    size = packed_bytes(Format(form), n, k)
+    blob = data[offset : offset + size]
+    if len(blob) < size or _checksum(blob) != checksum:
+        raise ValueError("the file was cut short or damaged")
+    return PackedWeight(Format(form), n, k, blob)
 
 
-def _write(descriptor: int, weights: dict[str, PackedWeight]) -> None:
+def _checksum(blob: npt.NDArray[np.uint8]) -> int:
+    """Of a few places: a file that a failing disk or machine has left half written shows at one of them, and reading
+    all of it would cost the start what mapping it has saved."""
+    last = max(0, len(blob) - CHECKED_BYTES)
+    checksum = 0
+    for start in (0, last // 3, last * 2 // 3, last):
+        checksum = zlib.crc32(blob[start : start + CHECKED_BYTES].data, checksum)
+    return checksum
+
+
+# ---- writing
+
+
+def _replace(path: Path, weights: dict[str, PackedWeight]) -> None:
+    """Puts a file with these weights in the place of the one that is there; leaves nothing behind where that fails."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
+        made = Path(file.name)
+        try:
+            for piece in _content(weights):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())  # else a machine that fails may leave the name without the content
+            made.chmod(0o644)  # for engines of other users too
+            made.replace(path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+
+
+def _content(weights: dict[str, PackedWeight]) -> Iterator[bytes | memoryview]:
     # The offsets stand in the JSON whose length they depend on: it is padded to a length that is surely enough.
     room = _aligned(HEAD.size + 256 * (len(weights) + 1) + sum(map(len, weights)))
     offset, entries = room, {}
     for name, weight in weights.items():
-        entries[name] = (int(weight.format), weight.n, weight.k, offset, weight.blob.nbytes)
+        entries[name] = (int(weight.format), weight.n, weight.k, offset, _checksum(weight.blob))
         offset = _aligned(offset + weight.blob.nbytes)
     text = json.dumps(entries).encode().ljust(room - HEAD.size)
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(HEAD.pack(MAGIC, len(text)) + text)
-        for piece in _pieces(weights.values()):
-            file.write(piece)
+    yield HEAD.pack(MAGIC, len(text), zlib.crc32(text)) + text
+    yield from _blobs(weights.values())
 
 
-def _pieces(weights: Iterable[PackedWeight]) -> Iterable[bytes | memoryview]:
+def _blobs(weights: Iterable[PackedWeight]) -> Iterator[bytes | memoryview]:
     for weight in weights:
         yield np.ascontiguousarray(weight.blob).data
         yield bytes(_aligned(weight.blob.nbytes) - weight.blob.nbytes)
+
+
+def _sweep(path: Path) -> None:
+    """Deletes what older versions left of the model, and what processes left that were killed while they wrote."""
+    older = [other for other in path.parent.glob(f"{path.name.partition('.')[0]}.*") if other != path]
+    for leftover in (*older, *path.parent.glob(f"{UNFINISHED}*")):
+        with contextlib.suppress(OSError):  # another engine was quicker, or another user owns it
+            if leftover in older or leftover.stat().st_mtime < time.time() - ABANDONED_S:
+                leftover.unlink()
 
 
 def _aligned(size: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,12 +36,10 @@ X86_FLAGS: dict[str, tuple[str, ...]] = {
     "avx2": AVX2,
     "avxvnni": (*AVX2, "-mavxvnni"),
     "avx512": AVX512,
-    "avx512bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-mavx512vbmi"),
 }
 ARM_FLAGS: dict[str, tuple[str, ...]] = {
     "neon": ("-march=armv8.2-a+dotprod+fp16",),
-    "i8mm": ("-march=armv8.2-a+dotprod+fp16+i8mm",),
 }
 VARIANT_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": X86_FLAGS,
@@ -63,8 +62,9 @@ def library_name(machine: str | None = None) -> str:
 
 
 def compiler() -> str | None:
-    """The C compiler to use: `CC`, or the first that is there."""
-    return next(filter(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))), None)
+    """The C compiler to use: `CC`, which may be a command with arguments, or the first that is there."""
+    commands = filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))
+    return next((command for command in commands if shutil.which(shlex.split(command)[0])), None)
 
 
 def build(folder: Path, cc: str | None = None, machine: str | None = None) -> Path:
@@ -78,7 +78,7 @@ def build(folder: Path, cc: str | None = None, machine: str | None = None) -> Pa
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
         objects = _compile_all(cc, VARIANT_FLAGS.get(machine, {}), Path(scratch))
         made = Path(scratch) / target.name
-        _call([cc, "-shared", "-pthread", "-o", str(made), *map(str, objects), "-lm"])
+        _call([*shlex.split(cc), "-shared", "-pthread", "-o", str(made), *map(str, objects), "-lm"])
         made.replace(target)
     for stale in folder.glob(f"libbough-{sys.platform}-{machine}-*.so"):
         if stale != target:
@@ -90,7 +90,7 @@ def _compile_all(cc: str, variants: dict[str, tuple[str, ...]], scratch: Path) -
     def compile_one(source: Path) -> Path:
         made = scratch / f"{source.stem}.o"
         for flags in _flags_to_try(source, variants):
-            done = _call([cc, *COMMON, *flags, "-c", str(source), "-o", str(made)], may_fail=bool(flags))
+            done = _call([*shlex.split(cc), *COMMON, *flags, "-c", str(source), "-o", str(made)], may_fail=bool(flags))
             if done:
                 break
         return made

@@ -42,6 +42,14 @@ def load_library() -> ctypes.CDLL | None:
         return None
 
 
+def why_absent() -> str:
+    """What to tell where `load_library` gave nothing."""
+    path = find_library()
+    if path is None:
+        return "they are not compiled (`bough build-kernels` does that)"
+    return f"{path} cannot be opened here (`bough build-kernels` compiles it anew)"
+
+
 def build_library() -> Path:
     """Compiles the library where it will be found."""
     folder = PACKAGE

@@ -75,6 +75,8 @@ class Sampling(ctypes.Structure):
         ("tokens", Address),
         ("bad", Address),
         ("scratch", Address),
+        ("masks", Address),
+        ("mask_lines", Address),
     )
 
 

@@ -1,8 +1,9 @@
 """A timeline as a file in Chrome's trace format, which Perfetto and chrome://tracing show.
 
 The file is one JSON array, written event by event without a buffer: whatever ends the process, what happened before is
-in the file, and the viewers take an array that lacks its end. Two lanes: the scheduler's loop, and the device. Beyond
-`MAX_BYTES`, which is about what viewers can still show, nothing more is written.
+in the file, and the viewers take an array that lacks its end. Two lanes: the scheduler's loop, whose phases also tell
+their CPU time (`tdur`), and the device. Beyond `MAX_BYTES`, which is about what viewers can still show, nothing more is
+written.
 """
 
 from __future__ import annotations
@@ -62,10 +63,13 @@ class StepTrace:
             details = {"step": plan.step, "decodes": decodes, "prompt tokens": prompt_tokens}
             self.add(name_batch(decodes, prompt_tokens), DEVICE_LANE, *result.device_span, details)
 
-    def add(self, name: str, lane: int, start: float, end: float, details: dict[str, Any]) -> None:
-        """Something that lasted from `start` to `end`."""
+    def add(
+        self, name: str, lane: int, start: float, end: float, details: dict[str, Any], cpu_s: float | None = None
+    ) -> None:
+        """Something that lasted from `start` to `end`, and for how long its thread computed meanwhile."""
         at, lasted = 1e6 * (start - self._origin), 1e6 * (end - start)  # the format counts microseconds
-        self._write({"name": name, "ph": "X", "tid": lane, "ts": round(at, 3), "dur": round(lasted, 3)}, details)
+        event = {"name": name, "ph": "X", "tid": lane, "ts": round(at, 3), "dur": round(lasted, 3)}
+        self._write(event if cpu_s is None else {**event, "tdur": round(1e6 * cpu_s, 3)}, details)
 
     def close(self) -> None:
         """Completes the array. Only this makes it valid JSON; viewers do not mind."""
@@ -92,20 +96,21 @@ class StepTrace:
 class Phase:
     """One phase of the loop, from the beginning of its `with` block to its end."""
 
-    __slots__ = ("_began", "_name", "_step", "_trace")
+    __slots__ = ("_began", "_began_cpu", "_name", "_step", "_trace")
 
     def __init__(self, trace: StepTrace, name: str, step: int | None) -> None:
         self._trace, self._name, self._step = trace, name, step
-        self._began = 0.0
+        self._began = self._began_cpu = 0.0
 
     def __enter__(self) -> None:
-        self._began = self._trace.clock()
+        self._began, self._began_cpu = self._trace.clock(), time.thread_time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         details = {} if self._step is None else {"step": self._step}
-        self._trace.add(self._name, HOST_LANE, self._began, self._trace.clock(), details)
+        computed = time.thread_time() - self._began_cpu
+        self._trace.add(self._name, HOST_LANE, self._began, self._trace.clock(), details, computed)
 
 
 def count_work(plan: BatchPlan) -> tuple[int, int]:

@@ -35,11 +35,16 @@ class BatchMasks:
         return cls(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))
 
 
+def maskable(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks) -> Tensor:
+    """The model's own logits, or a copy where a masked row wants logprobs of them."""
+    return logits.clone() if (masks.masked & state.flags.logprobs[rows]).any() else logits
+
+
 def apply_masks(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks, *, raw: bool) -> Tensor:
     """The logits [n, V] with all that is not allowed at -inf. `raw`: these are the model's own, which a row that wants
     logprobs has yet to read."""
-    if raw and (masks.masked & state.flags.logprobs[rows]).any():
-        logits = logits.clone()
+    if raw:
+        logits = maskable(state, logits, rows, masks)
     if logits.device.type == "cuda":
         from bough.kernels.token_mask import triton  # installed only where it has a device to drive
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
+from bough.server.model_info import ModelInfo
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -26,20 +27,6 @@ LONG_TEXT = 10_000
 # Prompts of one HTTP request, times their samples. Making them ready takes some ten microseconds each, during which
 # nobody else is served; offline callers, whom nobody waits for, have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The one model that is served, whatever name a request gives."""
-
-    name: str  # never a path, so that it can stand in an address
-    path: str
-    tokenizer_path: str
-    architecture: str
-    context_length: int
-    vocab_size: int
-    created: int  # when the server started, in seconds since 1970
-    limits: dict[str, Any] = field(default_factory=dict)  # everything that the scheduler announced when it was ready
 
 
 @dataclass(frozen=True, slots=True)

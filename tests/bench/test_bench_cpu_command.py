@@ -68,7 +68,7 @@ def test_llama_runs_every_load(stand_in: None) -> None:
     assert all(rate > 0 for case in found.cases for rate in case.rates_of("llama.cpp"))
     (start,) = found.starts
     assert [name for name, _ in start.median.parts] == ["imports", "load", "first token"] and len(start.starts) == 2
-    assert start.peak_bytes > 1_000_000
+    assert start.peak_bytes > 1_000_000 and start.median.cpu_s > 0
 
 
 def measure_tiny(model: Path, folder: Path, flags: list[str]) -> dict[str, Any]:
@@ -83,6 +83,9 @@ def measure_tiny(model: Path, folder: Path, flags: list[str]) -> dict[str, Any]:
 def test_the_engine_runs_loads(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = measure_tiny(tiny_model, tmp_path, ["--no-executor", "--case", "decode", "chats-32"])
     assert [start["side"] for start in found["starts"]] == ["engine"]
+    parts = dict(found["starts"][0]["starts"][0]["parts"])
+    assert list(parts) == ["imports", "processes and their imports", "load", "first token"]
+    assert all(seconds > 0 for seconds in parts.values())
     assert "32 chats × 32 tokens over 1,000" in capsys.readouterr().out
     assert (tmp_path / "found.html").exists()
 
@@ -92,6 +95,20 @@ def test_engine_and_executor_run_every_load(tiny_model: Path, tmp_path: Path) ->
     found = measure_tiny(tiny_model, tmp_path, [])
     assert [start["side"] for start in found["starts"]] == ["engine", "executor"]
     assert [case["name"] for case in found["cases"]] == [case.name for case in cases()]
+
+
+def test_a_profile_needs_no_tokenizer(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "cpu", "--profile", "--vocab", "100", "--model", str(tiny_model), *TINY]) == 0
+    shown = capsys.readouterr().out
+    assert "a decode step of 16 streams" in shown and "forward pass" in shown and "JSON" not in shown
+
+
+@pytest.mark.slow
+def test_a_profile_under_a_schema_shows_what_masks_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the default model: a schema needs a vocabulary of words."""
+    assert main(["bench", "cpu", "--profile", "--scale", "0.5", "--cpu-threads", "1"]) == 0
+    free, bound = capsys.readouterr().out.split("the same under a JSON schema")
+    assert "filling masks" in bound and "filling masks" not in free
 
 
 @pytest.mark.parametrize(

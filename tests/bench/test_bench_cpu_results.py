@@ -16,7 +16,9 @@ from bough.bench.cpu_results import CaseResult, Comparison, SideResult, StartRes
 def found() -> Comparison:
     rates = [SideResult("engine", [10.0, 30.0, 8.0]), SideResult("llama.cpp", [5.0, 10.0, 8.0])]
     starts = [
-        StartResult(side, [Start([("imports", 1.0), ("load", load)]) for load in (5.0, 1.0, 2.0)], 250_000_000)
+        StartResult(
+            side, [Start([("imports", 1.0), ("load", load)], load + 2) for load in (5.0, 1.0, 2.0)], 250_000_000
+        )
         for side in ("engine", "llama.cpp")
     ]
     return Comparison({"machine": "two <cores>"}, [CaseResult("decode", "one stream", rates)], starts)
@@ -40,7 +42,7 @@ def test_the_text_has_rates_ratios_starts_and_memory(found: Comparison) -> None:
     lines = {" ".join(line.split()) for line in text.splitlines()}
     assert "tok/s, median engine llama.cpp engine / llama.cpp" in lines
     assert "one stream 10.0 8.0 2.00 (1.00–3.00)" in lines
-    assert "engine 3.00 imports 1.00, load 2.00 250" in lines
+    assert "engine 3.00 imports 1.00, load 2.00 4.00 250" in lines
     assert "machine: two <cores>" in lines
     assert "engine / llama.cpp" not in text_report(found, None)
 

@@ -12,9 +12,10 @@ from bough.attention.registry import BackendNames
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.core.settings import ModelSettings, Settings
+from bough.core.settings import MemorySettings, ModelSettings, Settings
 from bough.executor.build import build_executor, check_cache_readers, check_deterministic, resolve_config
 from bough.executor.device_rows import DeviceRows
+from bough.executor.sizing import CacheSize, size_cpu_cache
 from bough.loader.locate import locate
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -115,11 +116,22 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         pytest.param({"quantization": "fp8", "device": "cpu"}, "needs a GPU", id="fp8 weights"),
         ({"decode_attention_backend": "flashinfer"}, "does not ship"),
         ({"enable_deterministic_inference": True, "device": "cpu"}, "for CUDA devices"),
+        ({"quantization": "int8", "device": "cpu", "attention_backend": "torch"}, "torch attention is asked for"),
+        ({"quantization": "int4", "device": "cpu", "dtype": "bfloat16"}, "compute in float32"),
     ],
 )
 def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, object], words: str) -> None:
     settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "cpu_threads": 1, **flat})
     with pytest.raises(SettingsError, match=words):
+        build_executor(locate(str(tiny_model)), settings)
+
+
+def test_quantising_needs_the_native_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them torch computes in float32, which is not what was asked for."""
+    monkeypatch.setattr("bough.executor.native_build.load_library", lambda: None)
+    monkeypatch.setattr("bough.native.library.find_library", lambda: None)
+    settings = Settings.from_flat({"load_format": "dummy", "device": "cpu", "quantization": "int8"})
+    with pytest.raises(SettingsError, match="bough build-kernels"):
         build_executor(locate(str(tiny_model)), settings)
 
 
@@ -144,3 +156,21 @@ def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path)
     settings = Settings.from_flat({"context_length": 99, "json_model_override_args": '{"rms_norm_eps": 0.5}'})
     config = resolve_config(locate(str(tiny_model)), settings)
     assert config.context_length == 99 and config.norm_eps == 0.5
+
+
+def test_mapped_weights_leave_less_room_for_the_cache(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mapped counts as free memory before and after it is loaded."""
+    free = 16 << 20
+    monkeypatch.setattr("bough.executor.build.free_memory_bytes", lambda: free)
+    settings = Settings.from_flat(
+        {"load_format": "dummy", "device": "cpu", "cpu_threads": 1, "context_length": 1 << 20}
+    )
+    sized: dict[str, int] = {}
+
+    def size(settings: MemorySettings, **measured: int) -> CacheSize:
+        sized.update(measured)
+        return size_cpu_cache(settings, **measured)
+
+    monkeypatch.setattr("bough.executor.build.size_cpu_cache", size)
+    build_executor(locate(str(tiny_model)), settings).executor.close()
+    assert sized["weight_bytes"] > 0 and sized["free_bytes"] == free - sized["weight_bytes"]

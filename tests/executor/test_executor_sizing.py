@@ -56,6 +56,44 @@ def test_container_limits_count(tmp_path: Path) -> None:
     assert usable_cores(tmp_path) == 1
 
 
+def test_what_is_only_remembered_of_files_is_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 200000\ninactive_file 500000\nactive_file 100000\n")
+    assert free_memory_bytes(tmp_path) == 600_000
+
+
+@pytest.mark.parametrize("limited", ["user.slice", "user.slice/bough.service"])
+def test_limits_of_a_service_count_without_a_container(tmp_path: Path, limited: str) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("0::/user.slice/bough.service\n")
+    (tmp_path / "user.slice" / "bough.service").mkdir(parents=True)
+    (tmp_path / limited / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / limited / "memory.max").write_text("1000000\n")
+    (tmp_path / limited / "memory.current").write_text("400000\n")
+    assert usable_cores(tmp_path, membership) == 1
+    assert free_memory_bytes(tmp_path, membership) == 600_000
+
+
+def test_limits_of_the_older_control_groups_count(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("4:cpu,cpuacct:/box\n3:memory:/box\n1:name=systemd:/../elsewhere\n")
+    for controller, files in {
+        "cpu": {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
+        "memory": {
+            "memory.limit_in_bytes": "1000000",
+            "memory.usage_in_bytes": "900000",
+            "memory.stat": "total_inactive_file 500000",
+        },
+    }.items():
+        group = tmp_path / controller / "box"
+        group.mkdir(parents=True)
+        for name, content in files.items():
+            (group / name).write_text(content)
+    assert usable_cores(tmp_path, membership) == 1
+    assert free_memory_bytes(tmp_path, membership) == 600_000
+
+
 def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "cpu.max").write_text("max 100000\n")

@@ -22,7 +22,8 @@ from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.settings import Settings
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Started
 from bough.messages.requests import Abort, Generate
-from bough.server.context import ModelInfo, ServerContext
+from bough.server.context import ServerContext
+from bough.server.model_info import ModelInfo
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.incremental import IncrementalDecoder
 from bough.tokenizer.pieces import BYTE_OF_CHAR

@@ -21,7 +21,8 @@ from bough.messages.channels import decoder_of
 from bough.messages.outputs import Deltas, Reply, ToClient, ToDetokenizer
 from bough.messages.requests import StreamEnded, ToScheduler
 from bough.scheduler.loop import Scheduler
-from bough.server.context import ModelInfo, ServerContext
+from bough.server.context import ServerContext
+from bough.server.model_info import ModelInfo
 from bough.tokenizer.detokenizer import Detokenizer
 from tests.fakes.boxes import FakeInbox
 from tests.fakes.executor import Done, FakeExecutor

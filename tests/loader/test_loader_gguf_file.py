@@ -40,6 +40,16 @@ def test_metadata_and_tensors_match_the_package_s_reader(make_gguf: Callable[...
     assert file.raw(file.tensors["v"]).shape == (1, 20)
 
 
+def test_a_string_is_found_as_decoding_all_would_find_it(make_gguf: Callable[..., Path]) -> None:
+    inside = (3).to_bytes(8, "little").decode() + "end"  # looks like the entry of another string
+    words = ["x", inside, "", "end", "ŷ" * 40, "end"]
+    metadata = GgufFile.open(make_gguf(extra={"a.words": words, "a.numbers": [1, 2]})).metadata
+    found, numbers = metadata["a.words"], metadata["a.numbers"]
+    assert isinstance(found, GgufArray) and isinstance(numbers, GgufArray)
+    assert [found.find(word) for word in words] == [words.index(word) for word in words]
+    assert found.find("en") is None and found.find("missing") is None and numbers.find("x") is None
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

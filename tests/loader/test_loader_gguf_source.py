@@ -77,3 +77,21 @@ def test_only_weights_are_listed(make_gguf: MakeGguf, tiny_config: ModelConfig) 
     source = GgufSource(GgufFile.open(make_gguf(tensors=tensors)), tiny_config)
     assert source.names() == ["model.embed_tokens.weight"]
     assert source.nbytes() == 10 * 64 * 4
+
+
+def test_a_type_without_kernels_is_dequantised_and_told_once(
+    make_gguf: MakeGguf, tiny_config: ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = gguf.GGMLQuantizationType.TQ2_0
+    values = np.random.default_rng(0).normal(size=(8, 256)).astype(np.float32)
+    names = ["blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"]
+    path = make_gguf(tensors=dict.fromkeys(names, values), kinds=dict.fromkeys(names, kind))
+    source = GgufSource(GgufFile.open(path), tiny_config)
+    with caplog.at_level("INFO"):
+        for name in source.names():
+            rows, stored = source.read_stored(name)
+            assert stored == source.stored_type(name) == gguf.GGMLQuantizationType.F32
+            np.testing.assert_array_equal(rows.view(np.float32), source.read(name).numpy())
+    assert [record.getMessage() for record in caplog.records] == [
+        "weights of GGUF type TQ2_0 have no native kernel; they are dequantised to float32"
+    ]

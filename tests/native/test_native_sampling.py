@@ -14,8 +14,10 @@ from bough.core.plan import LogprobSpec, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.executor.native_sampling import NativeSampler
 from bough.kernels.sampling.reference import sample_rows
+from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.native.library import load_library
 from bough.native.tape import Crew
+from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
@@ -35,7 +37,7 @@ FILTERS: dict[str, dict[str, float]] = {
 
 def state_of(params: list[SamplingParams], logprobs: LogprobSpec | None = None) -> SamplingState:
     state = SamplingState(len(params), VOCAB, "cpu")
-    state.setup([RowSetup(i, p, 7 + i, NO_PAGES, 0, 0, logprobs, 0, None, ()) for i, p in enumerate(params)])
+    state.setup([RowSetup(i, p, 7 + i, NO_PAGES, 0, 0, None, 0, logprobs, ()) for i, p in enumerate(params)])
     return state
 
 
@@ -103,6 +105,51 @@ def test_rows_that_cannot_be_sampled_fail_alone(any_tier: ctypes.CDLL, temperatu
     found = sampler(logits, np.arange(5, dtype=np.int32))
     assert found.bad.tolist() == [True, True, True, False, False]
     assert found.tokens[:4].tolist() == [0, 0, 0, 1001]
+
+
+def random_masks(masked: list[bool], allowed: float, seed: int) -> BatchMasks:
+    """Lines for the masked rows; the last bits stand for no token, and may be anything."""
+    words = -(-VOCAB // 32)
+    bits = np.random.default_rng(seed).random((sum(masked), 32 * words)) < allowed
+    bits[:, 17] = True  # something must be possible
+    packed = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    places = torch.from_numpy(np.flatnonzero(masked))
+    return BatchMasks(np.array(masked), places, torch.from_numpy(packed))
+
+
+@pytest.mark.parametrize("allowed", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}], ids=["all", "top-p"])
+def test_masked_rows_draw_among_what_is_allowed(
+    any_tier: ctypes.CDLL, allowed: float, filters: dict[str, float]
+) -> None:
+    params = [SamplingParams(temperature=t, **filters) for t in (0.0, 1.0, 2.0, 1.0)]
+    native, reference = state_of(params), state_of(params)
+    sampler, rows = NativeSampler(native, Crew(any_tier, 2)), np.array([2, 0, 3, 1], dtype=np.int32)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(10):
+        masks = random_masks([True, False, True, True], allowed, step)
+        logits = torch.randn(4, VOCAB, generator=generator) * 3
+        forbidden = logits.clone()
+        forbid_tokens_(forbidden, masks.words, masks.places)
+        expected, _ = sample_rows(forbidden, torch.from_numpy(rows).long(), reference.parameters, filtered=True)
+        assert sampler(logits, rows, masks).tokens.tolist() == expected.tolist()
+        assert torch.equal(logits, forbidden)
+    assert sampler(torch.zeros(4, VOCAB), rows).tokens.tolist()[1] == 0, "the next step has no masks"
+
+
+def test_a_mask_that_allows_nothing_is_bad_for_its_row_alone(any_tier: ctypes.CDLL) -> None:
+    sampler = NativeSampler(state_of([SamplingParams(temperature=0.0)] * 2), Crew(any_tier, 1))
+    words = torch.zeros(1, -(-VOCAB // 32), dtype=torch.int32)
+    masks = BatchMasks(np.array([False, True]), torch.tensor([1]), words)
+    assert sampler(torch.ones(2, VOCAB), np.arange(2, dtype=np.int32), masks).bad.tolist() == [False, True]
+
+
+def test_masks_work_on_a_copy_where_logprobs_are_wanted(any_tier: ctypes.CDLL) -> None:
+    sampler = NativeSampler(state_of([SamplingParams(temperature=0.0)], LogprobSpec()), Crew(any_tier, 1))
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
+    before = logits.clone()
+    found = sampler(logits, np.zeros(1, dtype=np.int32), random_masks([True], 0.0, 0))
+    assert found.tokens.tolist() == [17] and torch.equal(logits, before)
 
 
 def test_adjusted_rows_are_drawn_by_torch(any_tier: ctypes.CDLL) -> None:

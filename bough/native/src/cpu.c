@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "cpu.h"
 
+#include <stdbool.h>
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -27,38 +29,31 @@ static int tiles_granted(void) {
 
 static unsigned detect(void) {
     unsigned found = 0;
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        found |= BOUGH_AVX2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-        found |= BOUGH_AVX512;
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
+    __builtin_cpu_init();
+    bool halves = __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && halves)
+        found |= BOUGH_AVX2;
+    if ((found & BOUGH_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vnni"))
+        found |= BOUGH_AVX512;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d))
         return found;
-    unsigned tiles = 1u << 24, bytes = 1u << 25, bfloat16 = 1u << 22;
-    if ((found & BOUGH_AVX512) && (d & tiles) && (d & bytes) && (d & bfloat16) && tiles_granted())
+    if ((found & BOUGH_AVX2) && (a & 1u << 4))
+        found |= BOUGH_AVXVNNI;
+    bool bfloat16 = a & 1u << 5;
+    /* Every CPU with tiles has the rest of what that variant is compiled with; a virtual one may hide some of it. */
+    unsigned tiles = 1u << 24 | 1u << 25 | 1u << 22, permuted_bytes = 1u << 1;
+    if ((found & BOUGH_AVX512) && bfloat16 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles) == tiles &&
+        (c & permuted_bytes) && tiles_granted())
         found |= BOUGH_AMX;
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
-        if ((found & BOUGH_AVX2) && (a & 1u << 4))
-            found |= BOUGH_AVXVNNI;
-        if ((found & BOUGH_AVX512) && (a & 1u << 5))
-            found |= BOUGH_AVX512BF16;
-    }
     return found;
 }
 #elif defined(__aarch64__) && defined(__linux__)
-#ifndef HWCAP2_I8MM
-#define HWCAP2_I8MM (1 << 13)
-#endif
 static unsigned detect(void) {
-    unsigned found = 0;
-    unsigned long has = getauxval(AT_HWCAP), more = getauxval(AT_HWCAP2);
-    if ((has & HWCAP_ASIMDDP) && (has & HWCAP_ASIMDHP))
-        found |= BOUGH_NEON;
-    if ((found & BOUGH_NEON) && (more & HWCAP2_I8MM))
-        found |= BOUGH_I8MM;
-    return found;
+    unsigned long has = getauxval(AT_HWCAP);
+    return (has & HWCAP_ASIMDDP) && (has & HWCAP_ASIMDHP) ? BOUGH_NEON : 0;
 }
 #elif defined(__aarch64__) && defined(__APPLE__)
 static unsigned detect(void) { return BOUGH_NEON; /* every one of Apple's */ }

@@ -14,9 +14,7 @@ enum bough_feature {
     BOUGH_AVX512 = 1 << 1,   /* F, BW, VL, DQ and VNNI */
     BOUGH_NEON = 1 << 2,     /* and dot products of bytes, and arithmetic with 16-bit floats (ARMv8.2) */
     BOUGH_AVXVNNI = 1 << 3,  /* dot products of bytes in AVX2's registers */
-    BOUGH_AVX512BF16 = 1 << 4,
-    BOUGH_AMX = 1 << 5,      /* tiles of bytes and bfloat16; the system must grant their use too */
-    BOUGH_I8MM = 1 << 6,     /* ARM's products of small matrices of bytes */
+    BOUGH_AMX = 1 << 4,      /* tiles of bytes and bfloat16; the system must grant their use too */
 };
 
 /* What may be used: what the CPU has, less what `bough_cpu_allow` left out. */

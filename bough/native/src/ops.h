@@ -52,6 +52,8 @@ typedef struct bough_ops {
     void (*join)(const bough_attend *task, int64_t runs, const float *results, int64_t floats);
     /* Rounds to the type of a cache. */
     void (*narrow)(const float *x, int number, int64_t size, void *out);
+    /* Adds minus infinity where bit i % 32 of word i / 32 is not set. */
+    void (*forbid)(float *x, int64_t size, const uint32_t *allowed);
     /* The first place of the largest number, and that number; NaN counts as largest. */
     int64_t (*best)(const float *x, int64_t size, float *peak);
     /* The places of the numbers that are not below `bar`, in order; how many. */

@@ -395,19 +395,41 @@ static void join(const bough_attend *task, int64_t runs, const float *results, i
 
 /* ---- sampling */
 
-static int64_t best(const float *x, int64_t size, float *peak) {
-    vec most = splat(-INFINITY);
-    ivec strange = {0};
-    int64_t whole = size - size % LANES;
-    for (int64_t i = 0; i < whole; i += LANES) {
-        vec v = load(x + i);
-        strange |= v != v;
-        most = larger(v, most);
+static void forbid(float *x, int64_t size, const uint32_t *allowed) {
+    int64_t whole = size - size % 32;
+    for (int64_t first = 0; first < whole; first += 32) {
+        uint32_t word = allowed[first / 32];
+        if (word == UINT32_MAX)
+            continue;
+        for (int i = 0; i < 32; i++)
+            x[first + i] += word >> i & 1 ? 0.0f : -INFINITY;
     }
-    float top = largest_of(most);
+    for (int64_t i = whole; i < size; i++)
+        x[i] += allowed[i / 32] >> i % 32 & 1 ? 0.0f : -INFINITY;
+}
+
+enum { AT_ONCE = 4 * LANES };
+
+/* The largest of AT_ONCE numbers. */
+INLINE float largest_in(const float *x) {
+    return largest_of(larger(larger(load(x), load(x + LANES)), larger(load(x + 2 * LANES), load(x + 3 * LANES))));
+}
+
+static int64_t best(const float *x, int64_t size, float *peak) {
+    vec most[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
+    ivec strange[4] = {0};
+    int64_t whole = size - size % AT_ONCE;
+    for (int64_t i = 0; i < whole; i += AT_ONCE)
+        for (int part = 0; part < 4; part++) {
+            vec v = load(x + i + part * LANES);
+            strange[part] |= v != v;
+            most[part] = larger(v, most[part]);
+        }
+    float top = largest_of(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+    ivec any_strange = strange[0] | strange[1] | strange[2] | strange[3];
     bool has_nan = false;
     for (int i = 0; i < LANES; i++)
-        has_nan |= strange[i] != 0;
+        has_nan |= any_strange[i] != 0;
     for (int64_t i = whole; i < size; i++) {
         has_nan |= x[i] != x[i];
         top = x[i] > top ? x[i] : top;
@@ -418,18 +440,17 @@ static int64_t best(const float *x, int64_t size, float *peak) {
     }
     *peak = top;
     int64_t place = 0;
+    while (place < whole && largest_in(x + place) < top)
+        place += AT_ONCE;
     while (place < size - 1 && x[place] != top)
         place++;
     return place;
 }
 
 static int64_t find_above(const float *x, int64_t size, float bar, int32_t *places) {
-    enum { AT_ONCE = 4 * LANES };
     int64_t count = 0, whole = size - size % AT_ONCE;
     for (int64_t i = 0; i < whole; i += AT_ONCE) {
-        vec most = larger(larger(load(x + i), load(x + i + LANES)),
-                          larger(load(x + i + 2 * LANES), load(x + i + 3 * LANES)));
-        if (largest_of(most) < bar)
+        if (largest_in(x + i) < bar)
             continue;
         for (int64_t at = i; at < i + AT_ONCE; at++) { /* without a branch, which nobody could foresee */
             places[count] = (int32_t)at;
@@ -442,20 +463,35 @@ static int64_t find_above(const float *x, int64_t size, float bar, int32_t *plac
     return count;
 }
 
+INLINE void add_to_levels(vec levels[BOUGH_LEVELS], vec weight) {
+    float bar = 0.25f;
+#pragma GCC unroll 9
+    for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25f)
+        levels[level] += (vec)((ivec)weight & (ivec)(weight >= splat(bar)));
+}
+
 static void sum_levels(const float *x, int64_t size, float peak, float temperature, double sums[BOUGH_LEVELS]) {
     enum { BLOCK = 512 * LANES }; /* a float is good for its sums */
+    const float lowest_bar = 0x1p-16f; /* of all levels but the last; most tokens are below it */
     vec top = splat(peak), divisor = splat(temperature);
     for (int64_t first = 0; first < size; first += BLOCK) {
         int64_t end = size - first < BLOCK ? size : first + BLOCK, i = first;
         vec levels[BOUGH_LEVELS];
         for (int level = 0; level < BOUGH_LEVELS; level++)
             levels[level] = (vec){0};
+        for (; i + AT_ONCE <= end; i += AT_ONCE) {
+            vec weights[4];
+            for (int part = 0; part < 4; part++) {
+                weights[part] = exp_((load(x + i + part * LANES) - top) / divisor);
+                levels[BOUGH_LEVELS - 1] += weights[part];
+            }
+            if (largest_of(larger(larger(weights[0], weights[1]), larger(weights[2], weights[3]))) >= lowest_bar)
+                for (int part = 0; part < 4; part++)
+                    add_to_levels(levels, weights[part]);
+        }
         for (; i + LANES <= end; i += LANES) {
             vec weight = exp_((load(x + i) - top) / divisor);
-            float bar = 0.25f;
-#pragma GCC unroll 9
-            for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25f)
-                levels[level] += (vec)((ivec)weight & (ivec)(weight >= splat(bar)));
+            add_to_levels(levels, weight);
             levels[BOUGH_LEVELS - 1] += weight;
         }
         for (int level = 0; level < BOUGH_LEVELS; level++)
@@ -503,6 +539,6 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
     return last;
 }
 
-static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, softcap,
-                              attend,   join,   narrow,   best,          find_above, sum_levels, weigh_all, sum_weights,
-                              find_weight};
+static const bough_ops OPS = {rms_norm, rotate, silu_mul,   gelu_tanh_mul, softcap,     attend,
+                              join,     narrow, forbid,     best,          find_above,  sum_levels,
+                              weigh_all, sum_weights, find_weight};

@@ -234,7 +234,11 @@ size_t bough_sampling_scratch(int64_t vocabulary, int threads) { return (size_t)
 /* Each row belongs to whoever has its tile. */
 static void sample_row(const bough_sampling *rows, const bough_ops *ops, int64_t place, const room *room) {
     int32_t row = rows->rows[place];
-    drawing d = {.logits = rows->logits + place * rows->vocabulary,
+    float *logits = rows->logits + place * rows->vocabulary;
+    if (rows->masks != NULL && rows->mask_lines[place] >= 0)
+        ops->forbid(logits, rows->vocabulary,
+                    rows->masks + rows->mask_lines[place] * ((rows->vocabulary + 31) / 32));
+    drawing d = {.logits = logits,
                  .size = rows->vocabulary,
                  .temperature = rows->temperature[row],
                  .min_p = rows->min_p[row],

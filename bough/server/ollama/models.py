@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from bough.core.settings import Settings
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ModelInfo, ServerContext
+from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.errors import ollama_shape
+from bough.server.model_info import ModelInfo
 from bough.server.ollama.objects import ModelDescription, ModelDetails, ModelEntry, ModelList
 from bough.server.ollama.schema import ShowRequest
 from bough.server.ollama.writing import timestamp

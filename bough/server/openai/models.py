@@ -5,9 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.server.context import ModelInfo, ServerContext
+from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.errors import HttpError, openai_shape
+from bough.server.model_info import ModelInfo
 from bough.server.openai.objects import ModelCard, ModelList
 from bough.server.responses import json_response
 

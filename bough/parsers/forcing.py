@@ -1,20 +1,34 @@
-"""Grammars for calls that must come (`tool_choice` `required`, or a tool by name), as fields of sampling parameters.
+"""Grammars of calls, as fields of sampling parameters: for calls that must come (`tool_choice` `required`, or a tool by
+name), and for the calls of tools that are `strict`, once the model begins one.
 
 Where a format writes arguments as JSON, the grammar is that format with each tool's own schema in the place of the
-arguments. Other formats have no grammar that every back end knows, so the model is made to write a JSON list of calls,
-which `JsonList` reads.
+arguments. Other formats have no grammar that every back end knows: a call that must come is then an element of a JSON
+list, which `JsonList` reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bough.parsers.formats.base import Shape, ToolFormat
 from bough.parsers.formats.json_list import JsonList
 
 Schema = Mapping[str, Any]
-NO_ARGUMENTS: Schema = {"type": "object", "properties": {}}
+ANY_ARGUMENTS: Schema = {"type": "object"}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+# What a schema may say besides `properties` without a word on which names there may be.
+WITHOUT_NAMES = frozenset({"type", "properties", "required", "title", "description", "$schema", "$id", "$comment"})
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """`fields` are sampling parameters; `places` tell where in them each tool's schema stands, by the engine's way to
+    name a place (`structural_tag#/format/tags/0/content/json_schema`)."""
+
+    fields: dict[str, Any]
+    places: dict[str, str]
 
 
 def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
@@ -30,44 +44,110 @@ def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tup
     return (shape.before,) if shape.before else tuple(shape.begin(name) for name in names)
 
 
-def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
-    """The sampling field that makes an answer nothing but calls of these tools: one if `single`, else one or more."""
+def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> CallGrammar:
+    """What makes an answer nothing but calls of these tools: one if `single`, else one or more."""
+    arguments = {name: arguments_schema(schema) for name, schema in tools.items()}
     shape = forced_format(tool_format).shape
     if shape is None:
-        return {"json_schema": _call_list(tools, single=single)}
-    return {"structural_tag": {"type": "structural_tag", "format": _tags(shape, tools, single=single)}}
+        return _call_list(arguments, single=single)
+    form, path = _calls_only(shape, arguments, single=single)
+    return _tag_grammar(form, f"/format{path}", arguments)
 
 
-def _tags(shape: Shape, tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
-    tags = {
+def can_watch(tool_format: ToolFormat | None) -> bool:
+    """Whether calls of this format can be told from other text by how they begin."""
+    return tool_format is not None and tool_format.shape is not None and bool(tool_format.shape.trigger)
+
+
+def watched_calls(
+    tool_format: ToolFormat,
+    tools: Mapping[str, Schema],
+    strict: Collection[str],
+    *,
+    single: bool,
+    otherwise: Mapping[str, Any] | None = None,
+) -> CallGrammar:
+    """What holds an answer to a format that `can_watch`, from where it begins a call: the name is a tool's, and the
+    arguments are an object, which matches the schema of a tool that is `strict`. An answer without calls is free text,
+    or has the format `otherwise` of a structural tag."""
+    shape = tool_format.shape
+    assert shape is not None, "a format that cannot be watched"
+    arguments = {name: arguments_schema(tools[name]) if name in strict else ANY_ARGUMENTS for name in tools}
+    if otherwise is not None:
+        form, path = _calls_only(shape, arguments, single=single)
+        return _tag_grammar({"type": "or", "elements": [form, otherwise]}, f"/format/elements/0{path}", arguments)
+    if shape.before:
+        section = _tags(shape, arguments, single=single)
+        tags, path = [{"type": "tag", "begin": shape.before, "content": section, "end": shape.after}], "/tags/0/content"
+    else:
+        tags, path = [_tag(shape, name, schema) for name, schema in arguments.items()], ""
+    form = {"type": "triggered_tags", "triggers": [shape.trigger], "tags": tags, "stop_after_first": single}
+    return _tag_grammar(form, f"/format{path}", arguments)
+
+
+def arguments_schema(schema: Schema) -> Schema:
+    """The schema of a call's arguments. A tool that declares no parameters has none, rather than any."""
+    if not schema:
+        return NO_ARGUMENTS
+    if schema.get("properties") == {} and WITHOUT_NAMES.issuperset(schema):
+        return {**schema, "additionalProperties": False}
+    return schema
+
+
+# ---- in the format's own tags
+
+
+def _tag_grammar(form: dict[str, Any], path: str, names: Iterable[str]) -> CallGrammar:
+    """`path` leads to the tags in the format, one for each name."""
+    places = {f"structural_tag#{path}/tags/{i}/content/json_schema": name for i, name in enumerate(names)}
+    return CallGrammar({"structural_tag": {"type": "structural_tag", "format": form}}, places)
+
+
+def _calls_only(shape: Shape, arguments: Mapping[str, Schema], *, single: bool) -> tuple[dict[str, Any], str]:
+    """The format of an answer that is nothing but calls, and the way in it to the tags."""
+    tags = _tags(shape, arguments, single=single)
+    around = [{"type": "const_string", "value": text} if text else None for text in (shape.before, shape.after)]
+    elements = [element for element in (around[0], tags, around[1]) if element is not None]
+    if len(elements) == 1:
+        return tags, ""
+    return {"type": "sequence", "elements": elements}, f"/elements/{elements.index(tags)}"
+
+
+def _tags(shape: Shape, arguments: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
+    return {
         "type": "tags_with_separator",
-        "tags": [
-            {
-                "type": "tag",
-                "begin": shape.begin(name),
-                "content": {"type": "json_schema", "json_schema": schema or NO_ARGUMENTS},
-                "end": shape.end,
-            }
-            for name, schema in tools.items()
-        ],
+        "tags": [_tag(shape, name, schema) for name, schema in arguments.items()],
         "separator": shape.between,
         "at_least_one": True,
         "stop_after_first": single,
     }
-    around = [{"type": "const_string", "value": text} if text else None for text in (shape.before, shape.after)]
-    elements = [element for element in (around[0], tags, around[1]) if element is not None]
-    return tags if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
-def _call_list(tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
+def _tag(shape: Shape, name: str, schema: Schema) -> dict[str, Any]:
+    return {
+        "type": "tag",
+        "begin": shape.begin(name),
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": shape.end,
+    }
+
+
+# ---- as a list
+
+
+def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     """A list of calls. A schema that refers to its own parts moves to the definitions, and its references with it."""
     definitions: dict[str, Any] = {}
     choices = []
-    for name, schema in tools.items():
-        parameters: Any = schema or NO_ARGUMENTS
+    places = {}
+    for i, (name, schema) in enumerate(arguments.items()):
+        parameters: Any = schema
+        path = "/items/properties" if len(arguments) == 1 else f"/items/anyOf/{i}/properties"
+        places[f"json_schema#{path}/parameters"] = name
         if _refers(parameters):
             definitions[name] = _moved(parameters, name)
             parameters = {"$ref": _pointer(name)}
+            places[f"json_schema{_pointer(name)}"] = name
         choices.append(
             {
                 "type": "object",
@@ -80,7 +160,7 @@ def _call_list(tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
     listed: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
     if single:
         listed["maxItems"] = 1
-    return listed | ({"$defs": definitions} if definitions else {})
+    return CallGrammar({"json_schema": listed | ({"$defs": definitions} if definitions else {})}, places)
 
 
 def _refers(schema: Any) -> bool:
@@ -103,4 +183,4 @@ def _moved(schema: Any, name: str) -> Any:
 
 
 def _pointer(name: str) -> str:
-    return f"#/$defs/{name}"
+    return f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"

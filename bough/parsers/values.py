@@ -60,10 +60,13 @@ def to_json(value: Any) -> str:
     return text
 
 
-def _read(text: str) -> Any:
-    if text in PYTHON_WORDS:
-        return PYTHON_WORDS[text]
+def read_json(text: str) -> Any:
+    """A JSON value; a `ValueError` for what is none, NaN and infinities among it."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _read(text: str) -> Any:
+    return PYTHON_WORDS[text] if text in PYTHON_WORDS else read_json(text)
 
 
 def _finite(literal: str) -> float:

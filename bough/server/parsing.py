@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bough.client.inputs import ThinkingMarks
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
+from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.core.settings import Settings
 from bough.parsers import (
     AnswerFormat,
@@ -22,19 +23,21 @@ from bough.parsers import (
     Call,
     CallBegin,
     CallEnd,
+    CallGrammar,
     Event,
     Reasoning,
     ReasoningFormat,
+    can_watch,
     forced_calls,
     forced_format,
     forced_openings,
     reasoning_format,
     tool_format,
+    watched_calls,
 )
 from bough.parsers.formats.base import ToolFormat
+from bough.server.names import client_name, speak_also
 from bough.server.tools import NO_TOOLS, ToolUse
-
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")  # of the sampling parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +70,51 @@ class AnswerPlan:
             return None
         begun = kind.thinks_from_start(prompt, continued)
         switched_off = not begun and prompt.rstrip().endswith(kind.end)
-        if switched_off or (budget is None and not any(sampling.get(name) for name in GRAMMARS)):
+        if switched_off or (budget is None and _asked(sampling) is None):
             return None
         return ThinkingMarks(kind.start, kind.end, kind.cut, begun, budget)
 
     def sampling(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that."""
+        """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that. What
+        is said of a grammar over tools later is said of the tools."""
         added: dict[str, Any] = {}
         if self.reasoning is not None or self.tools.tools:
             added["skip_special_tokens"] = False
         if given.get("skip_special_tokens") is not None:
             added.pop("skip_special_tokens", None)
-        if self.tools.must:
-            added |= forced_calls(self.calls, self.tools.schemas, single=self.tools.single)
-        return {**given, **added}
+        grammar = self._grammar(given)
+        if grammar is None:
+            return {**given, **added}
+        speak_also({place: self.tools.places[name] for place, name in grammar.places.items()})
+        speak_also({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
+        kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
+        return {**kept, **added, **grammar.fields}
+
+    def _grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+        """What the tools ask of the answer, beside or instead of what its request asks."""
+        tools, asked = self.tools, _asked(given)
+        if tools.must:
+            if asked is not None:
+                raise RequestError(
+                    f"{asked} and tool_choice each say what the answer must match; give one of them.",
+                    field="tool_choice",
+                )
+            grammar = forced_calls(self.calls, tools.schemas, single=tools.single)
+            lenient = all(tool.strict is False for tool in tools.tools)
+            return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
+        if not self.watched:
+            return None
+        assert self.calls is not None
+        otherwise = None
+        if asked is not None:
+            otherwise = _as_format(asked, given[asked])
+            speak_also({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
+        return watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single, otherwise=otherwise)
+
+    @property
+    def watched(self) -> bool:
+        """Whether calls are the model's own choice, but are held to their form once they begin."""
+        return not self.tools.must and bool(self.tools.strict_names) and can_watch(self.calls)
 
     def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
         """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
@@ -94,8 +128,30 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
+            eager=frozenset(self.tools.schemas) if self.tools.must or self.watched else self.tools.eager_names,
             openings=forced_openings(self.calls, self.tools.schemas) if self.tools.must else (),
         )
+
+
+def _asked(sampling: Mapping[str, Any]) -> str | None:
+    """The field that says what the answer must match."""
+    return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
+
+
+def _as_format(name: str, asked: Any) -> dict[str, Any]:
+    """What a field asks for, as a format inside of a structural tag."""
+    match name:
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": asked}
+        case "regex":
+            return {"type": "regex", "pattern": asked}
+        case "ebnf":
+            return {"type": "grammar", "grammar": asked}
+        case "choices":
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in asked]}
+    raise RequestError(
+        f"{name} and tools that are strict each say what the answer must match; set strict to false.", field=name
+    )
 
 
 def plan_answers(

@@ -14,7 +14,9 @@ from bough.parsers import (
     forced_calls,
     forced_format,
     forced_openings,
+    watched_calls,
 )
+from bough.parsers.forcing import NO_ARGUMENTS, CallGrammar, arguments_schema
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: dict[str, dict[str, Any]] = {"weather": WEATHER, "now": {}}
@@ -37,7 +39,7 @@ def written(grammar: dict[str, Any], arguments: dict[str, str], calls: int) -> s
 @pytest.mark.parametrize("single", [True, False])
 def test_a_forced_call_can_be_read_back(name: str, single: bool) -> None:
     tool_format = TOOL_FORMATS[name]
-    forced = forced_calls(tool_format, TOOLS, single=single)
+    forced = forced_calls(tool_format, TOOLS, single=single).fields
     reader = AnswerFormat(tool_format=forced_format(tool_format), tools=TOOLS)
     if tool_format.shape is None:
         assert set(forced) == {"json_schema"}
@@ -49,10 +51,7 @@ def test_a_forced_call_can_be_read_back(name: str, single: bool) -> None:
         text = written(grammar, dict(zip(begins, ['{"city": "Rome"}', "{}"], strict=True)), 2)
         tags = grammar if "tags" in grammar else grammar["elements"][1]
         assert tags["stop_after_first"] is single
-        assert [tag["content"]["json_schema"] for tag in tags["tags"]] == [
-            WEATHER,
-            {"type": "object", "properties": {}},
-        ]
+        assert [tag["content"]["json_schema"] for tag in tags["tags"]] == [WEATHER, NO_ARGUMENTS]
     parsed = reader.parse(text)
     assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == [
         ("weather", {"city": "Rome"}),
@@ -81,7 +80,7 @@ def test_a_forced_call_is_no_thinking_even_where_thinking_was_to_come(name: str)
 
 
 def test_without_a_format_calls_are_forced_as_a_list() -> None:
-    only = forced_calls(None, {"weather": WEATHER}, single=True)["json_schema"]
+    only = forced_calls(None, {"weather": WEATHER}, single=True).fields["json_schema"]
     assert only["items"]["properties"] == {"name": {"const": "weather"}, "parameters": WEATHER}
     assert (only["minItems"], only["maxItems"]) == (1, 1)
 
@@ -92,9 +91,73 @@ def test_schemas_that_refer_to_their_own_parts_keep_their_meaning_in_a_list() ->
         "properties": {"root": {"$ref": "#/$defs/node"}, "again": {"$ref": "#"}, "far": {"$ref": "https://x/y"}},
         "$defs": {"node": {"type": "object"}},
     }
-    schema = forced_calls(TOOL_FORMATS["glm45"], {"tree": tree, "now": {}}, single=False)["json_schema"]
+    schema = forced_calls(TOOL_FORMATS["glm45"], {"tree": tree, "now": {}}, single=False).fields["json_schema"]
     moved = schema["$defs"]["tree"]
     assert schema["items"]["anyOf"][0]["properties"]["parameters"] == {"$ref": "#/$defs/tree"}
     assert moved["properties"]["root"] == {"$ref": "#/$defs/tree/$defs/node"}
     assert moved["properties"]["again"] == {"$ref": "#/$defs/tree"}
     assert moved["properties"]["far"] == {"$ref": "https://x/y"}
+
+
+def part_at(grammar: CallGrammar, place: str) -> Any:
+    """What stands at a place, by its JSON pointer."""
+    field, _, pointer = place.partition("#")
+    found = grammar.fields[field]
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    return found
+
+
+@pytest.mark.parametrize("name", [*sorted(TOOL_FORMATS), None])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_places_of_a_grammar_are_those_of_the_tools_schemas(name: str | None, count: int) -> None:
+    tools = dict(list(TOOLS.items())[:count])
+    grammar = forced_calls(None if name is None else TOOL_FORMATS[name], tools, single=False)
+    assert {tool: part_at(grammar, place) for place, tool in grammar.places.items()} == {
+        tool: arguments_schema(schema) for tool, schema in tools.items()
+    }
+
+
+def test_places_lead_into_schemas_that_moved() -> None:
+    tree = {"type": "object", "properties": {"again": {"$ref": "#"}}}
+    grammar = forced_calls(None, {"a/b~c": tree, "now": {}}, single=False)
+    moved = next(place for place in grammar.places if "$defs" in place)
+    assert grammar.places[moved] == "a/b~c"
+    assert part_at(grammar, moved)["properties"]["again"] == {"$ref": moved.removeprefix("json_schema")}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({}, True),
+        ({"type": "object", "properties": {}}, True),
+        ({"type": "object", "properties": {}, "required": [], "description": "Nothing."}, True),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, False),
+        ({"type": "object", "properties": {}, "patternProperties": {"^x": {}}}, False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {"a": {}}}, False),
+    ],
+)
+def test_a_tool_without_parameters_has_no_arguments(schema: dict[str, Any], closed: bool) -> None:
+    assert (arguments_schema(schema).get("additionalProperties") is False) is closed
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, form in sorted(TOOL_FORMATS.items()) if form.shape and form.shape.trigger]
+)
+@pytest.mark.parametrize("otherwise", [None, {"type": "any_text"}])
+def test_calls_of_strict_tools_are_watched(name: str, otherwise: dict[str, Any] | None) -> None:
+    grammar = watched_calls(TOOL_FORMATS[name], TOOLS, {"weather"}, single=False, otherwise=otherwise)
+    shape = TOOL_FORMATS[name].shape
+    assert shape is not None
+    assert {tool: part_at(grammar, place) for place, tool in grammar.places.items()} == {
+        "weather": WEATHER,
+        "now": {"type": "object"},
+    }
+    form = grammar.fields["structural_tag"]["format"]
+    if otherwise is None:
+        assert form["triggers"] == [shape.trigger]
+        assert all(tag["begin"].startswith(shape.trigger) for tag in form["tags"])
+    else:
+        assert form["type"] == "or" and form["elements"][1] == otherwise

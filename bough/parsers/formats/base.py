@@ -19,6 +19,11 @@ class Shape:
     before: str = ""  # around all calls
     between: str = ""
     after: str = ""
+    trigger: str = ""  # what a model writes only to begin calls, in plain tokens; empty where there is no such text
+
+
+class Framed:
+    """The mark of a format that is made of messages with headers, and so tells thinking apart by itself."""
 
 
 class ToolFormat(Protocol):

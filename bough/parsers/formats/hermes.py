@@ -11,15 +11,24 @@ from bough.parsers.source import SPACE, Markers, Source, Steps
 
 
 class TaggedJson:
-    """One call between two tags."""
+    """One call between two tags. `plain`: the model writes its tags in tokens that are not special ones."""
 
-    def __init__(self, opening: str, closing: str, *, arguments: str = "arguments", break_line: str = "\n") -> None:
+    def __init__(
+        self,
+        opening: str,
+        closing: str,
+        *,
+        arguments: str = "arguments",
+        break_line: str = "\n",
+        plain: bool = False,
+    ) -> None:
         self._opening = Markers(opening, before=SPACE)
         self._closing = closing
         self.shape = Shape(
             begin=lambda name: f'{opening}{break_line}{{"name": {json.dumps(name)}, "{arguments}": ',
             end=f"}}{break_line}{closing}",
             between=break_line,
+            trigger=opening if plain else "",
         )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
@@ -33,4 +42,4 @@ class TaggedJson:
         yield from source.skip_end(self._closing)
 
 
-HERMES = TaggedJson("<tool_call>", "</tool_call>")
+HERMES = TaggedJson("<tool_call>", "</tool_call>", plain=True)

@@ -49,7 +49,9 @@ class AnswerParser:
         self._waiting: list[str] = []  # reasoning that is to be shown at once
         self._holder = Holder(form.eager)
         calls, tool_format, reasoning = Calls(form.tools, form.most_calls), form.tool_format, form.reasoning
-        framed = tool_format if isinstance(tool_format, Framed) else reasoning and reasoning.framed
+        framed = None if reasoning is None else reasoning.framed
+        if isinstance(tool_format, Framed):
+            framed = tool_format
         if framed is not None:
             self._caller = StreamParser(lambda source: framed.read(source, calls))
             return

@@ -39,6 +39,8 @@ from bough.parsers.formats.base import ToolFormat
 from bough.server.names import client_name, speak_also
 from bough.server.tools import NO_TOOLS, ToolUse
 
+WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
@@ -49,6 +51,7 @@ class AnswerPlan:
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
     calls: ToolFormat | None = None  # the format of the model's own calls
+    tags: bool = True  # whether grammars may be structural tags
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
@@ -99,7 +102,7 @@ class AnswerPlan:
                     f"{asked} and tool_choice each say what the answer must match; give one of them.",
                     field="tool_choice",
                 )
-            grammar = forced_calls(self.calls, tools.schemas, single=tools.single)
+            grammar = forced_calls(self._forcible, tools.schemas, single=tools.single)
             lenient = all(tool.strict is False for tool in tools.tools)
             return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
         if not self.watched:
@@ -114,13 +117,18 @@ class AnswerPlan:
     @property
     def watched(self) -> bool:
         """Whether calls are the model's own choice, but are held to their form once they begin."""
-        return not self.tools.must and bool(self.tools.strict_names) and can_watch(self.calls)
+        return self.tags and not self.tools.must and bool(self.tools.strict_names) and can_watch(self.calls)
+
+    @property
+    def _forcible(self) -> ToolFormat | None:
+        """The format of calls that must come; None where they are a list."""
+        return self.calls if self.tags else None
 
     def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
         """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self.calls) if self.tools.must else self.calls
+            calls = forced_format(self._forcible) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -129,7 +137,7 @@ class AnswerPlan:
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
             eager=frozenset(self.tools.schemas) if self.tools.must or self.watched else self.tools.eager_names,
-            openings=forced_openings(self.calls, self.tools.schemas) if self.tools.must else (),
+            openings=forced_openings(self._forcible, self.tools.schemas) if self.tools.must else (),
         )
 
 
@@ -171,6 +179,7 @@ def plan_answers(
         separate=separate,
         stream_reasoning=stream_reasoning,
         calls=None if calls is None else tool_format(calls),
+        tags=settings.scheduler.grammar_backend not in WITHOUT_TAGS,
     )
 
 

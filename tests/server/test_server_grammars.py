@@ -124,7 +124,7 @@ def test_ollamas_formats() -> None:
     }
 
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 ANTHROPIC = {"type": "json_schema", "schema": SCHEMA}
 
 

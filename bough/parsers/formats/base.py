@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,8 +23,14 @@ class Shape:
     trigger: str = ""  # what a model writes only to begin calls, in plain tokens; empty where there is no such text
 
 
-class Framed:
-    """The mark of a format that is made of messages with headers, and so tells thinking apart by itself."""
+class Framed(ABC):
+    """A format that is made of messages with headers, and so tells thinking apart by itself."""
+
+    shape: Shape | None
+
+    @abstractmethod
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        """A whole stream."""
 
 
 class ToolFormat(Protocol):

@@ -232,11 +232,19 @@ def test_strict_tools_are_watched_once_a_call_begins() -> None:
         await desk.post(CHAT, **{**ASK, "tools": [strict]}, tool_choice="none")
         assert not notes.grammar
 
+    async def watch_nothing(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **{**ASK, "tools": [strict]})
+        assert not notes.grammar
+
     say(routes, CALL, use)
+    say(routes, CALL, watch_nothing, grammar_backend="outlines-core")
+    say(routes, CALL, watch_nothing, tool_call_parser="llama3")
 
 
-@pytest.mark.parametrize("parser", [None, "qwen3_coder"])
-def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None) -> None:
+@pytest.mark.parametrize(
+    ("parser", "backend"), [(None, "xgrammar"), ("qwen3_coder", "xgrammar"), ("hermes", "outlines-core")]
+)
+def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None, backend: str) -> None:
     async def use(desk: Desk, notes: NotingReader) -> None:
         for read in (await desk.post(CHAT, **ASK, tool_choice="required"))["choices"]:
             (call,) = read["message"]["tool_calls"]
@@ -248,7 +256,7 @@ def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None) -> None:
         assert message["tool_calls"][0]["function"]["arguments"] == ROME
 
     text = f'[{{"name": "get_weather", "parameters": {ROME}}}]'
-    say(routes, text, use, tool_call_parser=parser, reasoning_parser=None)
+    say(routes, text, use, tool_call_parser=parser, reasoning_parser=None, grammar_backend=backend)
 
 
 @pytest.mark.parametrize(

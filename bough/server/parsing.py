@@ -105,7 +105,7 @@ class AnswerPlan:
             grammar = forced_calls(self._forcible, tools.schemas, single=tools.single)
             lenient = all(tool.strict is False for tool in tools.tools)
             return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
-        if not self.watched:
+        if not self.watched and not (asked == "json_schema" and tools.tools and self._watchable):
             return None
         assert self.calls is not None
         otherwise = None
@@ -117,7 +117,11 @@ class AnswerPlan:
     @property
     def watched(self) -> bool:
         """Whether calls are the model's own choice, but are held to their form once they begin."""
-        return self.tags and not self.tools.must and bool(self.tools.strict_names) and can_watch(self.calls)
+        return self._watchable and not self.tools.must and bool(self.tools.strict_names)
+
+    @property
+    def _watchable(self) -> bool:
+        return self.tags and can_watch(self.calls)
 
     @property
     def _forcible(self) -> ToolFormat | None:

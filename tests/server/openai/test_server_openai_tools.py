@@ -217,6 +217,23 @@ def test_what_is_wrong_with_a_forced_tool_is_said_of_the_tool(parser: str, place
     at_desk(routes, use, lambda request: refusal, tool_call_parser=parser)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_call_may_come_instead_of_what_the_answer_must_match(strict: bool) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": strict}}
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        answer = await desk.post(CHAT, **ASK, response_format=asked)
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        calls, otherwise = notes.grammar["structural_tag"]["format"]["elements"]
+        assert [tag["content"]["json_schema"] for tag in calls["tags"]] == [{"type": "object"}] * 2
+        assert otherwise == {"type": "json_schema", "json_schema": SCHEMA}
+        assert notes.sampling["grammar_strict"] is strict and set(notes.grammar) == {"structural_tag"}
+        await desk.post(CHAT, **ASK, response_format=asked, tool_choice="none")
+        assert set(notes.grammar) == {"json_schema"}
+
+    say(routes, CALL, use)
+
+
 def test_strict_tools_are_watched_once_a_call_begins() -> None:
     strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
 

@@ -2,8 +2,9 @@
 name), and for the calls of tools that are `strict`, once the model begins one.
 
 Where a format writes arguments as JSON, the grammar is that format with each tool's own schema in the place of the
-arguments. Other formats have no grammar that every back end knows: a call that must come is then an element of a JSON
-list, which `JsonList` reads.
+arguments. Where it writes them one by one, the same is done for each of them, if their schemas allow it
+(`named_content`). Else there is no grammar in the format's own words: a call that must come is then an element of a
+JSON list, which `JsonList` reads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from bough.parsers.formats.base import Shape, ToolFormat
 from bough.parsers.formats.json_list import JsonList
+from bough.parsers.named_content import named_content, schema_places
 
 Schema = Mapping[str, Any]
 ANY_ARGUMENTS: Schema = {"type": "object"}
@@ -23,40 +25,49 @@ WITHOUT_NAMES = frozenset({"type", "properties", "required", "title", "descripti
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a tool's parameters, by its JSON pointer."""
+
+    tool: str
+    pointer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """`fields` are sampling parameters; `places` tell where in them each tool's schema stands, by the engine's way to
+    """`fields` are sampling parameters; `places` tell where in them the tools' schemas stand, by the engine's way to
     name a place (`structural_tag#/format/tags/0/content/json_schema`)."""
 
     fields: dict[str, Any]
-    places: dict[str, str]
+    places: dict[str, Place]
 
 
-def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
+def forced_format(tool_format: ToolFormat | None, tools: Mapping[str, Schema]) -> ToolFormat:
     """The format of an answer that `forced_calls` governs."""
-    return tool_format if tool_format is not None and tool_format.shape is not None else JsonList()
+    return tool_format if tool_format is not None and _fits(tool_format.shape, tools.values()) else JsonList()
 
 
-def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tuple[str, ...]:
+def forced_openings(tool_format: ToolFormat | None, tools: Mapping[str, Schema]) -> tuple[str, ...]:
     """What such an answer may begin with."""
-    shape = forced_format(tool_format).shape
+    shape = forced_format(tool_format, tools).shape
     if shape is None:
         return ("[",)
-    return (shape.before,) if shape.before else tuple(shape.begin(name) for name in names)
+    return (shape.before,) if shape.before else tuple(shape.begin(name) for name in tools)
 
 
 def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     """What makes an answer nothing but calls of these tools: one if `single`, else one or more."""
     arguments = {name: arguments_schema(schema) for name, schema in tools.items()}
-    shape = forced_format(tool_format).shape
+    shape = forced_format(tool_format, tools).shape
     if shape is None:
         return _call_list(arguments, single=single)
     form, path = _calls_only(shape, arguments, single=single)
-    return _tag_grammar(form, f"/format{path}", arguments)
+    return _tag_grammar(form, f"/format{path}", shape, arguments)
 
 
-def can_watch(tool_format: ToolFormat | None) -> bool:
-    """Whether calls of this format can be told from other text by how they begin."""
-    return tool_format is not None and tool_format.shape is not None and bool(tool_format.shape.trigger)
+def can_watch(tool_format: ToolFormat | None, strict: Iterable[Schema]) -> bool:
+    """Whether calls of this format can be told from other text by how they begin, and held to these schemas."""
+    shape = None if tool_format is None else tool_format.shape
+    return shape is not None and bool(shape.trigger) and _fits(shape, strict)
 
 
 def watched_calls(
@@ -68,21 +79,29 @@ def watched_calls(
     otherwise: Mapping[str, Any] | None = None,
 ) -> CallGrammar:
     """What holds an answer to a format that `can_watch`, from where it begins a call: the name is a tool's, and the
-    arguments are an object, which matches the schema of a tool that is `strict`. An answer without calls is free text,
-    or has the format `otherwise` of a structural tag."""
+    arguments of a tool that is `strict` match its schema. An answer without calls is free text, or has the format
+    `otherwise` of a structural tag."""
     shape = tool_format.shape
     assert shape is not None, "a format that cannot be watched"
     arguments = {name: arguments_schema(tools[name]) if name in strict else ANY_ARGUMENTS for name in tools}
     if otherwise is not None:
         form, path = _calls_only(shape, arguments, single=single)
-        return _tag_grammar({"type": "or", "elements": [form, otherwise]}, f"/format/elements/0{path}", arguments)
+        either = {"type": "or", "elements": [form, otherwise]}
+        return _tag_grammar(either, f"/format/elements/0{path}", shape, arguments)
     if shape.before:
         section = _tags(shape, arguments, single=single)
         tags, path = [{"type": "tag", "begin": shape.before, "content": section, "end": shape.after}], "/tags/0/content"
     else:
         tags, path = [_tag(shape, name, schema) for name, schema in arguments.items()], ""
     form = {"type": "triggered_tags", "triggers": [shape.trigger], "tags": tags, "stop_after_first": single}
-    return _tag_grammar(form, f"/format{path}", arguments)
+    return _tag_grammar(form, f"/format{path}", shape, arguments)
+
+
+def _fits(shape: Shape | None, schemas: Iterable[Schema]) -> bool:
+    """Whether arguments of these schemas can be told in a shape."""
+    if shape is None or shape.argument is None:
+        return shape is not None
+    return all(named_content(shape, arguments_schema(schema)) is not None for schema in schemas)
 
 
 def arguments_schema(schema: Schema) -> Schema:
@@ -97,9 +116,15 @@ def arguments_schema(schema: Schema) -> Schema:
 # ---- in the format's own tags
 
 
-def _tag_grammar(form: dict[str, Any], path: str, names: Iterable[str]) -> CallGrammar:
-    """`path` leads to the tags in the format, one for each name."""
-    places = {f"structural_tag#{path}/tags/{i}/content/json_schema": name for i, name in enumerate(names)}
+def _tag_grammar(form: dict[str, Any], path: str, shape: Shape, arguments: Mapping[str, Schema]) -> CallGrammar:
+    """`path` leads to the tags in the format, one for each tool."""
+    places = {}
+    for i, (name, schema) in enumerate(arguments.items()):
+        content = f"structural_tag#{path}/tags/{i}/content"
+        if shape.argument is None:
+            places[f"{content}/json_schema"] = Place(name)
+        else:
+            places |= {f"{content}{inside}": Place(name, pointer) for inside, pointer in schema_places(schema)}
     return CallGrammar({"structural_tag": {"type": "structural_tag", "format": form}}, places)
 
 
@@ -124,12 +149,11 @@ def _tags(shape: Shape, arguments: Mapping[str, Schema], *, single: bool) -> dic
 
 
 def _tag(shape: Shape, name: str, schema: Schema) -> dict[str, Any]:
-    return {
-        "type": "tag",
-        "begin": shape.begin(name),
-        "content": {"type": "json_schema", "json_schema": schema},
-        "end": shape.end,
-    }
+    content: dict[str, Any] | None = {"type": "json_schema", "json_schema": schema}
+    if shape.argument is not None:
+        content = {"type": "any_text"} if schema is ANY_ARGUMENTS else named_content(shape, schema)
+    assert content is not None, "arguments that do not fit the shape"
+    return {"type": "tag", "begin": shape.begin(name), "content": content, "end": shape.end}
 
 
 # ---- as a list
@@ -143,11 +167,11 @@ def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     for i, (name, schema) in enumerate(arguments.items()):
         parameters: Any = schema
         path = "/items/properties" if len(arguments) == 1 else f"/items/anyOf/{i}/properties"
-        places[f"json_schema#{path}/parameters"] = name
+        places[f"json_schema#{path}/parameters"] = Place(name)
         if _refers(parameters):
             definitions[name] = _moved(parameters, name)
             parameters = {"$ref": _pointer(name)}
-            places[f"json_schema{_pointer(name)}"] = name
+            places[f"json_schema{_pointer(name)}"] = Place(name)
         choices.append(
             {
                 "type": "object",

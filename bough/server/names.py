@@ -80,9 +80,9 @@ class _Sentence:
         inside = found[0].endswith("#")  # a path goes on from here
         theirs = self._names[found[0].removesuffix("#")]
         if "#" in found[0].removesuffix("#"):
-            self.place = self.place or theirs
+            self.place = self.place or theirs.partition("#")[0]
             inside = inside or found.string.startswith("/", found.end())
-        return f"{theirs}#" if inside else theirs
+        return f"{theirs}#" if inside and "#" not in theirs else theirs
 
 
 def _pattern(name: str) -> str:

@@ -88,7 +88,7 @@ class AnswerPlan:
         grammar = self._grammar(given)
         if grammar is None:
             return {**given, **added}
-        speak_also({place: self.tools.places[name] for place, name in grammar.places.items()})
+        speak_also({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
         speak_also({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
@@ -121,7 +121,19 @@ class AnswerPlan:
 
     @property
     def _watchable(self) -> bool:
-        return self.tags and can_watch(self.calls)
+        strict = [tool.parameters for tool in self.tools.tools if tool.strict]
+        return self.tags and can_watch(self.calls, strict)
+
+    @property
+    def _assured(self) -> frozenset[str]:
+        """The tools whose calls a grammar guards, so that they cannot turn out to be text."""
+        return (
+            frozenset(self.tools.schemas)
+            if self.tools.must
+            else self.tools.strict_names
+            if self.watched
+            else frozenset()
+        )
 
     @property
     def _forcible(self) -> ToolFormat | None:
@@ -132,7 +144,7 @@ class AnswerPlan:
         """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self._forcible) if self.tools.must else self.calls
+            calls = forced_format(self._forcible, self.tools.schemas) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -140,7 +152,7 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
-            eager=frozenset(self.tools.schemas) if self.tools.must or self.watched else self.tools.eager_names,
+            eager=self._assured | self.tools.eager_names,
             openings=forced_openings(self._forcible, self.tools.schemas) if self.tools.must else (),
         )
 

@@ -54,10 +54,10 @@ class ToolUse:
     def eager_names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools if tool.eager)
 
-    @property
-    def places(self) -> dict[str, str]:
-        """By tool, what the client calls its schema."""
-        return {tool.name: tool.where for tool in self.tools}
+    def where(self, name: str, pointer: str) -> str:
+        """What the client calls a place in a tool's parameters."""
+        found = next(tool.where for tool in self.tools if tool.name == name)
+        return f"{found}#{pointer}" if pointer else found
 
 
 NO_TOOLS = ToolUse()

@@ -11,28 +11,17 @@ from bough.parsers import (
     REASONING_FORMATS,
     TOOL_FORMATS,
     AnswerFormat,
+    can_watch,
     forced_calls,
     forced_format,
     forced_openings,
     watched_calls,
 )
 from bough.parsers.forcing import NO_ARGUMENTS, CallGrammar, arguments_schema
+from tests.parsers.writers import Given, in_shape
 
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: dict[str, dict[str, Any]] = {"weather": WEATHER, "now": {}}
-
-
-def written(grammar: dict[str, Any], arguments: dict[str, str], calls: int) -> str:
-    """A text that a structural tag allows."""
-    around = grammar["elements"] if grammar["type"] == "sequence" else [grammar]
-    text = ""
-    for element in around:
-        if element["type"] == "const_string":
-            text += element["value"]
-            continue
-        tags = [tag["begin"] + arguments[tag["begin"]] + tag["end"] for tag in element["tags"][:calls]]
-        text += element["separator"].join(tags)
-    return text
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
@@ -40,40 +29,40 @@ def written(grammar: dict[str, Any], arguments: dict[str, str], calls: int) -> s
 def test_a_forced_call_can_be_read_back(name: str, single: bool) -> None:
     tool_format = TOOL_FORMATS[name]
     forced = forced_calls(tool_format, TOOLS, single=single).fields
-    reader = AnswerFormat(tool_format=forced_format(tool_format), tools=TOOLS)
-    if tool_format.shape is None:
+    reader = AnswerFormat(tool_format=forced_format(tool_format, TOOLS), tools=TOOLS)
+    shape = forced_format(tool_format, TOOLS).shape
+    calls: Given = [("weather", {"city": "Rome"}), ("now", {})]
+    if shape is None:
         assert set(forced) == {"json_schema"}
-        text = json.dumps([{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "now", "parameters": {}}])
+        text = json.dumps([{"name": tool, "parameters": arguments} for tool, arguments in calls])
         assert forced["json_schema"].get("maxItems") == (1 if single else None)
     else:
         grammar = forced["structural_tag"]["format"]
-        begins = [tool_format.shape.begin(tool) for tool in TOOLS]
-        text = written(grammar, dict(zip(begins, ['{"city": "Rome"}', "{}"], strict=True)), 2)
+        text = in_shape(shape, calls)
         tags = grammar if "tags" in grammar else grammar["elements"][1]
         assert tags["stop_after_first"] is single
-        assert [tag["content"]["json_schema"] for tag in tags["tags"]] == [WEATHER, NO_ARGUMENTS]
+        assert [tag["begin"] for tag in tags["tags"]] == [shape.begin(tool) for tool in TOOLS]
+        if shape.argument is None:
+            assert [tag["content"]["json_schema"] for tag in tags["tags"]] == [WEATHER, NO_ARGUMENTS]
     parsed = reader.parse(text)
-    assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == [
-        ("weather", {"city": "Rome"}),
-        ("now", {}),
-    ]
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == calls
     assert not parsed.text
 
 
-@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "glm45"])
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "glm45", "gemma4"])
 def test_a_forced_call_is_no_thinking_even_where_thinking_was_to_come(name: str) -> None:
     tool_format = TOOL_FORMATS[name]
     form = AnswerFormat(
         reasoning=REASONING_FORMATS["deepseek-r1"],
         thinking=True,
-        tool_format=forced_format(tool_format),
+        tool_format=forced_format(tool_format, TOOLS),
         tools=TOOLS,
         openings=forced_openings(tool_format, TOOLS),
     )
     shape = tool_format.shape
     call = '[{"name": "now", "parameters": {}}]'
     if shape is not None:
-        call = f"{shape.before}{shape.begin('now')}{{}}{shape.end}{shape.after}"
+        call = in_shape(shape, [("now", {})])
     for text, thought in ((call, ""), (f"Hm.</think>{call}", "Hm.")):
         parsed = form.parse(text)
         assert ([call.name for call in parsed.calls], parsed.reasoning, parsed.text) == (["now"], thought, "")
@@ -91,7 +80,7 @@ def test_schemas_that_refer_to_their_own_parts_keep_their_meaning_in_a_list() ->
         "properties": {"root": {"$ref": "#/$defs/node"}, "again": {"$ref": "#"}, "far": {"$ref": "https://x/y"}},
         "$defs": {"node": {"type": "object"}},
     }
-    schema = forced_calls(TOOL_FORMATS["glm45"], {"tree": tree, "now": {}}, single=False).fields["json_schema"]
+    schema = forced_calls(TOOL_FORMATS["gemma4"], {"tree": tree, "now": {}}, single=False).fields["json_schema"]
     moved = schema["$defs"]["tree"]
     assert schema["items"]["anyOf"][0]["properties"]["parameters"] == {"$ref": "#/$defs/tree"}
     assert moved["properties"]["root"] == {"$ref": "#/$defs/tree/$defs/node"}
@@ -112,18 +101,23 @@ def part_at(grammar: CallGrammar, place: str) -> Any:
 @pytest.mark.parametrize("name", [*sorted(TOOL_FORMATS), None])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_places_of_a_grammar_are_those_of_the_tools_schemas(name: str | None, count: int) -> None:
-    tools = dict(list(TOOLS.items())[:count])
-    grammar = forced_calls(None if name is None else TOOL_FORMATS[name], tools, single=False)
-    assert {tool: part_at(grammar, place) for place, tool in grammar.places.items()} == {
-        tool: arguments_schema(schema) for tool, schema in tools.items()
-    }
+    weather = {**WEATHER, "properties": {**WEATHER["properties"], "days": {"type": "integer"}}}
+    tools = dict(list({"weather": weather, "now": {}}.items())[:count])
+    tool_format = None if name is None else TOOL_FORMATS[name]
+    grammar = forced_calls(tool_format, tools, single=False)
+    shape = forced_format(tool_format, tools).shape
+    found = {(place.tool, place.pointer): part_at(grammar, text) for text, place in grammar.places.items()}
+    if shape is not None and shape.argument is not None:
+        assert found == {("weather", "/properties/days"): {"type": "integer"}}
+    else:
+        assert found == {(tool, ""): arguments_schema(schema) for tool, schema in tools.items()}
 
 
 def test_places_lead_into_schemas_that_moved() -> None:
     tree = {"type": "object", "properties": {"again": {"$ref": "#"}}}
     grammar = forced_calls(None, {"a/b~c": tree, "now": {}}, single=False)
     moved = next(place for place in grammar.places if "$defs" in place)
-    assert grammar.places[moved] == "a/b~c"
+    assert grammar.places[moved].tool == "a/b~c"
     assert part_at(grammar, moved)["properties"]["again"] == {"$ref": moved.removeprefix("json_schema")}
 
 
@@ -143,21 +137,42 @@ def test_a_tool_without_parameters_has_no_arguments(schema: dict[str, Any], clos
     assert (arguments_schema(schema).get("additionalProperties") is False) is closed
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, form in sorted(TOOL_FORMATS.items()) if form.shape and form.shape.trigger]
-)
+@pytest.mark.parametrize("name", [name for name, form in sorted(TOOL_FORMATS.items()) if can_watch(form, [WEATHER])])
 @pytest.mark.parametrize("otherwise", [None, {"type": "any_text"}])
 def test_calls_of_strict_tools_are_watched(name: str, otherwise: dict[str, Any] | None) -> None:
     grammar = watched_calls(TOOL_FORMATS[name], TOOLS, {"weather"}, single=False, otherwise=otherwise)
     shape = TOOL_FORMATS[name].shape
     assert shape is not None
-    assert {tool: part_at(grammar, place) for place, tool in grammar.places.items()} == {
-        "weather": WEATHER,
-        "now": {"type": "object"},
-    }
+    if shape.argument is None:
+        assert {place.tool: part_at(grammar, text) for text, place in grammar.places.items()} == {
+            "weather": WEATHER,
+            "now": {"type": "object"},
+        }
     form = grammar.fields["structural_tag"]["format"]
     if otherwise is None:
         assert form["triggers"] == [shape.trigger]
         assert all(tag["begin"].startswith(shape.trigger) for tag in form["tags"])
     else:
         assert form["type"] == "or" and form["elements"][1] == otherwise
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}},
+        {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}},
+        {"type": "object", "properties": {"a": {"enum": ["x", 1]}}},
+        {"type": "object", "properties": {"a": {"enum": ["x", " y"]}}},
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "null"}}},
+        {"type": "object", "properties": {"a>b": {"type": "integer"}}},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "minProperties": 1},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_what_cannot_be_said_one_by_one_is_forced_as_a_list(schema: dict[str, Any]) -> None:
+    for name in ("glm45", "qwen3_coder", "minimax-m2"):
+        assert set(forced_calls(TOOL_FORMATS[name], {"f": schema}, single=True).fields) == {"json_schema"}
+        assert not can_watch(TOOL_FORMATS[name], [schema])
+    assert can_watch(TOOL_FORMATS["hermes"], [schema])

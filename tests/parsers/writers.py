@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bough.parsers.formats.base import Shape
+
 Args = dict[str, Any]
 Given = Sequence[tuple[str, Args]]
 
@@ -242,6 +244,22 @@ gpt_oss = _each(
     ),
     "",
 )
+
+
+def in_shape(shape: Shape, calls: Given) -> str:
+    """Calls as a grammar over a format's shape has them."""
+
+    def arguments(args: Args) -> str:
+        if shape.argument is None:
+            return _json(args)
+        write = shape.argument
+        return "".join(
+            f"{write(key, isinstance(value, str))}{_plain(value)}{shape.argument_end}" for key, value in args.items()
+        )
+
+    written = shape.between.join(f"{shape.begin(name)}{arguments(args)}{shape.end}" for name, args in calls)
+    return f"{shape.before}{written}{shape.after}"
+
 
 # (name of the parser, a way to write): some formats have two.
 WRITERS: list[tuple[str, Callable[[Given], str]]] = [

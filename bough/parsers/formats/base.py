@@ -13,13 +13,16 @@ from bough.parsers.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Where a call's JSON arguments stand in the text; a grammar that forces a call is made of this."""
+    """Where a call's arguments stand in the text; a grammar that forces a call is made of this. They are a JSON object,
+    unless `argument` tells what stands before each of them, by name, and whether it is text."""
 
     begin: Callable[[str], str]  # what stands before the arguments of a tool by this name
     end: str
     before: str = ""  # around all calls
     between: str = ""
     after: str = ""
+    argument: Callable[[str, bool], str] | None = None
+    argument_end: str = ""
     trigger: str = ""  # what a model writes only to begin calls, in plain tokens; empty where there is no such text
 
 
@@ -38,7 +41,7 @@ class ToolFormat(Protocol):
 
     @property
     def shape(self) -> Shape | None:
-        """None for formats whose arguments are not written as JSON."""
+        """None for formats that no grammar is made for."""
         ...
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:

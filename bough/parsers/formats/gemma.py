@@ -21,7 +21,7 @@ BARE = re.compile(r"[^,}\]<]*")  # what stands without quotes
 
 
 class Gemma:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """No grammar is made for its calls."""
 
     shape = None
 

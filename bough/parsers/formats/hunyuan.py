@@ -17,7 +17,7 @@ WORD = re.compile(r"(:\w+)?")
 
 
 class Hunyuan:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """No grammar is made for its calls."""
 
     shape = None
 

@@ -28,7 +28,7 @@ ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class KimiK3:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """No grammar is made for its calls."""
 
     shape = None
 

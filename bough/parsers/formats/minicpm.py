@@ -18,7 +18,7 @@ QUOTED = re.compile(r"""\s*(["'])(?P<name>.*)\1\s*""")
 
 
 class MiniCpm:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """No grammar is made for its calls."""
 
     shape = None
 

@@ -23,7 +23,7 @@ ITEM = "item"
 
 
 class MiniMaxM3:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """No grammar is made for its calls."""
 
     shape = None
 

@@ -28,7 +28,7 @@ CALLS = Invoke("<atem:function_calls>", "</atem:function_calls>", prefix="atem:"
 
 
 class Muse(Framed):
-    """Reads reasoning and calls alike. Arguments are not JSON, so there is no shape for a grammar."""
+    """Reads reasoning and calls alike; no grammar is made for its calls."""
 
     shape = None
 

@@ -190,7 +190,7 @@ def test_only_tools_that_say_so_may_be_called_with_what_is_not_enforced(strict: 
     [
         ("hermes", "structural_tag#/format/tags/1/content/json_schema", CHAT),
         ("deepseekv3", "structural_tag#/format/elements/1/tags/1/content/json_schema", CHAT),
-        ("glm45", "json_schema#/items/anyOf/1/properties/parameters", CHAT),
+        ("gemma4", "json_schema#/items/anyOf/1/properties/parameters", CHAT),
         ("hermes", "structural_tag#/format/tags/1/content/json_schema", "/v1/responses"),
     ],
 )
@@ -215,6 +215,19 @@ def test_what_is_wrong_with_a_forced_tool_is_said_of_the_tool(parser: str, place
 
     refusal = FinishAbort(said, 400, "BadRequestError", place.partition("#")[0])
     at_desk(routes, use, lambda request: refusal, tool_call_parser=parser)
+
+
+def test_places_in_arguments_that_stand_one_by_one_are_those_of_the_schema() -> None:
+    place = "structural_tag#/format/tags/0/content/elements/1/content/content/json_schema"
+    refusal = FinishAbort(f"{place}/uniqueItems cannot be enforced.", 400, "BadRequestError", "structural_tag")
+
+    async def use(desk: Desk) -> None:
+        error = (await desk.post(CHAT, 400, **ASK, tool_choice="required"))["error"]
+        theirs = "tools[0].function.parameters"
+        assert error["message"] == f"{theirs}#/properties/days/uniqueItems cannot be enforced."
+        assert error["param"] == theirs
+
+    at_desk(routes, use, lambda request: refusal, tool_call_parser="glm45")
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -259,7 +272,7 @@ def test_strict_tools_are_watched_once_a_call_begins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "backend"), [(None, "xgrammar"), ("qwen3_coder", "xgrammar"), ("hermes", "outlines-core")]
+    ("parser", "backend"), [(None, "xgrammar"), ("gemma4", "xgrammar"), ("hermes", "outlines-core")]
 )
 def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None, backend: str) -> None:
     async def use(desk: Desk, notes: NotingReader) -> None:

@@ -15,6 +15,7 @@ from bough.parsers.forcing import (
     forced_calls,
     forced_format,
     forced_openings,
+    has_json_arguments,
     watched_calls,
 )
 from bough.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format
@@ -40,6 +41,7 @@ __all__ = [
     "forced_calls",
     "forced_format",
     "forced_openings",
+    "has_json_arguments",
     "reasoning_format",
     "tool_format",
     "watched_calls",

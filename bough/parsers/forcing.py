@@ -2,9 +2,8 @@
 name), and for the calls of tools that are `strict`, once the model begins one.
 
 Where a format writes arguments as JSON, the grammar is that format with each tool's own schema in the place of the
-arguments. Where it writes them one by one, the same is done for each of them, if their schemas allow it
-(`named_content`). Else there is no grammar in the format's own words: a call that must come is then an element of a
-JSON list, which `JsonList` reads.
+arguments. In other formats a call that must come is an element of a JSON list, which `JsonList` reads; those that write
+arguments one by one can be watched all the same, if the schemas allow it (`named_content`).
 """
 
 from __future__ import annotations
@@ -41,23 +40,29 @@ class CallGrammar:
     places: dict[str, Place]
 
 
-def forced_format(tool_format: ToolFormat | None, tools: Mapping[str, Schema]) -> ToolFormat:
-    """The format of an answer that `forced_calls` governs."""
-    return tool_format if tool_format is not None and _fits(tool_format.shape, tools.values()) else JsonList()
+def has_json_arguments(tool_format: ToolFormat) -> bool:
+    """Whether a grammar can have a JSON object in the place of the arguments."""
+    return tool_format.shape is not None and tool_format.shape.argument is None
 
 
-def forced_openings(tool_format: ToolFormat | None, tools: Mapping[str, Schema]) -> tuple[str, ...]:
+def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
+    """The format of an answer that `forced_calls` governs. Text without quotes, which a model that is made to write it
+    may never end, is not forced."""
+    return tool_format if tool_format is not None and has_json_arguments(tool_format) else JsonList()
+
+
+def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tuple[str, ...]:
     """What such an answer may begin with."""
-    shape = forced_format(tool_format, tools).shape
+    shape = forced_format(tool_format).shape
     if shape is None:
         return ("[",)
-    return (shape.before,) if shape.before else tuple(shape.begin(name) for name in tools)
+    return (shape.before,) if shape.before else tuple(shape.begin(name) for name in names)
 
 
 def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     """What makes an answer nothing but calls of these tools: one if `single`, else one or more."""
     arguments = {name: arguments_schema(schema) for name, schema in tools.items()}
-    shape = forced_format(tool_format, tools).shape
+    shape = forced_format(tool_format).shape
     if shape is None:
         return _call_list(arguments, single=single)
     form, path = _calls_only(shape, arguments, single=single)
@@ -67,7 +72,9 @@ def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *,
 def can_watch(tool_format: ToolFormat | None, strict: Iterable[Schema]) -> bool:
     """Whether calls of this format can be told from other text by how they begin, and held to these schemas."""
     shape = None if tool_format is None else tool_format.shape
-    return shape is not None and bool(shape.trigger) and _fits(shape, strict)
+    if shape is None or not shape.trigger:
+        return False
+    return shape.argument is None or all(named_content(shape, arguments_schema(schema)) for schema in strict)
 
 
 def watched_calls(
@@ -95,13 +102,6 @@ def watched_calls(
         tags, path = [_tag(shape, name, schema) for name, schema in arguments.items()], ""
     form = {"type": "triggered_tags", "triggers": [shape.trigger], "tags": tags, "stop_after_first": single}
     return _tag_grammar(form, f"/format{path}", shape, arguments)
-
-
-def _fits(shape: Shape | None, schemas: Iterable[Schema]) -> bool:
-    """Whether arguments of these schemas can be told in a shape."""
-    if shape is None or shape.argument is None:
-        return shape is not None
-    return all(named_content(shape, arguments_schema(schema)) is not None for schema in schemas)
 
 
 def arguments_schema(schema: Schema) -> Schema:

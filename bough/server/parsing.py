@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bough.client.inputs import ThinkingMarks
@@ -23,20 +23,17 @@ from bough.parsers import (
     Call,
     CallBegin,
     CallEnd,
-    CallGrammar,
     Event,
     Reasoning,
     ReasoningFormat,
-    can_watch,
-    forced_calls,
     forced_format,
     forced_openings,
     reasoning_format,
     tool_format,
-    watched_calls,
 )
 from bough.parsers.formats.base import ToolFormat
-from bough.server.names import client_name, speak_also
+from bough.server.call_rules import CallRules, asked_for
+from bough.server.names import speak_also
 from bough.server.tools import NO_TOOLS, ToolUse
 
 WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
@@ -58,6 +55,10 @@ class AnswerPlan:
         """How thinking is read; None where it stays in the text."""
         return self.thinking if self.separate else None
 
+    @property
+    def rules(self) -> CallRules:
+        return CallRules(self.tools, self.calls, self.tags)
+
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
     ) -> ThinkingMarks | None:
@@ -73,7 +74,7 @@ class AnswerPlan:
             return None
         begun = kind.thinks_from_start(prompt, continued)
         switched_off = not begun and prompt.rstrip().endswith(kind.end)
-        if switched_off or (budget is None and _asked(sampling) is None):
+        if switched_off or (budget is None and asked_for(sampling) is None):
             return None
         return ThinkingMarks(kind.start, kind.end, kind.cut, begun, budget)
 
@@ -85,7 +86,7 @@ class AnswerPlan:
             added["skip_special_tokens"] = False
         if given.get("skip_special_tokens") is not None:
             added.pop("skip_special_tokens", None)
-        grammar = self._grammar(given)
+        grammar = self.rules.grammar(given)
         if grammar is None:
             return {**given, **added}
         speak_also({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
@@ -93,58 +94,11 @@ class AnswerPlan:
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
 
-    def _grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
-        """What the tools ask of the answer, beside or instead of what its request asks."""
-        tools, asked = self.tools, _asked(given)
-        if tools.must:
-            if asked is not None:
-                raise RequestError(
-                    f"{asked} and tool_choice each say what the answer must match; give one of them.",
-                    field="tool_choice",
-                )
-            grammar = forced_calls(self._forcible, tools.schemas, single=tools.single)
-            lenient = all(tool.strict is False for tool in tools.tools)
-            return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
-        if not self.watched and not (asked == "json_schema" and tools.tools and self._watchable):
-            return None
-        assert self.calls is not None
-        otherwise = None
-        if asked is not None:
-            otherwise = _as_format(asked, given[asked])
-            speak_also({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
-        return watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single, otherwise=otherwise)
-
-    @property
-    def watched(self) -> bool:
-        """Whether calls are the model's own choice, but are held to their form once they begin."""
-        return self._watchable and not self.tools.must and bool(self.tools.strict_names)
-
-    @property
-    def _watchable(self) -> bool:
-        strict = [tool.parameters for tool in self.tools.tools if tool.strict]
-        return self.tags and can_watch(self.calls, strict)
-
-    @property
-    def _assured(self) -> frozenset[str]:
-        """The tools whose calls a grammar guards, so that they cannot turn out to be text."""
-        return (
-            frozenset(self.tools.schemas)
-            if self.tools.must
-            else self.tools.strict_names
-            if self.watched
-            else frozenset()
-        )
-
-    @property
-    def _forcible(self) -> ToolFormat | None:
-        """The format of calls that must come; None where they are a list."""
-        return self.calls if self.tags else None
-
     def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
         """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self._forcible, self.tools.schemas) if self.tools.must else self.calls
+            calls = forced_format(self.rules.forcible) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -152,30 +106,9 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
-            eager=self._assured | self.tools.eager_names,
-            openings=forced_openings(self._forcible, self.tools.schemas) if self.tools.must else (),
+            eager=self.rules.assured | self.tools.eager_names,
+            openings=forced_openings(self.rules.forcible, self.tools.schemas) if self.tools.must else (),
         )
-
-
-def _asked(sampling: Mapping[str, Any]) -> str | None:
-    """The field that says what the answer must match."""
-    return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
-
-
-def _as_format(name: str, asked: Any) -> dict[str, Any]:
-    """What a field asks for, as a format inside of a structural tag."""
-    match name:
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": asked}
-        case "regex":
-            return {"type": "regex", "pattern": asked}
-        case "ebnf":
-            return {"type": "grammar", "grammar": asked}
-        case "choices":
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in asked]}
-    raise RequestError(
-        f"{name} and tools that are strict each say what the answer must match; set strict to false.", field=name
-    )
 
 
 def plan_answers(

@@ -29,8 +29,8 @@ TOOLS: dict[str, dict[str, Any]] = {"weather": WEATHER, "now": {}}
 def test_a_forced_call_can_be_read_back(name: str, single: bool) -> None:
     tool_format = TOOL_FORMATS[name]
     forced = forced_calls(tool_format, TOOLS, single=single).fields
-    reader = AnswerFormat(tool_format=forced_format(tool_format, TOOLS), tools=TOOLS)
-    shape = forced_format(tool_format, TOOLS).shape
+    reader = AnswerFormat(tool_format=forced_format(tool_format), tools=TOOLS)
+    shape = forced_format(tool_format).shape
     calls: Given = [("weather", {"city": "Rome"}), ("now", {})]
     if shape is None:
         assert set(forced) == {"json_schema"}
@@ -42,8 +42,7 @@ def test_a_forced_call_can_be_read_back(name: str, single: bool) -> None:
         tags = grammar if "tags" in grammar else grammar["elements"][1]
         assert tags["stop_after_first"] is single
         assert [tag["begin"] for tag in tags["tags"]] == [shape.begin(tool) for tool in TOOLS]
-        if shape.argument is None:
-            assert [tag["content"]["json_schema"] for tag in tags["tags"]] == [WEATHER, NO_ARGUMENTS]
+        assert [tag["content"]["json_schema"] for tag in tags["tags"]] == [WEATHER, NO_ARGUMENTS]
     parsed = reader.parse(text)
     assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == calls
     assert not parsed.text
@@ -55,13 +54,13 @@ def test_a_forced_call_is_no_thinking_even_where_thinking_was_to_come(name: str)
     form = AnswerFormat(
         reasoning=REASONING_FORMATS["deepseek-r1"],
         thinking=True,
-        tool_format=forced_format(tool_format, TOOLS),
+        tool_format=forced_format(tool_format),
         tools=TOOLS,
         openings=forced_openings(tool_format, TOOLS),
     )
     shape = tool_format.shape
     call = '[{"name": "now", "parameters": {}}]'
-    if shape is not None:
+    if shape is not None and shape.argument is None:
         call = in_shape(shape, [("now", {})])
     for text, thought in ((call, ""), (f"Hm.</think>{call}", "Hm.")):
         parsed = form.parse(text)
@@ -105,12 +104,15 @@ def test_the_places_of_a_grammar_are_those_of_the_tools_schemas(name: str | None
     tools = dict(list({"weather": weather, "now": {}}.items())[:count])
     tool_format = None if name is None else TOOL_FORMATS[name]
     grammar = forced_calls(tool_format, tools, single=False)
-    shape = forced_format(tool_format, tools).shape
     found = {(place.tool, place.pointer): part_at(grammar, text) for text, place in grammar.places.items()}
-    if shape is not None and shape.argument is not None:
-        assert found == {("weather", "/properties/days"): {"type": "integer"}}
-    else:
-        assert found == {(tool, ""): arguments_schema(schema) for tool, schema in tools.items()}
+    assert found == {(tool, ""): arguments_schema(schema) for tool, schema in tools.items()}
+    if can_watch(tool_format, [weather]):
+        assert tool_format is not None
+        watched = watched_calls(tool_format, tools, {"weather"}, single=False)
+        inside = {
+            place.pointer: part_at(watched, text) for text, place in watched.places.items() if place.tool == "weather"
+        }
+        assert inside in ({"": weather}, {"/properties/days": {"type": "integer"}})
 
 
 def test_places_lead_into_schemas_that_moved() -> None:
@@ -171,8 +173,7 @@ def test_calls_of_strict_tools_are_watched(name: str, otherwise: dict[str, Any] 
         {"type": "object", "additionalProperties": {"type": "integer"}},
     ],
 )
-def test_what_cannot_be_said_one_by_one_is_forced_as_a_list(schema: dict[str, Any]) -> None:
+def test_what_cannot_be_said_one_by_one_is_not_watched(schema: dict[str, Any]) -> None:
     for name in ("glm45", "qwen3_coder", "minimax-m2"):
-        assert set(forced_calls(TOOL_FORMATS[name], {"f": schema}, single=True).fields) == {"json_schema"}
         assert not can_watch(TOOL_FORMATS[name], [schema])
     assert can_watch(TOOL_FORMATS["hermes"], [schema])

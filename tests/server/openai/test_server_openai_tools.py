@@ -219,10 +219,11 @@ def test_what_is_wrong_with_a_forced_tool_is_said_of_the_tool(parser: str, place
 
 def test_places_in_arguments_that_stand_one_by_one_are_those_of_the_schema() -> None:
     place = "structural_tag#/format/tags/0/content/elements/1/content/content/json_schema"
+    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
     refusal = FinishAbort(f"{place}/uniqueItems cannot be enforced.", 400, "BadRequestError", "structural_tag")
 
     async def use(desk: Desk) -> None:
-        error = (await desk.post(CHAT, 400, **ASK, tool_choice="required"))["error"]
+        error = (await desk.post(CHAT, 400, **{**ASK, "tools": [strict]}))["error"]
         theirs = "tools[0].function.parameters"
         assert error["message"] == f"{theirs}#/properties/days/uniqueItems cannot be enforced."
         assert error["param"] == theirs
@@ -243,8 +244,21 @@ def test_a_call_may_come_instead_of_what_the_answer_must_match(strict: bool) -> 
         assert notes.sampling["grammar_strict"] is strict and set(notes.grammar) == {"structural_tag"}
         await desk.post(CHAT, **ASK, response_format=asked, tool_choice="none")
         assert set(notes.grammar) == {"json_schema"}
+        await desk.post(CHAT, **ASK, guided_regex="a")
+        assert not notes.grammar and notes.sampling["regex"] == "a"
+
+    async def one_by_one(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **ASK, response_format=asked)
+        calls, _ = notes.grammar["structural_tag"]["format"]["elements"]
+        assert (
+            calls["tags"][0]["content"]["type"] == "sequence"
+        )  # held to its schema: nothing else is sure to be a call
+        loose = {"name": "f", "parameters": {"type": "object"}}
+        await desk.post(CHAT, **{**ASK, "tools": [{"type": "function", "function": loose}]}, response_format=asked)
+        assert set(notes.grammar) == {"json_schema"}
 
     say(routes, CALL, use)
+    say(routes, CALL, one_by_one, tool_call_parser="glm45")
 
 
 def test_strict_tools_are_watched_once_a_call_begins() -> None:

@@ -1,6 +1,6 @@
 """When a grammar governs the calls of an answer: those that must come, those of strict tools, and those that may come
-instead of what the answer must match otherwise. Pure, but for the names under which the client knows what is said of it.
-"""
+instead of what the answer must match otherwise. Pure, but for the names under which the client knows what is said of
+it."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class CallRules:
         they could turn out to be neither."""
         tools, calls = self.tools, self.calls
         if calls is None or not tools.tools or not (self.watched or asked == "json_schema"):
+            return None
+        if isinstance(value, str | list) and not value:  # which is the engine's to refuse
             return None
         held = tools.strict_names if has_json_arguments(calls) else frozenset(tools.schemas)
         if not self._can_watch(held):

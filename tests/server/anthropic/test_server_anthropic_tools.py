@@ -82,6 +82,16 @@ def test_malformed_calls_are_text() -> None:
     say(routes, MALFORMED, use)
 
 
+@pytest.mark.parametrize("cuts", [None, [], [5, 30, 90, 120]])
+def test_blocks_are_the_same_however_a_stream_is_cut(cuts: list[int] | None) -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        whole = await desk.post(PATH, **ASK)
+        assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "text"]
+        assert without_ids(rebuilt(await desk.stream(PATH, **ASK))) == without_ids(whole["content"])
+
+    say(routes, f"{MALFORMED}\n{CALL}\n{MALFORMED}", use, cuts=cuts)
+
+
 def test_a_client_may_want_its_arguments_as_they_come() -> None:
     async def use(desk: Desk, notes: NotingReader) -> None:
         for eager in (False, True):

@@ -275,6 +275,8 @@ def test_strict_tools_are_watched_once_a_call_begins() -> None:
         assert asked == {"type": "json_schema", "json_schema": {"type": "object"}}
         await desk.post(CHAT, **{**ASK, "tools": [strict]}, tool_choice="none")
         assert not notes.grammar
+        error = (await desk.post(CHAT, 400, **{**ASK, "tools": [strict]}, guided_choice=[]))["error"]
+        assert error["message"].startswith("guided_choice is empty")
 
     async def watch_nothing(desk: Desk, notes: NotingReader) -> None:
         await desk.post(CHAT, **{**ASK, "tools": [strict]})
@@ -511,3 +513,20 @@ def test_a_malformed_call_in_a_response_is_text() -> None:
         assert shown["content"][0]["text"] == MALFORMED
 
     say(routes, MALFORMED, use)
+
+
+@pytest.mark.parametrize("cuts", [None, [], [5, 30, 90, 120]])
+def test_a_response_has_the_same_items_however_its_stream_is_cut(cuts: list[int] | None) -> None:
+    def told(items: list[Any]) -> list[Any]:
+        return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        body: dict[str, Any] = {"input": "Weather?", "tools": [FLAT]}
+        whole = await desk.post("/v1/responses", **body)
+        assert [item["type"] for item in whole["output"]] == ["message", "function_call", "message"]
+        events = await desk.stream("/v1/responses", **body)
+        assert told(events[-1]["response"]["output"]) == told(whole["output"])
+        added = [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"]
+        assert added == ["message", "function_call", "message"]
+
+    say(routes, f"{MALFORMED}\n{CALL}\n{MALFORMED}", use, cuts=cuts)

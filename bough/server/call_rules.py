@@ -14,6 +14,7 @@ from bough.parsers import CallGrammar, can_watch, forced_calls, has_json_argumen
 from bough.parsers.formats.base import ToolFormat
 from bough.server.names import client_name, speak_also
 from bough.server.tools import ToolUse
+from bough.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class CallRules:
     tools: ToolUse
     calls: ToolFormat | None
     tags: bool
+    tokenizer: Tokenizer | None = None
 
     def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
         """What the tools ask of the answer, beside or instead of what its request asks."""
@@ -64,7 +66,16 @@ class CallRules:
         return bool(strict) and not self.tools.must and self._can_watch(strict)
 
     def _can_watch(self, names: Collection[str]) -> bool:
-        return self.tags and can_watch(self.calls, [self.tools.schemas[name] for name in names])
+        schemas = [self.tools.schemas[name] for name in names]
+        return self.tags and can_watch(self.calls, schemas) and self._in_plain_tokens()
+
+    def _in_plain_tokens(self) -> bool:
+        """Whether the model writes the format without special tokens, which grammars do not see: under one it could not
+        begin a call as it is used to."""
+        if self.calls is None or self.calls.shape is None or self.tokenizer is None:
+            return True
+        texts = self.tokenizer.encode_batch(self.calls.shape.markers, add_special_tokens=False)
+        return not any(self.tokenizer.special_ids.intersection(ids) for ids in texts)
 
     @property
     def assured(self) -> frozenset[str]:

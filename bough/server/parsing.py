@@ -35,6 +35,7 @@ from bough.parsers.formats.base import ToolFormat
 from bough.server.call_rules import CallRules, asked_for
 from bough.server.names import speak_also
 from bough.server.tools import NO_TOOLS, ToolUse
+from bough.tokenizer.tokenizer import Tokenizer
 
 WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
 
@@ -49,6 +50,7 @@ class AnswerPlan:
     stream_reasoning: bool = True
     calls: ToolFormat | None = None  # the format of the model's own calls
     tags: bool = True  # whether grammars may be structural tags
+    tokenizer: Tokenizer | None = None
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
@@ -57,7 +59,7 @@ class AnswerPlan:
 
     @property
     def rules(self) -> CallRules:
-        return CallRules(self.tools, self.calls, self.tags)
+        return CallRules(self.tools, self.calls, self.tags, self.tokenizer)
 
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
@@ -112,9 +114,15 @@ class AnswerPlan:
 
 
 def plan_answers(
-    settings: Settings, tools: ToolUse = NO_TOOLS, *, separate: bool = True, stream_reasoning: bool = True
+    settings: Settings,
+    tools: ToolUse = NO_TOOLS,
+    tokenizer: Tokenizer | None = None,
+    *,
+    separate: bool = True,
+    stream_reasoning: bool = True,
 ) -> AnswerPlan:
-    """The plan of a request, by the server's parsers. `separate`: thinking is set apart where there is a parser."""
+    """The plan of a request, by the server's parsers and the model's tokenizer. `separate`: thinking is set apart where
+    there is a parser."""
     calls, thinking = settings.model.tool_call_parser, settings.model.reasoning_parser
     if tools.tools and not tools.must and calls is None:
         raise RequestError(
@@ -129,6 +137,7 @@ def plan_answers(
         stream_reasoning=stream_reasoning,
         calls=None if calls is None else tool_format(calls),
         tags=settings.scheduler.grammar_backend not in WITHOUT_TAGS,
+        tokenizer=tokenizer,
     )
 
 

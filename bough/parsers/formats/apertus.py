@@ -22,6 +22,7 @@ class Apertus:
         before=f"{PREFIX}[",
         between=", ",
         after=f"]{SUFFIX}",
+        trigger=PREFIX,
     )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:

@@ -23,7 +23,13 @@ class Shape:
     after: str = ""
     argument: Callable[[str, bool], str] | None = None
     argument_end: str = ""
-    trigger: str = ""  # what a model writes only to begin calls, in plain tokens; empty where there is no such text
+    trigger: str = ""  # what a model writes only to begin calls; empty where there is no such text
+
+    @property
+    def markers(self) -> list[str]:
+        """The texts of the format itself."""
+        inside = [] if self.argument is None else [self.argument("x", True), self.argument_end]
+        return [text for text in (self.before, self.begin("x"), *inside, self.end, self.between, self.after) if text]
 
 
 class Framed(ABC):

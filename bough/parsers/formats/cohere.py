@@ -23,6 +23,7 @@ class Cohere:
         before=f"{ACTION}[",
         between=", ",
         after=f"]{ACTION_END}",
+        trigger=ACTION,
     )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:

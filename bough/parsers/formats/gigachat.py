@@ -17,7 +17,7 @@ OPENING = Markers(SEPARATOR, ROLE, INLINE, before=SPACE)
 class GigaChat:
     """A call ends with its JSON."""
 
-    shape = Shape(begin=lambda name: f'{ROLE}\n{{"name": {json.dumps(name)}, "arguments": ', end="}")
+    shape = Shape(begin=lambda name: f'{ROLE}\n{{"name": {json.dumps(name)}, "arguments": ', end="}", trigger=ROLE)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         yield from read_blocks(source, calls, OPENING, self._call)

@@ -11,24 +11,16 @@ from bough.parsers.source import SPACE, Markers, Source, Steps
 
 
 class TaggedJson:
-    """One call between two tags. `plain`: the model writes its tags in tokens that are not special ones."""
+    """One call between two tags."""
 
-    def __init__(
-        self,
-        opening: str,
-        closing: str,
-        *,
-        arguments: str = "arguments",
-        break_line: str = "\n",
-        plain: bool = False,
-    ) -> None:
+    def __init__(self, opening: str, closing: str, *, arguments: str = "arguments", break_line: str = "\n") -> None:
         self._opening = Markers(opening, before=SPACE)
         self._closing = closing
         self.shape = Shape(
             begin=lambda name: f'{opening}{break_line}{{"name": {json.dumps(name)}, "{arguments}": ',
             end=f"}}{break_line}{closing}",
             between=break_line,
-            trigger=opening if plain else "",
+            trigger=opening,
         )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
@@ -42,4 +34,4 @@ class TaggedJson:
         yield from source.skip_end(self._closing)
 
 
-HERMES = TaggedJson("<tool_call>", "</tool_call>", plain=True)
+HERMES = TaggedJson("<tool_call>", "</tool_call>")

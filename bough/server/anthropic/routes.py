@@ -94,7 +94,7 @@ class Anthropic:
     def _plan(self, body: CountTokensRequest) -> AnswerPlan:
         check_request(body)
         check_thinking(body.thinking, self._context.settings)
-        return plan_answers(self._context.settings, read_tools(body))
+        return plan_answers(self._context.settings, read_tools(body), self._context.tokenizer)
 
     async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
         """The prompt, and the assistant's words that the answer goes on with."""

@@ -155,7 +155,8 @@ class Responses:
         with in_openai_names(body, **names):
             messages = with_instructions(body.instructions, conversation)
             tokenizer = self._context.require_tokenizer("input")
-            plan, variables = plan_answers(self._context.settings, response_tools(body)), template_variables(body)
+            plan = plan_answers(self._context.settings, response_tools(body), tokenizer)
+            variables = template_variables(body)
             prompt = await aside(
                 text_size(messages),
                 lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),

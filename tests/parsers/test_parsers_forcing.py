@@ -174,6 +174,6 @@ def test_calls_of_strict_tools_are_watched(name: str, otherwise: dict[str, Any] 
     ],
 )
 def test_what_cannot_be_said_one_by_one_is_not_watched(schema: dict[str, Any]) -> None:
-    for name in ("glm45", "qwen3_coder", "minimax-m2"):
+    for name in ("glm45", "qwen3_coder", "minimax-m2", "deepseekv32"):
         assert not can_watch(TOOL_FORMATS[name], [schema])
     assert can_watch(TOOL_FORMATS["hermes"], [schema])

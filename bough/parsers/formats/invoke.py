@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
+from bough.parsers.formats.base import Shape
 from bough.parsers.formats.json_call import call_object
 from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
@@ -23,8 +24,23 @@ class Invoke:
     before_call: str = ""
     after_call: str = ""
     json_calls: bool = False  # a section may hold one call as JSON instead
+    kinds: bool = False  # a parameter says whether it is a string
 
-    shape = None
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            begin=lambda name: f'{self.before_call}<{self.prefix}invoke name="{name}">\n',
+            end=f"</{self.prefix}invoke>{self.after_call}\n",
+            before=f"{self.section}\n",
+            after=self.section_end,
+            argument=self._parameter,
+            argument_end=f"</{self.prefix}parameter>\n",
+            trigger=self.section,
+        )
+
+    def _parameter(self, name: str, is_text: bool) -> str:
+        kind = f' string="{str(is_text).lower()}"' if self.kinds else ""
+        return f'<{self.prefix}parameter name="{name}"{kind}>'
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         yield from read_blocks(source, calls, Markers(self.section, before=SPACE), self._section)
@@ -82,8 +98,8 @@ class Invoke:
 
 DOTS = Invoke("<dots_function_call>", "</dots_function_call>", json_calls=True)
 MINIMAX_M2 = Invoke("<minimax:tool_call>", "</minimax:tool_call>")
-DEEPSEEK_V32 = Invoke("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", prefix="｜DSML｜")
-DEEPSEEK_V4 = Invoke("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", prefix="｜DSML｜")
+DEEPSEEK_V32 = Invoke("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", prefix="｜DSML｜", kinds=True)
+DEEPSEEK_V4 = Invoke("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", prefix="｜DSML｜", kinds=True)
 STEP3 = Invoke(
     "<｜tool_calls_begin｜>",
     "<｜tool_calls_end｜>",

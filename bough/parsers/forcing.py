@@ -15,6 +15,7 @@ from typing import Any
 from bough.parsers.formats.base import Shape, ToolFormat
 from bough.parsers.formats.json_list import JsonList
 from bough.parsers.named_content import named_content, schema_places
+from bough.parsers.values import refers
 
 Schema = Mapping[str, Any]
 ANY_ARGUMENTS: Schema = {"type": "object"}
@@ -168,7 +169,7 @@ def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:
         parameters: Any = schema
         path = "/items/properties" if len(arguments) == 1 else f"/items/anyOf/{i}/properties"
         places[f"json_schema#{path}/parameters"] = Place(name)
-        if _refers(parameters):
+        if refers(parameters):
             definitions[name] = _moved(parameters, name)
             parameters = {"$ref": _pointer(name)}
             places[f"json_schema{_pointer(name)}"] = Place(name)
@@ -185,12 +186,6 @@ def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     if single:
         listed["maxItems"] = 1
     return CallGrammar({"json_schema": listed | ({"$defs": definitions} if definitions else {})}, places)
-
-
-def _refers(schema: Any) -> bool:
-    if isinstance(schema, Mapping):
-        return "$ref" in schema or any(map(_refers, schema.values()))
-    return isinstance(schema, list) and any(map(_refers, schema))
 
 
 def _moved(schema: Any, name: str) -> Any:

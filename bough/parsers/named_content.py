@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bough.parsers.formats.base import Shape
-from bough.parsers.values import kinds_of
+from bough.parsers.values import kinds_of, refers
 
 Schema = Mapping[str, Any]
 ABOUT = frozenset({"title", "description", "default", "examples", "$comment"})  # what only informs
@@ -26,7 +26,9 @@ def named_content(shape: Shape, schema: Schema) -> dict[str, Any] | None:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not OF_ARGUMENTS.issuperset(schema) or not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
-    if schema.get("type", "object") != "object" or not set(required) <= set(properties):
+    if schema.get("type", "object") != "object" or not all(isinstance(name, str) for name in required):
+        return None
+    if not set(required) <= set(properties):
         return None
     elements: list[dict[str, Any]] = []
     for name, inner in properties.items():
@@ -57,7 +59,7 @@ def _tag(shape: Shape, name: str, value: dict[str, Any]) -> dict[str, Any]:
 def _value(schema: Any) -> dict[str, Any] | None:
     """The format of one value; None where it could be taken for another."""
     kinds = kinds_of(schema)
-    if kinds is None or _refers(schema):
+    if kinds is None or refers(schema):
         return None
     if "string" not in kinds:
         return {"type": "json_schema", "json_schema": schema}
@@ -67,15 +69,13 @@ def _value(schema: Any) -> dict[str, Any] | None:
     if not said:
         return {"type": "any_text"}
     choices = schema.get("enum")
-    if said == {"enum"} and all(isinstance(choice, str) and choice.strip() == choice != "" for choice in choices):
+    if (
+        said == {"enum"}
+        and isinstance(choices, list)
+        and all(isinstance(choice, str) and choice.strip() == choice != "" for choice in choices)
+    ):
         return {"type": "or", "elements": [{"type": "const_string", "value": choice} for choice in choices]}
     return None
-
-
-def _refers(schema: Any) -> bool:
-    if isinstance(schema, Mapping):
-        return "$ref" in schema or any(map(_refers, schema.values()))
-    return isinstance(schema, list) and any(map(_refers, schema))
 
 
 def _step(name: str) -> str:

@@ -31,6 +31,20 @@ def kinds_of(schema: Any) -> set[str] | None:
     return None
 
 
+def refers(schema: Any) -> bool:
+    """Whether a schema refers to parts of itself, however deep they are."""
+    left = [schema]
+    while left:
+        found = left.pop()
+        if isinstance(found, Mapping):
+            if "$ref" in found:
+                return True
+            left += found.values()
+        elif isinstance(found, list):
+            left += found
+    return False
+
+
 def expects_text(schema: Any) -> bool:
     """Whether a value can only be a string, so that it need not be looked at."""
     return kinds_of(schema) == {"string"}

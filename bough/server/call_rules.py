@@ -28,6 +28,12 @@ class CallRules:
 
     def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
         """What the tools ask of the answer, beside or instead of what its request asks."""
+        try:
+            return self._grammar(given)
+        except RecursionError:
+            raise RequestError("tools: a schema is nested too deep for a grammar.", field="tools") from None
+
+    def _grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
         tools, asked = self.tools, asked_for(given)
         if tools.must:
             if asked is not None:

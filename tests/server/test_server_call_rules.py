@@ -65,6 +65,37 @@ def test_what_stands_beside_calls(given: dict[str, Any], strict: bool | None, ki
     assert (None if grammar is None else grammar.fields["structural_tag"]["format"]["type"]) == kind
 
 
+@pytest.mark.parametrize("parser", ["hermes", "glm45", "gemma4"])
+@pytest.mark.parametrize("must", [True, False])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"required": [{}]},
+        {"required": 3},
+        {"properties": 3},
+        {"properties": {"a": {"type": "string", "enum": 3}}},
+        {"properties": {"a": {"type": ["string", 3], "enum": [[]]}}},
+        {"type": ["object"], "properties": {"": {"type": "integer"}}},
+    ],
+)
+def test_odd_schemas_are_the_engines_to_judge(parser: str, must: bool, odd: dict[str, Any]) -> None:
+    tool = read_function({"name": "f", "parameters": odd, "strict": True}, "tools[0]")
+    CallRules(ToolUse((tool,), must=must), TOOL_FORMATS[parser], tags=True).grammar({})
+
+
+@pytest.mark.parametrize("end", [{"type": "null"}, {"$ref": "#"}])
+def test_schemas_may_be_nested_deep(end: dict[str, Any]) -> None:
+    for _ in range(400):
+        end = {"type": "object", "properties": {"a": end}}
+    tool = read_function({"name": "f", "parameters": end, "strict": True}, "tools[0]")
+    for parser in ("hermes", "glm45", "gemma4"):
+        use = CallRules(ToolUse((tool,), must=True), TOOL_FORMATS[parser], tags=True)
+        try:
+            assert use.grammar({}) is not None
+        except RequestError as error:
+            assert "nested too deep" in str(error) and "$ref" in str(end)
+
+
 def test_a_tag_of_ones_own_and_strict_tools_exclude_each_other() -> None:
     with pytest.raises(RequestError, match="set strict to false"):
         rules("hermes").grammar({"structural_tag": {}})

@@ -110,15 +110,10 @@ def check_cache_readers(cache_dtype: str, names: BackendNames) -> None:
 
 
 def check_deterministic(settings: ModelSettings, names: BackendNames, device_type: str) -> None:
-    """The native kernels of CPUs need no such mode. On a GPU, the libraries for 8-bit numbers sum in an order that
-    depends on the number of rows, and only one kernel of attention does not depend on the batch."""
-    if not settings.enable_deterministic_inference:
+    """The libraries for 8-bit numbers sum in an order that depends on the number of rows, and only one kernel of
+    attention does not depend on the batch. On a CPU it is the native kernels that do not."""
+    if not settings.enable_deterministic_inference or device_type != "cuda":
         return
-    if device_type != "cuda":
-        raise SettingsError(
-            "--enable-deterministic-inference is for CUDA devices; leave it out here: on a CPU the native kernels give "
-            "the same output in any batch without it."
-        )
     if "torch" in (names.prefill, names.decode):
         raise SettingsError(
             "--enable-deterministic-inference has its own attention in Triton; leave the torch attention back end out."
@@ -219,7 +214,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     )
     pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     if library is not None and recorder is not None:
-        native = build_native(library, loaded.model, recorder, pool, threads, limits)
+        deterministic = settings.model.enable_deterministic_inference
+        native = build_native(library, loaded.model, recorder, pool, threads, limits, deterministic=deterministic)
         if settings.model.cpu_threads is None:
             measure_threads(native, native.set_threads, threads)
         tell_kernels(native, pool)

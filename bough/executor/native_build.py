@@ -41,6 +41,8 @@ def native_library(
     quantization = settings.model.quantization
     if quantization in FOR_FLOATS:
         raise SettingsError(f"--quantization {quantization} is done by the native CPU kernels, but {why}.")
+    if settings.model.enable_deterministic_inference:
+        raise SettingsError(f"--enable-deterministic-inference needs the native kernels on a CPU, but {why}.")
     if settings.model.attention_backend == "native":
         raise SettingsError(f"--attention-backend native cannot be used: {why}.")
     if not unwanted:
@@ -54,12 +56,19 @@ def make_recorder(limits_rows: int, chunk_tokens: int) -> Recorder:
 
 
 def build_native(
-    library: ctypes.CDLL, model: CausalLM, recorder: Recorder, pool: KVPool, threads: int, limits: Limits
+    library: ctypes.CDLL,
+    model: CausalLM,
+    recorder: Recorder,
+    pool: KVPool,
+    threads: int,
+    limits: Limits,
+    *,
+    deterministic: bool,
 ) -> NativeExecutor:
     """Records the model, whose weights are loaded, and gives the executor that runs it."""
     torch.set_num_threads(1)  # it samples only: a second team of threads would stand in the way of the first
     tapes = NativeTapes(library, model, recorder, pool, threads, limits.chunk_tokens + limits.rows)
-    return NativeExecutor(tapes, limits)
+    return NativeExecutor(tapes, limits, deterministic=deterministic)
 
 
 def tell_kernels(executor: NativeExecutor, pool: KVPool) -> None:

@@ -34,11 +34,11 @@ from bough.sampling.state import SamplingState
 class NativeExecutor:
     """Runs plans on the calling thread and those of the crew."""
 
-    def __init__(self, tapes: NativeTapes, limits: Limits) -> None:
+    def __init__(self, tapes: NativeTapes, limits: Limits, *, deterministic: bool = False) -> None:
         self._tapes = tapes
         self._limits = limits
         self._mirror = RowMirror(limits)
-        self._prompts = PromptLengths(limits)
+        self._prompts = PromptLengths(limits, one_way=deterministic)
         self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
         self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
         self._sample = NativeSampler(self._sampling, tapes.crew)

@@ -2,7 +2,8 @@
 
 What a token is decides, and not how many there are in a step. So each gets the same result to the last bit, alone or
 in company, in whatever chunks its prompt is computed, and when an output is computed anew after a retraction or on
-another machine. Owns the lengths of the rows' prompts.
+another machine. Deterministic inference promises more, that an output has the same bits when it comes back as part of a
+prompt: then all tokens go one way. Owns the lengths of the rows' prompts.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ NO_SPANS = np.zeros(1, dtype=np.int64)
 
 
 class PromptLengths:
-    """Those of the rows."""
+    """Those of the rows; with `one_way` they count as none."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, one_way: bool = False) -> None:
         self._lengths = np.zeros(limits.rows, dtype=np.int64)
+        self._one_way = one_way
 
     def set_up(self, setups: tuple[RowSetup, ...]) -> None:
         for setup in setups:
-            self._lengths[setup.row] = setup.prompt_len
+            self._lengths[setup.row] = 0 if self._one_way else setup.prompt_len
 
     def marks(self, layout: StepLayout) -> BoolArray:
         """For each token whether it is of a prompt."""

@@ -115,7 +115,10 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
         pytest.param({"kv_cache_dtype": "fp8_e4m3", "device": "cpu"}, "needs a GPU", id="fp8 cache"),
         pytest.param({"quantization": "fp8", "device": "cpu"}, "needs a GPU", id="fp8 weights"),
         ({"decode_attention_backend": "flashinfer"}, "does not ship"),
-        ({"enable_deterministic_inference": True, "device": "cpu"}, "for CUDA devices"),
+        (
+            {"enable_deterministic_inference": True, "device": "cpu", "attention_backend": "torch"},
+            "--enable-deterministic-inference needs the native kernels",
+        ),
         ({"quantization": "int8", "device": "cpu", "attention_backend": "torch"}, "torch attention is asked for"),
         ({"quantization": "int4", "device": "cpu", "dtype": "bfloat16"}, "compute in float32"),
     ],

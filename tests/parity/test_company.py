@@ -35,3 +35,20 @@ def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit() -> Non
         assert outputs(engine, PROMPTS) == alone
     with Engine(max_total_tokens=8192, chunked_prefill_size=4, cpu_threads=1) as engine:
         assert outputs(engine, PROMPTS) == alone
+
+
+def test_with_determinism_an_answer_has_the_same_bits_as_part_of_a_prompt() -> None:
+    with Engine(max_total_tokens=8192, enable_deterministic_inference=True) as engine:
+        for prompt in PROMPTS[:3]:
+            [(tokens, logprobs)] = outputs(engine, [prompt])
+            engine.flush_cache()
+            assert engine.tokenizer is not None
+            ids = engine.tokenizer.encode(prompt)
+            answer: Any = engine.generate(
+                input_ids=[*ids, *tokens],
+                sampling_params={"max_new_tokens": 1, "temperature": 0},
+                return_logprob=True,
+                logprob_start_len=len(ids) - 1,
+            )
+            again = [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]]
+            assert again[-len(logprobs) :] == logprobs

@@ -91,7 +91,15 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
         return _build_cpu(files, settings, names)
     from bough.executor.cuda_build import build_cuda  # needs triton
 
-    return build_cuda(_load(files, settings, resolve_config(files, settings), device), settings)
+    try:
+        return build_cuda(_load(files, settings, resolve_config(files, settings), device), settings)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ResourceError(
+            f"The GPU's memory ({total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB of them free) is too small for the "
+            "model and its largest step; use a smaller model, --quantization fp8, or lower --chunked-prefill-size and "
+            "--max-running-requests."
+        ) from error
 
 
 def resolve_device(settings: ModelSettings) -> torch.device:

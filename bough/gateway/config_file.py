@@ -24,7 +24,7 @@ from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.core import Gateway
 from bough.gateway.policies import build_policy
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.registry import normal_url
+from bough.gateway.registry import checked_key, normal_url
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def _mapping(content: dict[str, Any], name: str) -> dict[Any, Any]:
 
 def _worker(entry: Any) -> FileWorker:
     worker = FileWorker(entry) if isinstance(entry, str) else msgspec.convert(entry, FileWorker)
-    return FileWorker(normal_url(worker.url), worker.api_key)
+    return FileWorker(normal_url(worker.url), checked_key(worker.api_key))
 
 
 def _policy(entry: Any) -> PolicyChoice:

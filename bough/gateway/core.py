@@ -82,7 +82,6 @@ class Gateway:
         self.metrics.describe(lambda: self.registry, lambda: (self.dispatch.active, self.dispatch.waiting))
 
     async def open(self) -> None:
-        await self.upstream.open()
         for url in self.settings.worker_urls:
             self.registry.add(url, source="flag")
         self._ticking = asyncio.create_task(self._tick())
@@ -94,7 +93,7 @@ class Gateway:
         await self.cache_watch.close()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
-        await self.upstream.close()
+        self.upstream.close()
 
     def cut_off(self) -> None:
         """Ends every call: the gateway stops and cannot wait any longer."""
@@ -137,7 +136,7 @@ class Gateway:
 
     def ended(self, call: Call) -> None:
         """The last thing of every call: counted and logged."""
-        self.metrics.ended(call, self.registry.models())
+        self.metrics.ended(call, known_model=self.registry.knows(call.peek.model))
         if self._traces is not None and call.span is not None:
             self._traces.end(call.span, call)
         self.log.write(call)

@@ -27,8 +27,9 @@ from bough.gateway.discovery.following import follow
 from bough.gateway.discovery.kubernetes import KubernetesPods
 from bough.gateway.grpc import GrpcServer, serve_grpc
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management, RouteTable
+from bough.gateway.management import Management
 from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided
+from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
@@ -61,7 +62,7 @@ async def serve(
     front = Front()
     http = HttpServer(front, listener, settings.edge())
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(divided(settings))
+        gateway = Gateway(divided(settings, 0 if family is None else family.number))
         cleanup.push_async_callback(gateway.close)
         await gateway.open()
         engines = await _feed(gateway, settings, ending, cleanup)
@@ -121,7 +122,7 @@ async def _management(
     own = Management(gateway, engines.restart)
     if family is None:
         return own
-    cleanup.push_async_callback(family.close)
+    cleanup.callback(family.close)
     # The first process answers for all, to the others too; what it tells them concerns each alone.
     private = own if family.number else SharedManagement(own, family, private=True)
     await _listen_privately(gateway, private, family, cleanup)

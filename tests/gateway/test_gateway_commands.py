@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -111,12 +112,37 @@ def test_the_table_shows_workers_and_figures() -> None:
             client = AdminClient(d.url)
             listed, page = await asyncio.to_thread(lambda: (client.workers(), client.text("/metrics")))
             out = io.StringIO()
-            Console(file=out, width=160).print(picture(listed, figures(page)))
+            Console(file=out, width=160).print(picture(listed, figures(page), 160))
             text = out.getvalue()
             assert "red" in text and "healthy" in text and fake.url in text
             assert "requests 1 " in text and "cached 50%" in text
 
     asyncio.run(main())
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_no_halves() -> None:
+    row: dict[str, Any] = {
+        "id": "7b25d2f0a1c3",
+        "url": "http://127.0.0.1:30001",
+        "model_id": "Qwen3-0.6B",
+        "state": "unhealthy",
+        "breaker": "half_open",
+        "load": 12,
+        "limit": None,
+        "capacity": 128,
+        "reported_load": 14.0,
+        "restarts": 3,
+        "last_error": "its health check failed: it could not be reached in time",
+    }
+    seen: dict[int, str] = {}
+    for width in (40, 80, 200):
+        out = io.StringIO()
+        Console(file=out, width=width).print(picture([row], {}, width))
+        seen[width] = out.getvalue()
+        assert "\u2026" not in seen[width] and row["url"] in seen[width] and "unhealthy" in seen[width]
+    assert row["id"] in seen[80] and "12/128" in seen[80] and "half_open" in seen[80]
+    assert row["id"] not in seen[40]
+    assert all(part in seen[200] for part in ("Qwen3-0.6B", "restarts", "14", "its health check failed"))
 
 
 def test_a_gateway_that_is_not_there() -> None:

@@ -23,7 +23,7 @@ from bough.gateway.policy_table import PolicyTable
 from bough.gateway.response import Response
 from bough.gateway.retries import Backoff, RetryBudget
 from bough.gateway.silence import Silence
-from bough.gateway.upstream import Upstream
+from bough.gateway.upstream import Upstream, told
 from bough.gateway.worker import Lease, Worker, WorkerLostError
 
 RESUME_HEADER = (b"X-Bough-Resume", b"1")
@@ -147,7 +147,7 @@ class Attempts:
         except TimeoutError:
             raise AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504) from None
         except OSError as error:
-            raise AttemptFailedError(f"the connection failed: {error or type(error).__name__}", 502) from None
+            raise AttemptFailedError(f"the connection failed: {told(error)}", 502) from None
         finally:
             if response is not None and not kept:
                 response.close()

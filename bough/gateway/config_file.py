@@ -8,6 +8,7 @@ with a line in the log.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -181,9 +182,8 @@ class ConfigFile:
             if before.get(model) != choice:
                 self._gateway.policies.choose(model, choice)
         if self._applied is not None and self._changed(content, "policy"):
-            self._gateway.policies.set_default(
-                PolicyChoice(content.settings.get("policy") or self._gateway.settings.default_policy)
-            )
+            without = dataclasses.replace(self._gateway.settings, policy=None).default_policy
+            self._gateway.policies.set_default(PolicyChoice(content.settings.get("policy") or without))
 
     def _take_clients(self, content: FileContent) -> None:
         """Rates begin anew, so nothing is touched unless keys or rates have changed."""

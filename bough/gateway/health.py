@@ -17,7 +17,7 @@ import time
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.capabilities import discover, is_well, reported_load
 from bough.gateway.registry import Registry
-from bough.gateway.upstream import Upstream
+from bough.gateway.upstream import Upstream, told
 from bough.gateway.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class HealthChecks:
         try:
             await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
         except (OSError, ValueError) as error:
-            worker.last_error = reason = f"its health check failed: {error or type(error).__name__}"
+            worker.last_error = reason = f"its health check failed: {told(error)}"
             if record.note(passed=False) or _nobody_listens(error):
                 self._registry.leave_rotation(worker, reason)
             return

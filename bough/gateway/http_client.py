@@ -8,12 +8,12 @@ that the server was just closing, for a request that may be sent twice. Every fa
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -96,29 +96,31 @@ class HttpClient:
     # ---- connections
 
     async def _connect(self, origin: Origin) -> _Connection:
-        loop = asyncio.get_running_loop()
-
-        def made() -> _Connection:
-            return _Connection(self, origin)
-
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                if origin.socket_path is not None:
-                    return (await loop.create_unix_connection(made, origin.socket_path))[1]
-                failure = OSError(f"{origin.host} has no address")
-                for *_, address in await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM):
-                    tls, name = (self._tls, origin.host) if origin.tls else (None, None)
-                    host = str(address[0])
-                    try:
-                        opened = await loop.create_connection(made, host, origin.port, ssl=tls, server_hostname=name)
-                        return opened[1]
-                    except OSError as error:
-                        failure = error
-                raise failure
+                if origin.socket_path is None:
+                    return await self._connect_to_any(origin)
+                made = functools.partial(_Connection, self, origin)
+                return (await asyncio.get_running_loop().create_unix_connection(made, origin.socket_path))[1]
         except TimeoutError:
             raise ConnectionError("it could not be reached in time") from None
 
-    @cached_property
+    async def _connect_to_any(self, origin: Origin) -> _Connection:
+        """The first of the host's addresses that answers; one that does not leaves time for the others."""
+        loop, made = asyncio.get_running_loop(), functools.partial(_Connection, self, origin)
+        tls, name = (self._tls, origin.host) if origin.tls else (None, None)
+        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        failure = OSError(f"{origin.host} has no address")
+        for *_, address in found:
+            host = str(address[0])
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S / len(found)):
+                    return (await loop.create_connection(made, host, origin.port, ssl=tls, server_hostname=name))[1]
+            except OSError as error:
+                failure = error
+        raise failure
+
+    @functools.cached_property
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context()
 

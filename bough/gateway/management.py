@@ -20,6 +20,7 @@ from bough.gateway.call import Call
 from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.registry import checked_key
 from bough.gateway.routes import Handler, Request, Route, decoded, json_answer
 from bough.gateway.worker import Worker
 from bough.gateway.worker_json import worker_json
@@ -107,12 +108,15 @@ class Management:
 
     async def _add(self, request: Request) -> Answer:
         new = decoded(request.body, NewWorker)
+        field = "api_key"
         try:
+            checked_key(new.api_key)
+            field = "url"
             worker = self.gateway.registry.add(new.url, new.api_key)
             if worker.source != LAUNCHED:  # those are let in again by a restart
                 self.gateway.registry.drain(worker, draining=False)
         except SettingsError as error:
-            raise RequestError(str(error), field="url") from None
+            raise RequestError(str(error), field=field) from None
         return json_answer(worker_json(worker), 202)
 
     async def _show(self, request: Request) -> Answer:

@@ -78,10 +78,7 @@ class Response:
                 return b""
             await self._more()
         pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
-        if self._paused:
-            self._paused = False
-            if not self._flow.is_closing():
-                self._flow.resume_reading()
+        self._go_on()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
@@ -96,7 +93,15 @@ class Response:
         which the worker learns that the request is not wanted any more."""
         if not self._closed:
             self._closed = True
+            self._go_on()
             self._on_close(self)
+
+    def _go_on(self) -> None:
+        """Ends what slowed the worker down."""
+        if self._paused:
+            self._paused = False
+            if not self._flow.is_closing():
+                self._flow.resume_reading()
 
     async def _more(self) -> None:
         if self._error is not None:

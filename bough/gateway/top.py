@@ -33,8 +33,10 @@ def show(client: AdminClient, interval_s: float, rounds: int | None = None) -> N
             if rounds is not None:
                 rounds -= 1
                 if rounds <= 0:
-                    return
+                    break
             time.sleep(interval_s)
+    if not live.console.is_terminal:
+        live.console.line()  # which a table in a file lacks at its end
 
 
 def picture(workers: Sequence[Mapping[str, Any]], numbers: Mapping[str, float], width: int) -> Group:

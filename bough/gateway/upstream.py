@@ -55,3 +55,8 @@ class Upstream:
 
     async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
         return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
+
+
+def told(error: Exception) -> str:
+    """What was wrong, for logs and clients: a time that is up says nothing itself."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

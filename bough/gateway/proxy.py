@@ -16,6 +16,7 @@ from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
 from bough.gateway.call import Call
 from bough.gateway.known import Known, read_known
 from bough.gateway.outlet import Outlet
+from bough.gateway.response import ReadInterruptedError
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.sticky import StickyAnswers
 from bough.gateway.worker import WorkerLostError
@@ -105,14 +106,14 @@ class Proxy:
 
     async def _read(self, stream: OpenStream) -> AsyncGenerator[bytes, None]:
         """What comes from one worker."""
-        worker, response = stream.lease.worker, stream.response
+        worker = stream.lease.worker
+        stream.lease.interrupt = stream.response.interrupt
         silence = self.attempts.silence(worker)
         chunk = stream.first
         try:
             while chunk:
                 yield scrubbed(chunk, worker.api_key)
-                async with stream.lease.bounded(None):
-                    chunk = await response.read_some()
+                chunk = await _next_chunk(stream)
                 silence.heard()
         finally:
             silence.end()
@@ -130,6 +131,15 @@ class Proxy:
         if isinstance(result, Answer):
             raise StreamBrokenError(f"The worker was lost ({reason}), and no other could go on with the answer.")
         return result
+
+
+async def _next_chunk(stream: OpenStream) -> bytes:
+    """Waits for more of a stream. A scope, which costs something, is only needed once its worker is called dead."""
+    if not stream.lease.called_back:
+        with contextlib.suppress(ReadInterruptedError):
+            return await stream.response.read_some()
+    async with stream.lease.bounded(None):
+        return await stream.response.read_some()
 
 
 @contextlib.contextmanager

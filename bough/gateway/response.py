@@ -22,6 +22,10 @@ class ProtocolError(ConnectionError):
     """What came is no HTTP response."""
 
 
+class ReadInterruptedError(Exception):
+    """Whoever waited for more was called away; nothing is lost."""
+
+
 class Flow(Protocol):
     """What can be slowed down: the transport that a response comes over."""
 
@@ -51,7 +55,7 @@ class Response:
         self._headed = self._interim = False
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
-        self._paused = self._closed = False
+        self._paused = self._closed = self._interrupted = False
         self._error: ConnectionError | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -88,6 +92,12 @@ class Response:
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def interrupt(self) -> None:
+        """Whoever waits for more gets a `ReadInterruptedError`."""
+        if self._reader is not None:
+            self._interrupted = True
+            self._wake()
+
     def close(self) -> None:
         """Nobody reads on. A connection with nothing left to come over it can be used again; any other is closed, by
         which the worker learns that the request is not wanted any more."""
@@ -111,6 +121,9 @@ class Response:
             await self._reader
         finally:
             self._reader = None
+            interrupted, self._interrupted = self._interrupted, False
+        if interrupted:
+            raise ReadInterruptedError
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.gateway.response import LARGEST_HEAD, READ_BUFFER, ProtocolError, Response
+from bough.gateway.response import LARGEST_HEAD, READ_BUFFER, ProtocolError, ReadInterruptedError, Response
 
 
 @dataclass
@@ -179,6 +179,24 @@ def test_what_nobody_asked_for_spoils_the_connection_and_not_the_answer(more: by
             coming.feed(piece)
         assert await coming.read() == b"ok"
         assert coming.complete and not coming.reusable
+
+    asyncio.run(play())
+
+
+def test_a_reader_that_is_called_away_loses_nothing() -> None:
+    async def play() -> None:
+        coming = response()
+        coming.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n")
+        coming.interrupt()  # nobody waits
+        reading = asyncio.ensure_future(coming.read_some())
+        await asyncio.sleep(0)
+        coming.feed(b"ab")
+        coming.interrupt()
+        with pytest.raises(ReadInterruptedError):
+            await reading
+        assert await coming.read_some() == b"ab"
+        coming.feed(b"cd")
+        assert await coming.read() == b"cd" and coming.reusable
 
     asyncio.run(play())
 

@@ -15,7 +15,7 @@ from bough.gateway.call import Call
 from bough.gateway.headers import downstream_headers
 from bough.gateway.known import Known, read_known
 from bough.gateway.response import Response
-from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure, is_retryable
+from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure
 from bough.gateway.worker import Lease
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
 from bough.server.responses import encode_json
@@ -102,8 +102,9 @@ class AttemptFailedError(Exception):
         self._answer = answer
 
     @property
-    def retryable(self) -> bool:
-        return is_retryable(self.status)
+    def settled(self) -> bool:
+        """Whether only another worker could do better."""
+        return self.status == NOT_IMPLEMENTED
 
     @property
     def blames_worker(self) -> bool:
@@ -159,10 +160,12 @@ def _error_answer(call: Call, lease: Lease, status: int, headers: list[tuple[byt
 
 
 def scrubbed(data: bytes, key: str | None) -> bytes:
-    """Without the key that only the worker should know; a short one could be anybody's word."""
-    if key is None or len(key) < SHORTEST_SECRET:
+    """Without the key that only the worker should know; a short one could be anybody's word, unless it is written as in
+    a request."""
+    if key is None:
         return data
-    return data.replace(key.encode(), b"***")
+    secret = key if len(key) >= SHORTEST_SECRET else f"Bearer {key}"
+    return data.replace(secret.encode(), b"***")
 
 
 def _without_keys(body: bytes) -> bytes:

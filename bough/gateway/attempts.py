@@ -55,7 +55,8 @@ class Attempts:
                     self.metrics.moves.inc()
                     continue
                 call.error = failure.reason
-                if not failure.retryable or not await self.pause(call, retries):
+                hopeless = failure.settled and not self.dispatch.has_untried(call)
+                if hopeless or not await self.pause(call, retries):
                     return failure.told()
             retries += 1
 

@@ -124,6 +124,10 @@ class Dispatch:
         call.worker, call.expected_cached = worker, choice.expected_cached
         return Lease(worker, choice.expected_cached, self._released)
 
+    def has_untried(self, call: Call) -> bool:
+        """Whether a worker is left that has not failed the call."""
+        return any(worker.id not in call.tried for worker in self._candidates(call))
+
     def _candidates(self, call: Call) -> list[Worker]:
         if call.pinned is not None:
             # One that drains is taken too: what it holds, nobody else has.

@@ -3,6 +3,9 @@
 Owns the connections that are not in use, by where they lead. A request takes one of them or opens one, and its
 `Response` gives it back. Nothing is decoded, redirected or retried, but for one case that is safe: a kept connection
 that the server was just closing, for a request that may be sent twice. Every fault is an `OSError`.
+
+The load generators have another client, made for measuring: it hands bytes on inside the event loop's read and never
+slows anybody down.
 """
 
 from __future__ import annotations

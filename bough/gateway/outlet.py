@@ -16,6 +16,7 @@ from bough.server.errors import Failure
 from bough.server.responses import encode_json
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
+MOST_RECENT = 1 << 16
 LONGEST_LINE = 1 << 16  # a longer one goes out in parts
 LINES = b"application/x-ndjson"
 
@@ -29,12 +30,18 @@ class Outlet:
         self._of_lines = False
         self._half_line = b""
         self._gone = b""  # the end of what has gone out
-        self.tail = b""
+        self._recent: list[bytes] = []  # what came last, in pieces: joining them for each would cost more than sending
+        self._recent_bytes = 0
         self.ended = False
 
     @property
     def begun(self) -> bool:
         return self._call.status != 0
+
+    @property
+    def tail(self) -> bytes:
+        """The end of the stream so far."""
+        return b"".join(self._recent)[-TAIL:]
 
     async def whole(self, answer: Answer) -> None:
         self._begin(answer.status)
@@ -49,7 +56,11 @@ class Outlet:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def piece(self, data: bytes) -> None:
-        self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
+        self._recent.append(data)
+        self._recent_bytes += len(data)
+        if self._recent_bytes > MOST_RECENT:
+            self._recent = [self.tail]
+            self._recent_bytes = TAIL
         if self._half_line or not data.endswith(b"\n"):
             data = self._whole_lines(data)
         if data:

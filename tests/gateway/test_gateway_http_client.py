@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -141,7 +142,8 @@ def test_a_connection_that_the_server_has_closed_is_not_taken(run: Run) -> None:
 
         async with serving(once) as (client, server):
             await server.ask(client, "POST")
-            await asyncio.sleep(0.05)  # its goodbye arrives
+            (kept,) = client._idle[server.origin]
+            await until(lambda: not kept.is_usable(time.monotonic()))  # its goodbye arrives
             assert await server.ask(client, "POST") == b"ok"
 
     run(play())

@@ -12,9 +12,12 @@ from rich.console import Console
 
 from bough.cli.gateway import _parser, settings_from
 from bough.core.errors import BoughError, SettingsError
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway import service
 from bough.gateway.admin_client import AdminClient
 from bough.gateway.roll import roll
 from bough.gateway.top import figures, picture
+from bough.server.listening import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
 
@@ -143,6 +146,16 @@ def test_a_narrow_terminal_shows_fewer_columns_and_no_halves() -> None:
     assert row["id"] in seen[80] and "12/128" in seen[80] and "half_open" in seen[80]
     assert row["id"] not in seen[40]
     assert all(part in seen[200] for part in ("Qwen3-0.6B", "restarts", "14", "its health check failed"))
+
+
+def test_a_gateway_that_nothing_can_feed_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def follow(*_: object) -> None:
+        raise SettingsError("there is no cluster")
+
+    monkeypatch.setattr(service, "follow", follow)
+    settings = GatewaySettings(port=0, service_discovery=True, selector=("app=x",))
+    with open_listener(settings.edge()) as listener, pytest.raises(SettingsError, match="no cluster"):
+        asyncio.run(service.serve(settings, listener, lambda url: None))
 
 
 def test_a_gateway_that_is_not_there() -> None:

@@ -63,7 +63,8 @@ def _prediction_error(served: Sequence[Served]) -> float | None:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    lines = [f"{result['load']}, {result['policy']}:"]
+    way = "in virtual time" if result["simulated"] else "through a gateway, on this machine's clock"
+    lines = [f"{result['load']}, {result['policy']} ({result['requests']:,} requests, {way}):"]
     for name, value in result.items():
         if isinstance(value, dict):
             shown = ", ".join(f"{part} {figure:,.1f}" for part, figure in value.items())

@@ -37,8 +37,9 @@ class GatewaySettings:
     given: tuple[str, ...] = ()  # settings that flags or variables gave: they win over the file, also when it changes
     policy: str | None = setting(
         None,
-        "how a worker is chosen, for models without a policy of their own; cache_aware when left out, and with several "
-        "processes prefix_hash, which needs no memory that they would have to share",
+        "how a worker is chosen, for models without a policy of their own: random, round_robin, power_of_two, "
+        "least_loaded, consistent_hashing, prefix_hash, cache_aware or kv_events; cache_aware when left out, and with "
+        "several processes prefix_hash, which needs no memory that they would have to share",
     )
     launch: int = setting(0, "start this many engines on this machine; flags after -- are theirs", low=0)
     processes: int = setting(1, "processes that serve on the one port", low=1, high=64)
@@ -81,7 +82,9 @@ class GatewaySettings:
     health_check_timeout_secs: float = setting(5.0, "a check without an answer by then has failed", low=0.01)
     health_failure_threshold: int = setting(3, "failed checks in a row that take a worker out of rotation", low=1)
     health_success_threshold: int = setting(2, "passed checks in a row that bring it in again", low=1)
-    worker_startup_timeout_secs: float = setting(1800.0, "an engine started here that is not ready by then", low=1.0)
+    worker_startup_timeout_secs: float = setting(
+        1800.0, "an engine of --launch that is not ready by then is ended and started again", low=1.0
+    )
     drain_timeout_s: float = setting(180.0, "how long requests may go on when the gateway is told to stop", low=0.0)
     otlp_endpoint: str | None = setting(
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each request; needs bough[otel]"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 
 from bough.gateway.call import Call
 from bough.gateway.headers import downstream_headers
 from bough.gateway.known import Known, read_known
-from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure, is_retryable
+from bough.gateway.response import Response
+from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure
 from bough.gateway.worker import Lease
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
 from bough.server.responses import encode_json
@@ -57,7 +57,7 @@ class OpenStream:
     """A response that is still coming; whoever has it must end it."""
 
     lease: Lease
-    response: aiohttp.ClientResponse
+    response: Response
     headers: list[tuple[bytes, bytes]]
     first: bytes  # what has come of it
     counted: bool | None = None  # as a success on trial; None before its first event
@@ -87,10 +87,7 @@ class OpenStream:
         self._end()
 
     def _end(self) -> None:
-        if self.response.content.at_eof():
-            self.response.release()
-        else:
-            self.response.close()
+        self.response.close()
         self.lease.release()
 
 
@@ -105,8 +102,9 @@ class AttemptFailedError(Exception):
         self._answer = answer
 
     @property
-    def retryable(self) -> bool:
-        return is_retryable(self.status)
+    def settled(self) -> bool:
+        """Whether only another worker could do better."""
+        return self.status == NOT_IMPLEMENTED
 
     @property
     def blames_worker(self) -> bool:
@@ -120,19 +118,19 @@ class AttemptFailedError(Exception):
         raise HttpError(self.status, f"No worker answered: {self.reason}.", kind)
 
 
-async def read_answer(call: Call, lease: Lease, response: aiohttp.ClientResponse) -> Answer | OpenStream:
+async def read_answer(call: Call, lease: Lease, response: Response) -> Answer | OpenStream:
     """Reads a response until it is whole or, if it is a stream, until its first bytes are there."""
     key = lease.worker.api_key
-    headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.raw_headers)]
+    headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.headers)]
     if response.status == 200 and response.content_type in STREAM_TYPES:
-        first = await response.content.readany()
+        first = await response.read_some()
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)
         return OpenStream(lease, response, headers, first)
     body = await response.read()
     if response.status == 200:
         known = None
-        if call.path in JSON_PATHS and "content-encoding" not in response.headers:
+        if call.path in JSON_PATHS and response.header(b"content-encoding") is None:
             known = read_known(body)
             if known is None:
                 raise AttemptFailedError("the worker's answer is not JSON", 502)
@@ -162,10 +160,12 @@ def _error_answer(call: Call, lease: Lease, status: int, headers: list[tuple[byt
 
 
 def scrubbed(data: bytes, key: str | None) -> bytes:
-    """Without the key that only the worker should know; a short one could be anybody's word."""
-    if key is None or len(key) < SHORTEST_SECRET:
+    """Without the key that only the worker should know; a short one could be anybody's word, unless it is written as in
+    a request."""
+    if key is None:
         return data
-    return data.replace(key.encode(), b"***")
+    secret = key if len(key) >= SHORTEST_SECRET else f"Bearer {key}"
+    return data.replace(secret.encode(), b"***")
 
 
 def _without_keys(body: bytes) -> bytes:

@@ -14,9 +14,9 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
-from bough.gateway.management import Request, RouteTable
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import peek
+from bough.gateway.routes import Request, RouteTable
 from bough.server.app import shape_of
 from bough.server.errors import Failure, HttpError, failure_of
 from bough.server.request_id import SCOPE_KEY

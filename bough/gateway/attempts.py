@@ -13,8 +13,6 @@ import random
 import time
 from dataclasses import dataclass
 
-import aiohttp
-
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.answers import Answer, AttemptFailedError, OpenStream, read_answer
 from bough.gateway.cache_watch import CacheWatch
@@ -22,12 +20,13 @@ from bough.gateway.call import Call
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.policy_table import PolicyTable
+from bough.gateway.response import Response
 from bough.gateway.retries import Backoff, RetryBudget
 from bough.gateway.silence import Silence
-from bough.gateway.upstream import FAULTS, Upstream
+from bough.gateway.upstream import Upstream, told
 from bough.gateway.worker import Lease, Worker, WorkerLostError
 
-RESUME_HEADER = ("X-Bough-Resume", "1")
+RESUME_HEADER = (b"X-Bough-Resume", b"1")
 # Streams of these can be resumed; the header does not disturb a worker that does not know it.
 RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
 
@@ -56,7 +55,8 @@ class Attempts:
                     self.metrics.moves.inc()
                     continue
                 call.error = failure.reason
-                if not failure.retryable or not await self.pause(call, retries):
+                hopeless = failure.settled and not self.dispatch.has_untried(call)
+                if hopeless or not await self.pause(call, retries):
                     return failure.told()
             retries += 1
 
@@ -130,7 +130,7 @@ class Attempts:
             silence.end()
 
     async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
-        response: aiohttp.ClientResponse | None = None
+        response: Response | None = None
         kept = False
         try:
             async with lease.bounded(self.settings.attempt_timeout_secs):
@@ -145,15 +145,13 @@ class Attempts:
             return result
         except WorkerLostError:
             raise AttemptFailedError("its worker is gone", 503, moved=True) from None
-        except aiohttp.ServerTimeoutError:
-            raise AttemptFailedError("the worker could not be reached in time", 502) from None
         except TimeoutError:
             raise AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504) from None
-        except FAULTS as error:
-            raise AttemptFailedError(f"the connection failed: {error or type(error).__name__}", 502) from None
+        except OSError as error:
+            raise AttemptFailedError(f"the connection failed: {told(error)}", 502) from None
         finally:
             if response is not None and not kept:
-                response.release() if response.content.at_eof() else response.close()
+                response.close()
 
     def _note(self, call: Call, lease: Lease, failure: AttemptFailedError) -> None:
         worker = lease.worker
@@ -168,7 +166,7 @@ class Attempts:
         lease.release()
 
 
-def _stream_headers(call: Call) -> list[tuple[str, str]]:
+def _stream_headers(call: Call) -> list[tuple[bytes, bytes]]:
     """A stream is asked for so that it can be resumed."""
     return [*call.headers, RESUME_HEADER] if call.path in RESUMABLE_PATHS else list(call.headers)
 

@@ -6,8 +6,6 @@ changed). Owns the feed of cache events and the learner of prompts; with no mode
 
 from __future__ import annotations
 
-import asyncio
-
 from bough.gateway.kv_feed import KVFeed
 from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
@@ -15,10 +13,11 @@ from bough.gateway.policies.pinning import PinningPolicy
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.prompt_learner import PromptLearner
 from bough.gateway.registry import Registry
-from bough.gateway.upstream import FAULTS, Upstream
+from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Worker, worker_id
 
 LEARN_TIMEOUT_S = 10.0
+SENT_JSON = ((b"Content-Type", b"application/json"),)
 
 
 class CacheWatch:
@@ -75,11 +74,7 @@ class CacheWatch:
         worker = self._registry.get(worker_id(worker_url))
         if worker is None:
             return 0, b""
-        headers = [("Content-Type", "application/json")]
         try:
-            async with asyncio.timeout(LEARN_TIMEOUT_S):
-                response = await self._upstream.send(worker, "POST", "/tokenize", headers, body)
-                async with response:
-                    return response.status, await response.read()
-        except FAULTS:
+            return await self._upstream.ask(worker, "POST", "/tokenize", LEARN_TIMEOUT_S, SENT_JSON, body)
+        except OSError:
             return 0, b""

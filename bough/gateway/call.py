@@ -21,7 +21,7 @@ class Call:
     method: str
     path: str  # without the query
     target: str  # with it, as the client wrote it
-    headers: Sequence[tuple[str, str]]  # those that workers get
+    headers: Sequence[tuple[bytes, bytes]]  # those that workers get
     body: bytes
     peek: Peek
     request_id: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bough.gateway.upstream import FAULTS, Upstream
+from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Capabilities, Worker
 
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
@@ -42,8 +42,8 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
 
 
 async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
-    """Requests that run and wait there, whoever sent them; 0 where the worker does not tell. One of `FAULTS` where it
-    does not answer at all."""
+    """Requests that run and wait there, whoever sent them; 0 where the worker does not tell. An `OSError` where
+    it does not answer at all."""
     loads = _object(*await upstream.get(worker, "/v1/loads", timeout_s)).get("loads")
     if not isinstance(loads, list):
         return 0.0
@@ -66,7 +66,7 @@ async def _json(upstream: Upstream, worker: Worker, path: str, timeout_s: float)
     """The JSON object at a path; empty where there is none."""
     try:
         return _object(*await upstream.get(worker, path, timeout_s))
-    except FAULTS:
+    except OSError:
         return {}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -16,10 +17,13 @@ from pathlib import Path
 
 import uvloop
 
+from bough.core.errors import BoughError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.processes import Family
 from bough.gateway.service import serve
 from bough.observability.logs import set_up_logging
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -35,9 +39,14 @@ def main() -> None:
 
 async def _serve(settings: GatewaySettings, listener: socket.socket, family: Family) -> None:
     watching = asyncio.create_task(asyncio.to_thread(_leave_with_parent))
-    await serve(settings, listener, lambda url: None, family)
+    code = 0
+    try:
+        await serve(settings, listener, lambda url: None, family)
+    except BoughError as error:
+        log.error("%s", error)
+        code = 1
     watching.cancel()
-    os._exit(0)  # the thread that watches for the parent's end is still reading
+    os._exit(code)  # the thread that watches for the parent's end is still reading
 
 
 def _leave_with_parent() -> None:

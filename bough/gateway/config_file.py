@@ -8,6 +8,7 @@ with a line in the log.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.core import Gateway
 from bough.gateway.policies import build_policy
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.registry import normal_url
+from bough.gateway.registry import checked_key, normal_url
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def _mapping(content: dict[str, Any], name: str) -> dict[Any, Any]:
 
 def _worker(entry: Any) -> FileWorker:
     worker = FileWorker(entry) if isinstance(entry, str) else msgspec.convert(entry, FileWorker)
-    return FileWorker(normal_url(worker.url), worker.api_key)
+    return FileWorker(normal_url(worker.url), checked_key(worker.api_key))
 
 
 def _policy(entry: Any) -> PolicyChoice:
@@ -181,9 +182,8 @@ class ConfigFile:
             if before.get(model) != choice:
                 self._gateway.policies.choose(model, choice)
         if self._applied is not None and self._changed(content, "policy"):
-            self._gateway.policies.set_default(
-                PolicyChoice(content.settings.get("policy") or self._gateway.settings.default_policy)
-            )
+            without = dataclasses.replace(self._gateway.settings, policy=None).default_policy
+            self._gateway.policies.set_default(PolicyChoice(content.settings.get("policy") or without))
 
     def _take_clients(self, content: FileContent) -> None:
         """Rates begin anew, so nothing is touched unless keys or rates have changed."""

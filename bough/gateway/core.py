@@ -6,10 +6,10 @@ Owns the parts. The HTTP edge (`app`, `management`) and the gRPC front call it; 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 
+import msgspec
 from starlette.types import Receive
 
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
@@ -24,6 +24,7 @@ from bough.gateway.health import HealthChecks
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
+from bough.gateway.presence import Presence
 from bough.gateway.proxy import Proxy
 from bough.gateway.registry import Registry
 from bough.gateway.retries import RetryBudget
@@ -82,7 +83,6 @@ class Gateway:
         self.metrics.describe(lambda: self.registry, lambda: (self.dispatch.active, self.dispatch.waiting))
 
     async def open(self) -> None:
-        await self.upstream.open()
         for url in self.settings.worker_urls:
             self.registry.add(url, source="flag")
         self._ticking = asyncio.create_task(self._tick())
@@ -94,7 +94,7 @@ class Gateway:
         await self.cache_watch.close()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
-        await self.upstream.close()
+        self.upstream.close()
 
     def cut_off(self) -> None:
         """Ends every call: the gateway stops and cannot wait any longer."""
@@ -109,35 +109,26 @@ class Gateway:
         self.budget.earn()
         if self._traces is not None:
             call.span = self._traces.begin(call)
-        gone = False
-        watch = asyncio.ensure_future(receive())  # the body is here: what comes can only be the client's leaving
+        presence = Presence(receive, outlet)
         try:
             async with asyncio.timeout(self.settings.request_timeout_secs) as scope:
-
-                def leave(_: object) -> None:
-                    nonlocal gone
-                    if not outlet.ended:  # else it is only done with us
-                        gone = True
-                        end_scope(scope)
-
-                watch.add_done_callback(leave)
                 self._running.add(scope)
+                presence.watch(scope)
                 try:
                     await self._proxy.answer(call, outlet)
                 finally:
+                    presence.end()
                     self._running.discard(scope)
-                    watch.remove_done_callback(leave)
         except TimeoutError:
-            if not gone:
+            if not presence.left:
                 await self._out_of_time(call, outlet)
-            call.status = CLIENT_GONE if gone else call.status
+            call.status = CLIENT_GONE if presence.left else call.status
         finally:
-            watch.cancel()
             self.dispatch.finish(call)
 
     def ended(self, call: Call) -> None:
         """The last thing of every call: counted and logged."""
-        self.metrics.ended(call, self.registry.models())
+        self.metrics.ended(call, known_model=self.registry.knows(call.peek.model))
         if self._traces is not None and call.span is not None:
             self._traces.end(call.span, call)
         self.log.write(call)
@@ -157,11 +148,8 @@ class Gateway:
         if call.peek.model is None:
             models = self.registry.models()
             if len(models) == 1:
-                call.peek = dataclasses.replace(
-                    call.peek,
-                    model=models[0],
-                    routing=dataclasses.replace(call.peek.routing, model=models[0]),
-                )
+                routing = msgspec.structs.replace(call.peek.routing, model=models[0])
+                call.peek = msgspec.structs.replace(call.peek, model=models[0], routing=routing)
 
     async def _tick(self) -> None:
         """Housekeeping: of the queue often, of the policies about once a second."""

@@ -124,6 +124,10 @@ class Dispatch:
         call.worker, call.expected_cached = worker, choice.expected_cached
         return Lease(worker, choice.expected_cached, self._released)
 
+    def has_untried(self, call: Call) -> bool:
+        """Whether a worker is left that has not failed the call."""
+        return any(worker.id not in call.tried for worker in self._candidates(call))
+
     def _candidates(self, call: Call) -> list[Worker]:
         if call.pinned is not None:
             # One that drains is taken too: what it holds, nobody else has.
@@ -137,10 +141,11 @@ class Dispatch:
 
     def _check_model(self, call: Call) -> None:
         """An unknown model is refused, unless a worker has not told its models yet: it may be that one's."""
-        model, known = call.peek.model, self._registry.models()
-        if model is None or not known or self._registry.serving(model):
+        model = call.peek.model
+        if model is None or self._registry.serving(model):
             return
-        if not any(worker.state is WorkerState.STARTING for worker in self._registry):
+        known = self._registry.models()
+        if known and not any(worker.state is WorkerState.STARTING for worker in self._registry):
             raise HttpError(
                 404, f"There is no model {model!r}. The models here are {', '.join(known)}.", "NotFoundError"
             )

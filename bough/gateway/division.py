@@ -1,4 +1,4 @@
-"""How the engines of one machine share it: memory, compute threads, devices. Pure: counts in, flags out.
+"""How the engines of one machine share it: memory, compute threads, devices. Counts in, flags out; it keeps nothing.
 
 An engine's `--mem-fraction-static` is, on a GPU, the share of the device that may be in use once the engine has taken
 its part, so it grows with those that are there before; on a CPU it is the share of the free memory that it takes.
@@ -6,8 +6,11 @@ its part, so it grows with those that are there before; on a CPU it is the share
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 USABLE = 0.9  # of the memory; the rest is for what libraries and other programs take
 
@@ -24,6 +27,17 @@ class Share:
 
     flags: tuple[str, ...]
     environment: dict[str, str]
+
+
+def this_machine(engine_flags: Sequence[str]) -> Machine:
+    """Cores that this process may use, and the GPUs, unless the engines are told to run on the CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = found if visible is None else tuple(filter(None, visible.split(",")))
+    words = [word for flag in engine_flags for word in flag.split("=")]
+    on_cpu = any(pair == ("--device", "cpu") for pair in itertools.pairwise(words))
+    return Machine(cores, () if on_cpu or not found else gpus)
 
 
 def gpu_of(number: int, machine: Machine) -> str | None:

@@ -40,25 +40,20 @@ NOT_UPSTREAM = HOP_BY_HOP | {
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-bough-resume"}
 
 
-def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[str, str]]:
+def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[bytes, bytes]]:
     """What a worker is sent for a client's headers."""
     named = _named_in_connection(raw)
-    kept = [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in raw
-        if name not in NOT_UPSTREAM and name not in named
-    ]
+    kept = [(name, value) for name, value in raw if name not in NOT_UPSTREAM and name not in named]
     if client is not None and not any(name == b"x-forwarded-for" for name, _ in raw):
-        kept.append(("x-forwarded-for", str(client[0])))
-    kept.append(("x-request-id", request_id))
+        kept.append((b"x-forwarded-for", str(client[0]).encode()))
+    kept.append((b"x-request-id", request_id.encode("latin-1")))
     return kept
 
 
 def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """What a client is sent for a worker's headers."""
-    lowered = [(name.lower(), value) for name, value in raw]
-    named = _named_in_connection(lowered)
-    return [(name, value) for name, value in lowered if name not in NOT_DOWNSTREAM and name not in named]
+    """What a client is sent for a worker's headers, whose names are in lower case."""
+    named = _named_in_connection(raw)
+    return [(name, value) for name, value in raw if name not in NOT_DOWNSTREAM and name not in named]
 
 
 def header(raw: RawHeaders, *names: bytes) -> str | None:

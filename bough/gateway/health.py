@@ -17,12 +17,13 @@ import time
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.capabilities import discover, is_well, reported_load
 from bough.gateway.registry import Registry
-from bough.gateway.upstream import FAULTS, Upstream
+from bough.gateway.upstream import Upstream, told
 from bough.gateway.worker import Worker
 
 log = logging.getLogger(__name__)
 
 PROBE_PAUSE_S = 0.5
+FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
 LOAD_PAUSE_S = 5.0  # loads are told more often than health is asked: they are for routing
 
 
@@ -90,8 +91,8 @@ class HealthChecks:
     async def _check(self, worker: Worker, record: HealthRecord) -> None:
         try:
             await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
-        except (*FAULTS, ValueError) as error:
-            worker.last_error = reason = f"its health check failed: {error or type(error).__name__}"
+        except (OSError, ValueError) as error:
+            worker.last_error = reason = f"its health check failed: {told(error)}"
             if record.note(passed=False) or _nobody_listens(error):
                 self._registry.leave_rotation(worker, reason)
             return
@@ -100,6 +101,8 @@ class HealthChecks:
         found = await discover(self._upstream, worker, self._settings.health_check_timeout_secs)
         if not worker.in_rotation:
             worker.capabilities = found
+            with contextlib.suppress(OSError):  # it is well, and not held up for this
+                worker.reported_load = await reported_load(self._upstream, worker, FIRST_LOAD_S)
             self._registry.enter_rotation(worker)
         elif found.models and found != worker.capabilities:  # an adapter was loaded, or another engine is there
             worker.capabilities = found
@@ -129,7 +132,7 @@ class HealthChecks:
                 return False
             worker.reported_load = looking.result()
             return True
-        except FAULTS:
+        except OSError:
             return False
         finally:
             looking.cancel()

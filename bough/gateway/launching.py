@@ -1,81 +1,32 @@
 """`--launch N`: engines on this machine, started as commands and started again when they end.
 
-Owns the processes. Each engine keeps its port, so it stays the same worker whatever happens to its process. The health
-checks decide when it gets requests; that its process is gone is told at once. No engine outlives the gateway.
+Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker whatever happens
+to its process. The health checks decide when it gets requests; that its process is gone is told at once. No engine
+outlives the gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import itertools
 import logging
-import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
+from collections.abc import Coroutine
 from typing import Any
 
-from bough.core.child_environment import child_environment
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.division import Machine, Share, gpu_of, share_of
+from bough.gateway.division import Share, gpu_of, share_of, this_machine
+from bough.gateway.local_engine import LocalEngine
 from bough.gateway.registry import Registry
 from bough.gateway.worker import Worker
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-GRACE_S = 10.0  # for an engine that was told to end and has nothing to do any more
 POLL_S = 0.05
-KEY_VARIABLES = ("BOUGH_API_KEY", "BOUGH_ADMIN_API_KEY")
-PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
-
-
-class LocalEngine:
-    """One engine and its process."""
-
-    def __init__(self, number: int, worker: Worker, command: Callable[[int], tuple[list[str], dict[str, str]]]) -> None:
-        self.number = number
-        self.worker = worker
-        self.process: asyncio.subprocess.Process | None = None
-        self.replacing = asyncio.Event()  # its end is wanted: it is to be started again without a pause
-        self.in_replacement = False
-        self.keeping: asyncio.Task[None] | None = None  # starts it again and again
-        self._command = command
-
-    @property
-    def holds_memory(self) -> bool:
-        return self.process is not None and self.process.returncode is None
-
-    async def start(self) -> None:
-        words, environment = self._command(self.number)
-        log.info("engine %d starts at %s", self.number, self.worker.url)
-        self.process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            env={**_plain_environment(), **environment},
-            start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
-            preexec_fn=_die_with_parent,
-        )
-        self.worker.pid = self.process.pid
-
-    async def end(self, grace_s: float = GRACE_S) -> None:
-        """Asks it to end, and makes it."""
-        process = self.process
-        if process is None or process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 class LocalEngines:
@@ -223,17 +174,6 @@ class LocalEngines:
             log.error("an engine is not looked after any more", exc_info=task.exception())
 
 
-def this_machine(engine_flags: Sequence[str]) -> Machine:
-    """Cores that this process may use, and the GPUs, unless the engines are told to run on the CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))
-    gpus = found if visible is None else tuple(filter(None, visible.split(",")))
-    words = [word for flag in engine_flags for word in flag.split("=")]
-    on_cpu = any(pair == ("--device", "cpu") for pair in itertools.pairwise(words))
-    return Machine(cores, () if on_cpu or not found else gpus)
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on; held together while they are looked for, so that they differ."""
     with contextlib.ExitStack() as stack:
@@ -241,16 +181,5 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _plain_environment() -> dict[str, str]:
-    """Without keys that are meant for a server that the user runs: the gateway knows only the one it gives."""
-    return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
-
-
 def _how(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-
-
-def _die_with_parent() -> None:
-    """In the child: whatever ends the gateway ends it too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -21,44 +20,17 @@ from bough.gateway.call import Call
 from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.upstream import FAULTS
+from bough.gateway.registry import checked_key
+from bough.gateway.routes import Handler, Request, Route, decoded, json_answer
 from bough.gateway.worker import Worker
 from bough.gateway.worker_json import worker_json
 from bough.server.endpoint import Access
 from bough.server.errors import HttpError
-from bough.server.responses import encode_json
 
 LAUNCHED = "launch"  # the source of workers that the gateway itself has started
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
-T = TypeVar("T")
 Restart = Callable[[Worker], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    parameters: Mapping[str, str]
-    body: bytes
-
-
-Handler = Callable[[Request], Awaitable[Answer]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A handler that was found for a request."""
-
-    handler: Handler
-    access: Access
-    parameters: Mapping[str, str]
-
-
-class RouteTable(Protocol):
-    """Finds the routes that are the gateway's own; of one process, or shared by several."""
-
-    def find(self, method: str, path: str) -> Route | None: ...
-
-    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
 
 
 class NewWorker(msgspec.Struct):
@@ -132,30 +104,33 @@ class Management:
 
     async def _list(self, request: Request) -> Answer:
         workers = [worker_json(worker) for worker in self.gateway.registry]
-        return _json({"workers": workers, "total": len(workers)})
+        return json_answer({"workers": workers, "total": len(workers)})
 
     async def _add(self, request: Request) -> Answer:
-        new = _decoded(request.body, NewWorker)
+        new = decoded(request.body, NewWorker)
+        field = "api_key"
         try:
+            checked_key(new.api_key)
+            field = "url"
             worker = self.gateway.registry.add(new.url, new.api_key)
             if worker.source != LAUNCHED:  # those are let in again by a restart
                 self.gateway.registry.drain(worker, draining=False)
         except SettingsError as error:
-            raise RequestError(str(error), field="url") from None
-        return _json(worker_json(worker), 202)
+            raise RequestError(str(error), field=field) from None
+        return json_answer(worker_json(worker), 202)
 
     async def _show(self, request: Request) -> Answer:
-        return _json(worker_json(self._worker(request)))
+        return json_answer(worker_json(self._worker(request)))
 
     async def _remove(self, request: Request) -> Answer:
         worker = self._worker(request)
         self.gateway.registry.remove(worker)
-        return _json(worker_json(worker))
+        return json_answer(worker_json(worker))
 
     async def _drain(self, request: Request) -> Answer:
         worker = self._worker(request)
         self.gateway.registry.drain(worker)
-        return _json(worker_json(worker), 202)
+        return json_answer(worker_json(worker), 202)
 
     async def _restart_one(self, request: Request) -> Answer:
         worker = self._worker(request)
@@ -163,7 +138,7 @@ class Management:
             message = "Only workers that the gateway has started (--launch) can be restarted by it."
             raise HttpError(409, message, "ConflictError")
         await self._restart(worker)
-        return _json(worker_json(worker), 202)
+        return json_answer(worker_json(worker), 202)
 
     def _worker(self, request: Request) -> Worker:
         worker = self.gateway.registry.get(request.parameters["id"])
@@ -176,10 +151,10 @@ class Management:
     # ---- policies
 
     async def _policies(self, request: Request) -> Answer:
-        return _json(self.gateway.policies.shown())
+        return json_answer(self.gateway.policies.shown())
 
     async def _set_policy(self, request: Request) -> Answer:
-        new = _decoded(request.body, NewPolicy)
+        new = decoded(request.body, NewPolicy)
         choice = PolicyChoice(new.policy, new.options)
         try:
             if new.model is None:
@@ -197,21 +172,18 @@ class Management:
             workers = self.gateway.dispatch.available(None)
             statuses = await asyncio.gather(*(self._ask(worker, "POST", path, request.body) for worker in workers))
             told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
-            return _json({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
+            return json_answer({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
 
         return fan_out
 
     async def _ask(self, worker: Worker, method: str, path: str, body: bytes = b"") -> int:
         """The status of a short call; 0 where there was none."""
-        headers = [("content-type", "application/json")] if body else []
+        headers = [(b"content-type", JSON)] if body else []
         try:
-            async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
-                response = await self.gateway.upstream.send(worker, method, path, headers, body)
-                async with response:
-                    await response.read()
-                    return response.status
-        except FAULTS:
+            status, _ = await self.gateway.upstream.ask(worker, method, path, FAN_OUT_TIMEOUT_S, headers, body)
+        except OSError:
             return 0
+        return status
 
     # ---- the gateway itself
 
@@ -219,39 +191,25 @@ class Management:
         ready = len(self.gateway.dispatch.available(None))
         total = len(self.gateway.registry)
         status = "ready" if ready else "not ready: no worker is in rotation"
-        return _json({"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503)
+        return json_answer({"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Answer:
         return Answer(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())
 
     async def _models(self, request: Request) -> Answer:
-        return _json({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
+        return json_answer({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
 
     async def _model(self, request: Request) -> Answer:
         name, known = request.parameters["model"], self.gateway.registry.models()
         if name not in known:
             message = f"There is no model {name!r}. The models here are {', '.join(known)}."
             raise HttpError(404, message, "NotFoundError")
-        return _json(_model(name))
+        return json_answer(_model(name))
 
 
 async def _alive(request: Request) -> Answer:
-    return _json({"status": "ok"})
+    return json_answer({"status": "ok"})
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "bough"}
-
-
-def _json(content: Any, status: int = 200) -> Answer:
-    return Answer(status, [(b"content-type", JSON)], encode_json(content))
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
-    """The body as a struct; a field that is missing or of another type is named in the error."""
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not JSON: {error}.") from None

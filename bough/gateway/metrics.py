@@ -39,12 +39,13 @@ class GatewayMetrics:
             "bough_gateway_first_byte_seconds", "From arrival to the first byte of the answer", ["model"],
             buckets=LATENCIES_S, registry=registry,
         )  # fmt: skip
-        # Looking a labelled counter up costs more than counting; statuses, models and paths are few.
+        # Looking a labelled counter up costs more than counting; statuses, models, paths and workers are few.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram, Histogram]] = {}
         self._queued = Counter(
             "bough_gateway_queued_seconds", "Time that requests waited for a worker", registry=registry
         )
         self._attempts = Counter("bough_gateway_attempts", "Requests sent to workers", ["worker"], registry=registry)
+        self._attempts_at: dict[str, Counter] = {}
         self._failures = Counter(
             "bough_gateway_attempt_failures", "Attempts that failed, by status", ["worker", "status"], registry=registry
         )
@@ -66,7 +67,10 @@ class GatewayMetrics:
         )
 
     def attempted(self, worker: Worker) -> None:
-        self._attempts.labels(worker.url).inc()
+        counter = self._attempts_at.get(worker.url)
+        if counter is None:
+            counter = self._attempts_at[worker.url] = self._attempts.labels(worker.url)
+        counter.inc()
 
     def attempt_failed(self, worker: Worker, failure: AttemptFailedError) -> None:
         self._failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
@@ -77,10 +81,10 @@ class GatewayMetrics:
         self._cached_tokens.inc(cached_tokens)
         self._expected_tokens.inc(call.expected_cached * prompt_tokens)
 
-    def ended(self, call: Call, known_models: Sequence[str]) -> None:
+    def ended(self, call: Call, *, known_model: bool) -> None:
         """A request has ended. Names and paths that clients make up must not become labels."""
-        model = call.peek.model or ""
-        key = model if model in known_models else "", call.path if call.path in JSON_PATHS else "other", call.status
+        model = (call.peek.model or "") if known_model else ""
+        key = model, call.path if call.path in JSON_PATHS else "other", call.status
         counters = self._counters.get(key)
         if counters is None:
             requests = self._requests.labels(key[0], key[1], str(call.status))

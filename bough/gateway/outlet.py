@@ -1,4 +1,8 @@
-"""The client's side of a call: what goes out, counted, and the last words of a stream that cannot go on."""
+"""The client's side of a call: what goes out, counted, and the last words of a stream that cannot go on.
+
+A stream is made of lines. One that is not whole yet is of no use to a client, and would spoil the error behind it if
+the rest never came, so it is kept back until it is whole.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from bough.server.errors import Failure
 from bough.server.responses import encode_json
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
+MOST_RECENT = 1 << 16
+LONGEST_LINE = 1 << 16  # a longer one goes out in parts
 LINES = b"application/x-ndjson"
 
 
@@ -22,12 +28,20 @@ class Outlet:
         self._call = call
         self._send = send
         self._of_lines = False
-        self.tail = b""
+        self._half_line = b""
+        self._gone = b""  # the end of what has gone out
+        self._recent: list[bytes] = []  # what came last, in pieces: joining them for each would cost more than sending
+        self._recent_bytes = 0
         self.ended = False
 
     @property
     def begun(self) -> bool:
         return self._call.status != 0
+
+    @property
+    def tail(self) -> bytes:
+        """The end of the stream so far."""
+        return b"".join(self._recent)[-TAIL:]
 
     async def whole(self, answer: Answer) -> None:
         self._begin(answer.status)
@@ -42,11 +56,19 @@ class Outlet:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def piece(self, data: bytes) -> None:
-        self._call.sent_bytes += len(data)
-        self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._recent.append(data)
+        self._recent_bytes += len(data)
+        if self._recent_bytes > MOST_RECENT:
+            self._recent = [self.tail]
+            self._recent_bytes = TAIL
+        if self._half_line or not data.endswith(b"\n"):
+            data = self._whole_lines(data)
+        if data:
+            await self._pass(data)
 
     async def end(self) -> None:
+        if self._half_line:
+            await self._pass(self._half_line)
         self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -54,14 +76,29 @@ class Outlet:
         """Ends a stream that cannot go on with an error in its protocol's shape, behind whatever has gone out."""
         self._call.error = message
         error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
+        self._half_line = b""
         if self._of_lines:
-            gap = b"" if self.tail.endswith(b"\n") or not self.tail else b"\n"
-            await self.piece(gap + error + b"\n")
+            gap = b"" if self._gone.endswith(b"\n") or not self._gone else b"\n"
+            await self._pass(gap + error + b"\n")
         else:
-            gap = b"" if self.tail.endswith((b"\n\n", b"\r\n\r\n")) or not self.tail else b"\n\n"
+            gap = b"" if self._gone.endswith((b"\n\n", b"\r\n\r\n")) or not self._gone else b"\n\n"
             name = b"event: error\n" if self._call.path == "/v1/messages" else b""
-            await self.piece(gap + name + b"data: " + error + b"\n\n")
+            await self._pass(gap + name + b"data: " + error + b"\n\n")
         await self.end()
+
+    def _whole_lines(self, data: bytes) -> bytes:
+        """What can go out; the beginning of a line stays."""
+        data = self._half_line + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > LONGEST_LINE:
+            end = len(data)
+        self._half_line = data[end:]
+        return data[:end]
+
+    async def _pass(self, data: bytes) -> None:
+        self._call.sent_bytes += len(data)
+        self._gone = data[-4:]
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _begin(self, status: int) -> None:
         self._call.status = status

@@ -5,7 +5,6 @@ Only the fields named here are read, and of any type: a body that no worker can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -33,8 +32,7 @@ _DECODER = msgspec.json.Decoder(_Fields)
 _NOTHING = _Fields()
 
 
-@dataclass(frozen=True, slots=True)
-class Peek:
+class Peek(msgspec.Struct, frozen=True):
     """The part of a request that routing is about."""
 
     model: str | None

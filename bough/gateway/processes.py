@@ -12,22 +12,23 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import aiohttp
+from urllib.parse import quote
 
 from bough.core.child_environment import child_environment
+from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.answers import JSON, Answer
 from bough.gateway.call import Call
-from bough.gateway.management import Handler, Management, Request, Route
+from bough.gateway.http_client import HttpClient, Origin
+from bough.gateway.management import Management
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.routes import Handler, Request, Route
 from bough.gateway.worker import Worker
 from bough.server.errors import HttpError
 from bough.server.responses import encode_json
@@ -41,11 +42,17 @@ DISCOVERED = "kubernetes"  # the source of workers that each process looks for i
 SHARED = ("/workers", "/policies", "/metrics")
 
 
-def divided(settings: GatewaySettings) -> GatewaySettings:
-    """The share of one process in what the gateway as a whole may do."""
+def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
+    """The share of the process with that number in what the gateway as a whole may do. Raises a `SettingsError` where
+    a process would be left without any."""
+    for name in ("max_concurrent_requests", "max_concurrent_per_worker"):
+        if UNLIMITED < getattr(settings, name) < settings.processes:
+            flag = f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{flag} is divided among --processes, so it must be at least {settings.processes}.")
 
     def part(limit: int) -> int:
-        return limit if limit == UNLIMITED else math.ceil(limit / settings.processes)
+        share, left = divmod(limit, settings.processes)
+        return limit if limit == UNLIMITED else share + (number < left)
 
     def rate(limit: float | None) -> float | None:
         return None if limit is None else limit / settings.processes
@@ -67,22 +74,21 @@ class Family:
         self.number = number
         self._folder = folder
         self._count = count
-        self._sessions: dict[int, aiohttp.ClientSession] = {}
+        self._client = HttpClient()
+        self._origins = [Origin("family", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
 
     def socket_path(self, number: int | None = None) -> Path:
         return self._folder / f"{self.number if number is None else number}.sock"
 
     async def ask(self, number: int, method: str, path: str, body: bytes = b"") -> Answer | None:
         """What another process answers; None where it does not."""
-        if number not in self._sessions:
-            connector = aiohttp.UnixConnector(str(self.socket_path(number)))
-            self._sessions[number] = aiohttp.ClientSession(connector=connector)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                async with self._sessions[number].request(method, f"http://family{path}", data=body or None) as reply:
-                    kind = reply.headers.get("content-type", "").encode()
+                reply = await self._client.request(self._origins[number], method, quote(path).encode(), (), body)
+                with contextlib.closing(reply):
+                    kind = reply.header(b"content-type") or b""
                     return Answer(reply.status, [(b"content-type", kind)], await reply.read())
-        except (aiohttp.ClientError, OSError):
+        except OSError:
             return None
 
     async def ask_others(self, method: str, path: str, body: bytes = b"") -> list[Answer]:
@@ -90,9 +96,8 @@ class Family:
         answers = await asyncio.gather(*(self.ask(number, method, path, body) for number in others))
         return [answer for answer in answers if answer is not None]
 
-    async def close(self) -> None:
-        for session in self._sessions.values():
-            await session.close()
+    def close(self) -> None:
+        self._client.close()
 
 
 class SharedManagement:

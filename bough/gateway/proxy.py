@@ -11,13 +11,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
-import aiohttp
-
 from bough.gateway.answers import Answer, OpenStream, scrubbed
 from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
 from bough.gateway.call import Call
 from bough.gateway.known import Known, read_known
 from bough.gateway.outlet import Outlet
+from bough.gateway.response import ReadInterruptedError
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.sticky import StickyAnswers
 from bough.gateway.worker import WorkerLostError
@@ -26,7 +25,7 @@ from bough.server.errors import HttpError
 RESPONSES = "/v1/responses"
 EVENT_STREAM = "text/event-stream"
 # What ends a worker's part of a stream before its time, by the worker's fault.
-LOST = (WorkerLostError, WorkerFailedError, ValueError, aiohttp.ClientError, OSError)
+LOST = (WorkerLostError, WorkerFailedError, ValueError, OSError)
 
 
 class StreamBrokenError(Exception):
@@ -107,14 +106,14 @@ class Proxy:
 
     async def _read(self, stream: OpenStream) -> AsyncGenerator[bytes, None]:
         """What comes from one worker."""
-        worker, content = stream.lease.worker, stream.response.content
+        worker = stream.lease.worker
+        stream.lease.interrupt = stream.response.interrupt
         silence = self.attempts.silence(worker)
         chunk = stream.first
         try:
             while chunk:
                 yield scrubbed(chunk, worker.api_key)
-                async with stream.lease.bounded(None):
-                    chunk = await content.readany()
+                chunk = await _next_chunk(stream)
                 silence.heard()
         finally:
             silence.end()
@@ -134,6 +133,15 @@ class Proxy:
         return result
 
 
+async def _next_chunk(stream: OpenStream) -> bytes:
+    """Waits for more of a stream. A scope, which costs something, is only needed once its worker is called dead."""
+    if not stream.lease.called_back:
+        with contextlib.suppress(ReadInterruptedError):
+            return await stream.response.read_some()
+    async with stream.lease.bounded(None):
+        return await stream.response.read_some()
+
+
 @contextlib.contextmanager
 def _settled(stream: OpenStream) -> Iterator[None]:
     """Ends one worker's part of a stream, whichever way it ends, and says how the worker did."""
@@ -149,7 +157,7 @@ def _settled(stream: OpenStream) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientError | OSError):
+    if isinstance(error, OSError):
         return "the connection broke"
     return str(error) or "it failed its health checks"
 
@@ -161,8 +169,7 @@ def _can_resume(call: Call, stream: OpenStream) -> bool:
 def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
     """Whether nothing but the end of the connection tells the end of the stream, as in HTTP/1.0: a worker that died
     then looks like one that was done, unless the protocol has an end of its own."""
-    headers = stream.response.headers
-    return call.path in RESUMABLE_PATHS and not {"Transfer-Encoding", "Content-Length"} & headers.keys()
+    return call.path in RESUMABLE_PATHS and stream.response.ends_with_connection
 
 
 def _last_event(tail: bytes) -> Known | None:

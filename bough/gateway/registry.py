@@ -54,12 +54,13 @@ class Registry:
     def add(self, url: str, api_key: str | None = None, source: str = "api") -> Worker:
         """The worker at that URL; a URL that is known gives the worker that is there already."""
         url = normal_url(url)
+        key = checked_key(api_key or self._worker_api_key)
         known = self._workers.get(worker_id(url))
         if known is not None:
             if api_key is not None:
                 known.api_key = api_key
             return known
-        worker = Worker(url, self._breaker, api_key=api_key or self._worker_api_key, source=source, limit=self._limit)
+        worker = Worker(url, self._breaker, api_key=key, source=source, limit=self._limit)
         self._workers[worker.id] = worker
         log.info("worker %s at %s is known (%s)", worker.id, url, source)
         self._tell(lambda listener: listener.added(worker))
@@ -105,6 +106,10 @@ class Registry:
         """Every model that a worker has told of, in rotation or not: one that restarts is still the model's worker."""
         return sorted({model for worker in self._workers.values() for model in worker.capabilities.models})
 
+    def knows(self, model: str | None) -> bool:
+        """Whether a worker has told of the model."""
+        return any(model in worker.capabilities.models for worker in self._workers.values())
+
     def serving(self, model: str | None) -> list[Worker]:
         """Workers that have the model, whatever their state."""
         return [worker for worker in self._workers.values() if worker.serves(model)]
@@ -133,3 +138,10 @@ def normal_url(url: str) -> str:
     if not usable or parts.query or parts.fragment or parts.username:
         raise SettingsError(f"A worker's URL looks like http://host:port; got {url!r}.")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path}"
+
+
+def checked_key(key: str | None) -> str | None:
+    """The key of a worker, which must fit into a header."""
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise SettingsError("A worker's key is made of printable ASCII characters: it is sent in a header.")
+    return key

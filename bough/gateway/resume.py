@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from bough.gateway.earlier_logprobs import EarlierLogprobs
 from bough.gateway.known import Known, read_known
 
 END = b"\n\n"
@@ -53,6 +54,8 @@ class ResumableText:
         self.delivered = False  # an event, and not only comments
         self._seed: int | None = None
         self._first: Known | None = None
+        self._last = b""  # events that were delivered
+        self._earlier = EarlierLogprobs()
         self._buffer = bytearray()
         self._finished = False
         self._tail = b""  # of a stream that passes as it is
@@ -89,6 +92,7 @@ class ResumableText:
         """The stream goes on from another worker; what was not passed on comes again."""
         self._buffer.clear()
         self._unjudged = True
+        self._earlier.learn(self._last)
 
     def body(self, original: bytes) -> bytes:
         """The request that asks for what follows; the original where nothing has been delivered."""
@@ -107,7 +111,7 @@ class ResumableText:
     def _next_group(self) -> bytes | None:
         """The next events that belong together; None until they are here."""
         buffer = self._buffer
-        if not self._unjudged and PLAIN.match(buffer):
+        if not self._unjudged and not self._earlier and PLAIN.match(buffer):
             end = buffer.find(END)
             return None if end < 0 else self._deliver_one(end)
         end = self._first_block()
@@ -169,7 +173,7 @@ class ResumableText:
         buffer = self._buffer
         start = buffer.find(b"\n") + 1
         self.output_ids += _ids(buffer[len(IDS) : start - 1])
-        event = bytes(buffer[start : end + 2])
+        self._last = event = bytes(buffer[start : end + 2])
         del buffer[: end + 2]
         return event
 
@@ -190,7 +194,9 @@ class ResumableText:
                 self._seed = int(line[len(SEED) :])
         self.delivered = True
         self._finished = ENDINGS[0] in kept or ENDINGS[1] in kept
-        return b"\n".join(kept)
+        events = b"\n".join(kept)
+        self._last = self._earlier.completed(events) if self._earlier else events
+        return self._last
 
     def _check_error(self, group: bytes) -> None:
         for line in group.split(b"\n"):

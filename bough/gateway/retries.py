@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BUSY_STATUSES = frozenset({408, 429})
-NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: others of it would say the same
+NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
 BUDGET_RESERVE = 100.0  # retries that may follow each other at once: a worker with many requests may die
 BUDGET_FLOOR_PER_S = 10.0  # retries that are always allowed: a gateway with few requests may retry each of them
 
@@ -16,10 +16,6 @@ BUDGET_FLOOR_PER_S = 10.0  # retries that are always allowed: a gateway with few
 def is_failure(status: int) -> bool:
     """Whether a worker that answers so has not done its work."""
     return status in BUSY_STATUSES or status >= 500
-
-
-def is_retryable(status: int) -> bool:
-    return is_failure(status) and status != NOT_IMPLEMENTED
 
 
 @dataclass(frozen=True, slots=True)

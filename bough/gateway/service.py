@@ -27,8 +27,9 @@ from bough.gateway.discovery.following import follow
 from bough.gateway.discovery.kubernetes import KubernetesPods
 from bough.gateway.grpc import GrpcServer, serve_grpc
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management, RouteTable
+from bough.gateway.management import Management
 from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided
+from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
@@ -55,13 +56,14 @@ def run_gateway(settings: GatewaySettings) -> None:
 async def serve(
     settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[str], None], family: Family | None = None
 ) -> None:
-    """One gateway process on a socket, until SIGTERM or SIGINT; `family` is given to all but the first."""
-    ending = asyncio.Event()
+    """One gateway process on a socket, until SIGTERM or SIGINT; `family` is given to all but the first. Raises what
+    made it end otherwise."""
+    ending = Ending()
     _take_signals(ending)
     front = Front()
     http = HttpServer(front, listener, settings.edge())
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(divided(settings))
+        gateway = Gateway(divided(settings, 0 if family is None else family.number))
         cleanup.push_async_callback(gateway.close)
         await gateway.open()
         engines = await _feed(gateway, settings, ending, cleanup)
@@ -80,10 +82,18 @@ async def serve(
             await grpc.stop(LAST_WORDS_S)
         http.should_exit = True
         await serving
+    if ending.cause is not None:
+        raise ending.cause
+
+
+class Ending(asyncio.Event):
+    """Set when the gateway is to end; `cause` is what went wrong, if anything did."""
+
+    cause: BaseException | None = None
 
 
 async def _feed(
-    gateway: Gateway, settings: GatewaySettings, ending: asyncio.Event, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, settings: GatewaySettings, ending: Ending, cleanup: contextlib.AsyncExitStack
 ) -> LocalEngines:
     """Starts what the gateway gets workers from, besides its flags: engines of its own, a file, Kubernetes."""
     engines = LocalEngines(settings, gateway.registry)
@@ -121,7 +131,7 @@ async def _management(
     own = Management(gateway, engines.restart)
     if family is None:
         return own
-    cleanup.push_async_callback(family.close)
+    cleanup.callback(family.close)
     # The first process answers for all, to the others too; what it tells them concerns each alone.
     private = own if family.number else SharedManagement(own, family, private=True)
     await _listen_privately(gateway, private, family, cleanup)
@@ -143,10 +153,10 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | No
     )
 
 
-def _end_if_failed(task: asyncio.Task[None], ending: asyncio.Event) -> None:
-    """A source that cannot work (no cluster, no rights) is told; the gateway ends, as nothing would feed it."""
+def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
+    """A source that cannot work (no cluster, no rights) ends the gateway, as nothing would feed it."""
     if not task.cancelled() and task.exception() is not None:
-        log.error("%s", task.exception())
+        ending.cause = task.exception()
         ending.set()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from rich import box
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
@@ -17,38 +18,66 @@ from bough.gateway.admin_client import AdminClient
 COLOURS = {"healthy": "green", "draining": "yellow", "starting": "cyan", "unhealthy": "red"}
 PREFIX = "bough_gateway_"
 SHOWN_ERROR = 40
+COLUMNS = ("id", "url", "model", "state", "breaker", "load", "reported", "restarts", "last error")
+NUMBERS = ("load", "reported", "restarts")
+BY_WORTH = ("url", "state", "load", "id", "breaker", "last error", "model", "restarts", "reported")
+GAP = 3  # cells between two columns
 
 
 def show(client: AdminClient, interval_s: float, rounds: int | None = None) -> None:
     """Until Ctrl-C, or for some rounds."""
     with Live(screen=rounds is None, auto_refresh=False) as live:
         while True:
-            live.update(picture(client.workers(), figures(client.text("/metrics"))), refresh=True)
+            numbers = figures(client.text("/metrics"))
+            live.update(picture(client.workers(), numbers, live.console.width), refresh=True)
             if rounds is not None:
                 rounds -= 1
                 if rounds <= 0:
-                    return
+                    break
             time.sleep(interval_s)
+    if not live.console.is_terminal:
+        live.console.line()  # which a table in a file lacks at its end
 
 
-def picture(workers: Sequence[Mapping[str, Any]], numbers: Mapping[str, float]) -> Group:
-    table = Table(title="workers", expand=True)
-    for name in ("id", "url", "model", "state", "breaker", "load", "reported", "restarts", "last error"):
-        table.add_column(name, justify="right" if name in ("load", "reported", "restarts") else "left")
-    for worker in workers:
-        limit = worker["limit"] or worker["capacity"]
-        table.add_row(
-            worker["id"],
-            worker["url"],
-            worker["model_id"] or "?",
-            Text(worker["state"], COLOURS.get(worker["state"], "")),
-            Text(worker["breaker"], "" if worker["breaker"] == "closed" else "red"),
-            f"{worker['load']}/{limit}" if limit else str(worker["load"]),
-            f"{worker['reported_load']:g}",
-            str(worker["restarts"]),
-            (worker["last_error"] or "")[:SHOWN_ERROR],
-        )
+def picture(workers: Sequence[Mapping[str, Any]], numbers: Mapping[str, float], width: int) -> Group:
+    """The columns that have room: one that is cut says nothing."""
+    rows = [_cells(worker) for worker in workers]
+    shown = _fitting(rows, width)
+    table = Table(title="workers", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in COLUMNS:
+        if name in shown:
+            table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell for name, cell in row.items() if name in shown))
     return Group(_summary(numbers), table)
+
+
+def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
+    """By column, in the order of `COLUMNS`."""
+    limit = worker["limit"] or worker["capacity"]
+    return {
+        "id": Text(worker["id"]),
+        "url": Text(worker["url"]),
+        "model": Text(worker["model_id"] or "?"),
+        "state": Text(worker["state"], COLOURS.get(worker["state"], "")),
+        "breaker": Text(worker["breaker"], "" if worker["breaker"] == "closed" else "red"),
+        "load": Text(f"{worker['load']}/{limit}" if limit else str(worker["load"])),
+        "reported": Text(f"{worker['reported_load']:g}"),
+        "restarts": Text(str(worker["restarts"])),
+        "last error": Text((worker["last_error"] or "")[:SHOWN_ERROR]),
+    }
+
+
+def _fitting(rows: Sequence[Mapping[str, Text]], width: int) -> set[str]:
+    """The most important columns that a line has room for."""
+    shown: set[str] = set()
+    left = width
+    for name in BY_WORTH:
+        needed = max([len(name), *(row[name].cell_len for row in rows)]) + GAP
+        if needed <= left + GAP or not shown:
+            shown.add(name)
+            left -= needed
+    return shown
 
 
 def _summary(numbers: Mapping[str, float]) -> Text:

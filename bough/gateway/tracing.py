@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-CONTEXT_HEADERS = frozenset({"traceparent", "tracestate"})
+CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 NS = 1_000_000_000
 
 
@@ -40,12 +40,13 @@ class GatewayTraces:
         """Opens the span of a call and makes it the parent of what the worker does."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
-        parent = self._propagator.extract(dict(call.headers))
+        given = {name.decode(): value.decode("latin-1") for name, value in call.headers if name in CONTEXT_HEADERS}
+        parent = self._propagator.extract(given)
         span = self._tracer.start_span(f"{call.method} {call.path}", parent, kind=SpanKind.SERVER)
         told: dict[str, str] = {}
         self._propagator.inject(told, set_span_in_context(span))
         others = [(name, value) for name, value in call.headers if name not in CONTEXT_HEADERS]
-        call.headers = [*others, *told.items()]
+        call.headers = [*others, *((name.encode(), value.encode()) for name, value in told.items())]
         return span
 
     def end(self, span: Span, call: Call) -> None:

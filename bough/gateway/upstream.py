@@ -1,72 +1,62 @@
-"""The HTTP client towards workers: pooled connections, bytes as they are.
+"""Requests to workers: each with the worker's own key, over connections that are kept.
 
-Owns the sessions. Nothing is decoded, redirected or retried here; callers see what the worker sent or one of `FAULTS`.
+Owns the HTTP client. Callers see what the worker sent, or an `OSError`: whatever keeps a worker from answering is one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from functools import lru_cache
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
+from bough.gateway.http_client import HttpClient, Origin
+from bough.gateway.response import Response
 from bough.gateway.worker import Worker
 
-IDLE_S = 30.0  # workers close idle connections later than that, so a request seldom meets one that is closing
-CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
-READ_BUFFER = 1 << 18
-LARGEST_HEADER = 1 << 16
+MOST_ORIGINS = 4096
+JSON_WANTED = ((b"Accept", b"application/json"),)
 
-
-# Whatever keeps a worker from answering; a time that is up is an OSError.
-FAULTS = (aiohttp.ClientError, OSError)
+_origin = lru_cache(MOST_ORIGINS)(Origin.of)
 
 
 class Upstream:
-    """Requests to workers."""
+    """Used on one event loop, and closed there."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+        self._client = HttpClient()
 
-    async def open(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            read_bufsize=READ_BUFFER,
-            max_line_size=LARGEST_HEADER,
-            max_field_size=LARGEST_HEADER,
-            trust_env=False,
-        )
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+    def close(self) -> None:
+        self._client.close()
 
     async def send(
-        self, worker: Worker, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> aiohttp.ClientResponse:
-        """The beginning of the worker's response. `target` is the path with its query, as the client wrote it."""
-        assert self._session is not None
-        return await self._session.request(
-            method,
-            URL(worker.url + target, encoded=True),
-            headers=CIMultiDict([*headers, *_credentials(worker)]),
-            data=body or None,
-            allow_redirects=False,
-        )
+        self, worker: Worker, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Response:
+        """The beginning of the worker's response, which must be closed. `target` is the path with its query, as the
+        client wrote it."""
+        if worker.api_key is not None:
+            headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
+        return await self._client.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
 
-    async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
+    async def ask(
+        self,
+        worker: Worker,
+        method: str,
+        target: str,
+        timeout_s: float,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+    ) -> tuple[int, bytes]:
         """Status and body of a short answer."""
         async with asyncio.timeout(timeout_s):
-            response = await self.send(worker, "GET", target, [("Accept", "application/json")], b"")
-            async with response:
+            response = await self.send(worker, method, target, headers, body)
+            with contextlib.closing(response):
                 return response.status, await response.read()
 
+    async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
 
-def _credentials(worker: Worker) -> list[tuple[str, str]]:
-    return [] if worker.api_key is None else [("Authorization", f"Bearer {worker.api_key}")]
+
+def told(error: Exception) -> str:
+    """What was wrong, for logs and clients: a time that is up says nothing itself."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -123,6 +123,7 @@ class Lease:
         # a worker that is called dead as long as it is not silent.
         self.movable = True
         self.called_back = False
+        self.interrupt: Callable[[], None] = lambda: None  # of a reader that waits outside of any scope
         self._on_release = on_release
         self._scope: asyncio.Timeout | None = None
         worker.leases.add(self)
@@ -137,8 +138,8 @@ class Lease:
             return
         self.called_back = True
         if self._scope is None:
-            return
-        if self.movable:
+            self.interrupt()
+        elif self.movable:
             end_scope(self._scope)
         else:
             end_scope(self._scope, LAST_WORDS_S)

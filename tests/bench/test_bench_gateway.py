@@ -133,7 +133,7 @@ def test_the_command_prints_a_line_of_json_per_run(capsys: pytest.CaptureFixture
     assert [row["policy"] for row in rows] == ["round_robin", "cache_aware", "kv_events"]
     assert rows[0]["times_the_first"]["requests_per_s"] == 1.0 and rows[0]["simulated"] is True
     assert bench(["gateway", *flags.replace("--json", "--policies random").split()]) == 0
-    assert capsys.readouterr().out.startswith("shared-prefix, random:")
+    assert capsys.readouterr().out.startswith("shared-prefix, random (40 requests, in virtual time):")
 
 
 def test_counts_below_one_are_refused() -> None:

@@ -45,8 +45,8 @@ class Scene:
     async def send(self, prompt: str = PROMPT) -> None:
         body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4}).encode()
         self.watch.sent(self.worker, "/v1/completions", body, RoutingRequest(MODEL, prompt, None, None, None))
-        response = await self.upstream.send(self.worker, "POST", "/v1/completions", [], body)
-        assert response.status == 200 and await response.read()
+        status, answer = await self.upstream.ask(self.worker, "POST", "/v1/completions", 30.0, body=body)
+        assert status == 200 and answer
 
     def known_share(self) -> float:
         return self.policy().cached(REQUEST).get(self.worker.id, 0.0)
@@ -59,7 +59,6 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
     server = await asyncio.get_running_loop().create_server(lambda: Exchange(engine), "127.0.0.1", 0)
     registry, policies, upstream = Registry(BreakerSettings()), PolicyTable(PolicyChoice("kv_events")), Upstream()
     watch = CacheWatch(registry, policies, upstream)
-    await upstream.open()
     try:
         worker = registry.add(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         worker.capabilities = Capabilities(models=(MODEL,), kv_events_config=json.dumps(events))
@@ -67,7 +66,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         yield Scene(registry, policies, watch, upstream, worker)
     finally:
         await watch.close()
-        await upstream.close()
+        upstream.close()
         server.close()
         engine.close()
 

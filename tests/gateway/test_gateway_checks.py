@@ -113,3 +113,13 @@ def test_a_check_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> N
             assert not faults and d.gateway.dispatch.available(None)
 
     asyncio.run(main())
+
+
+def test_a_load_is_known_before_the_first_request() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(running=7), FakeWorker()) as fakes, desk(*fakes, policy="least_loaded") as d:
+            assert [worker.reported_load for worker in d.gateway.registry] == [7.0, 0.0]
+            status, answer = await d.post("/v1/completions", {"prompt": "x"})
+            assert (status, answer["port"]) == (200, fakes[1].port)
+
+    asyncio.run(main())

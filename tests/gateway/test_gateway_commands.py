@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bough.cli.gateway import _parser, settings_from
 from bough.core.errors import BoughError, SettingsError
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway import service
 from bough.gateway.admin_client import AdminClient
 from bough.gateway.roll import roll
 from bough.gateway.top import figures, picture
+from bough.server.listening import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
 
@@ -111,12 +115,47 @@ def test_the_table_shows_workers_and_figures() -> None:
             client = AdminClient(d.url)
             listed, page = await asyncio.to_thread(lambda: (client.workers(), client.text("/metrics")))
             out = io.StringIO()
-            Console(file=out, width=160).print(picture(listed, figures(page)))
+            Console(file=out, width=160).print(picture(listed, figures(page), 160))
             text = out.getvalue()
             assert "red" in text and "healthy" in text and fake.url in text
             assert "requests 1 " in text and "cached 50%" in text
 
     asyncio.run(main())
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_no_halves() -> None:
+    row: dict[str, Any] = {
+        "id": "7b25d2f0a1c3",
+        "url": "http://127.0.0.1:30001",
+        "model_id": "Qwen3-0.6B",
+        "state": "unhealthy",
+        "breaker": "half_open",
+        "load": 12,
+        "limit": None,
+        "capacity": 128,
+        "reported_load": 14.0,
+        "restarts": 3,
+        "last_error": "its health check failed: it could not be reached in time",
+    }
+    seen: dict[int, str] = {}
+    for width in (40, 80, 200):
+        out = io.StringIO()
+        Console(file=out, width=width).print(picture([row], {}, width))
+        seen[width] = out.getvalue()
+        assert "\u2026" not in seen[width] and row["url"] in seen[width] and "unhealthy" in seen[width]
+    assert row["id"] in seen[80] and "12/128" in seen[80] and "half_open" in seen[80]
+    assert row["id"] not in seen[40]
+    assert all(part in seen[200] for part in ("Qwen3-0.6B", "restarts", "14", "its health check failed"))
+
+
+def test_a_gateway_that_nothing_can_feed_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def follow(*_: object) -> None:
+        raise SettingsError("there is no cluster")
+
+    monkeypatch.setattr(service, "follow", follow)
+    settings = GatewaySettings(port=0, service_discovery=True, selector=("app=x",))
+    with open_listener(settings.edge()) as listener, pytest.raises(SettingsError, match="no cluster"):
+        asyncio.run(service.serve(settings, listener, lambda url: None))
 
 
 def test_a_gateway_that_is_not_there() -> None:

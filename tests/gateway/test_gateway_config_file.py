@@ -133,3 +133,17 @@ def test_flags_win_over_a_file_that_changes_and_rates_are_divided(tmp_path: Path
             assert statuses == [200, 200, 429]
 
     asyncio.run(main())
+
+
+def test_a_policy_that_is_taken_out_of_the_file_gives_way_to_the_default(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        async with workers(FakeWorker()) as (fake,), desk(fake, policy="random") as d:  # as the file says at the start
+            file.write_text("policy: random\n")
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            file.write_text("queue_size: 100\n")
+            config.apply()
+            assert d.gateway.policies.shown()["default"] == "cache_aware"
+
+    asyncio.run(main())

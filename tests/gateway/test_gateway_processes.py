@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.answers import Answer
 from bough.gateway.management import Management
@@ -27,10 +28,15 @@ def worker(load: int, state: str = "healthy", **more: Any) -> dict[str, Any]:
 
 def test_limits_and_rates_are_divided() -> None:
     whole = GatewaySettings(processes=3, max_concurrent_requests=10, queue_size=100, rate_limit_rps=6.0)
-    share = divided(whole)
+    shares = [divided(whole, number) for number in range(3)]
+    share = shares[0]
     assert (share.max_concurrent_requests, share.queue_size, share.rate_limit_rps) == (4, 34, 2.0)
+    assert sum(each.max_concurrent_requests for each in shares) == 10
+    assert sum(each.queue_size for each in shares) == 100
     assert share.max_concurrent_per_worker == -1 and share.rate_limit_burst is None
     assert divided(GatewaySettings(queue_size=7)).queue_size == 7
+    with pytest.raises(SettingsError, match=r"--max-concurrent-per-worker .* at least 3"):
+        divided(GatewaySettings(processes=3, max_concurrent_per_worker=2))
 
 
 def test_several_processes_route_without_shared_memory() -> None:

@@ -126,3 +126,37 @@ def test_a_resumed_stream_may_have_nothing_left_but_its_end() -> None:
     text.feed(BARE[: BARE.index(b": ids \n")])
     text.restart()
     assert text.feed(b"data: [DONE]\n\n") + text.rest() == b"data: [DONE]\n\n"
+
+
+def native(first: int, last: int, delivered: int) -> bytes:
+    """The events of /generate for tokens `first` to `last` from a worker that has computed those after `delivered`."""
+    events = []
+    for token in range(first, last + 1):
+        own = list(range(delivered + 1, token + 1))
+        meta = {
+            "id": "g",
+            "prompt_tokens": 3,
+            "completion_tokens": token,
+            "output_token_logprobs": [[-0.5 * each, each, None] for each in own],
+            "output_token_logprobs_length": len(own),
+            "output_top_logprobs": [[[-0.25, each, None]] for each in own],
+            "e2e_latency": 0.1,
+        }
+        event = {"text": "x" * token, "output_ids": list(range(1, token + 1)), "meta_info": meta}
+        text = json.dumps(event, separators=(",", ":"))
+        seed = ": seed 1\n" if token == first else ""
+        events.append(f"{seed}: ids {token}\ndata: {text}\n\n")
+    return "".join(events).encode() + (b"data: [DONE]\n\n" if last == 9 else b"")
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.lists(st.integers(0, 10_000), max_size=6))
+def test_logprobs_of_a_native_stream_are_whole_after_any_failovers(one: int, more: int, places: list[int]) -> None:
+    undisturbed = ResumableText()
+    expected = undisturbed.feed(native(1, 9, 0)) + undisturbed.rest()
+    other = min(8, one + more)
+    text = ResumableText()
+    shown = text.feed(native(1, one, 0) + b": ids 99\ndata: {")
+    for first, last in ((one + 1, other), (other + 1, 9)):
+        text.restart()
+        shown += b"".join(map(text.feed, cut(native(first, last, first - 1), places)))
+    assert shown + text.rest() == expected

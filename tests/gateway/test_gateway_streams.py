@@ -132,3 +132,39 @@ def test_a_foreign_stream_whose_worker_hangs_ends_with_an_error() -> None:
             assert events(raw)[0] == {"n": 0} and "health checks" in events(raw)[-1]["error"]["message"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [
+        ("text/event-stream", (b'data: {"n": 1}\n\nda', b'ta: {"n": 2}\n', b'\ndata: {"n')),
+        ("application/x-ndjson", (b'{"n": 1}\n{"n"', b': 2}\n{"n')),
+    ],
+)
+def test_half_an_event_is_not_told_before_the_error(kind: str, pieces: tuple[bytes, ...]) -> None:
+    async def main() -> None:
+        async with workers(Scripted(kind=kind, pieces=pieces, then="break")) as (fake,), desk(fake) as d:
+            raw = await d.stream({"input": "x"}, "/v1/responses")
+            lines = [line.removeprefix(b"data: ") for line in raw.split(b"\n") if line]
+            first, second, last = map(json.loads, lines)
+            assert (first["n"], second["n"]) == (1, 2) and "lost" in last["error"]["message"]
+            assert d.gateway.metrics.failovers._value.get() == 0
+        async with workers(Scripted(kind=kind, pieces=pieces)) as (fake,), desk(fake) as d:
+            assert await d.stream({"input": "x"}, "/v1/responses") == b"".join(pieces)
+
+    asyncio.run(main())
+
+
+def test_a_line_without_end_goes_out_in_parts() -> None:
+    async def main() -> None:
+        pieces = (b"data: " + b"x" * 40_000, b"y" * 40_000, b"z")
+        body = {"input": "x", "stream": True}
+        async with (
+            workers(Scripted(pieces=pieces, then="silence")) as (fake,),
+            desk(fake) as d,
+            asyncio.timeout(20),
+            d.client.post(d.url + "/v1/responses", json=body) as response,
+        ):
+            assert await response.content.readexactly(80_006) == b"".join(pieces[:2])
+
+    asyncio.run(main())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bough.gateway.breaker import BreakerSettings
-from bough.gateway.cache_watch import CacheWatch
+from bough.gateway.cache_watch import SENT_JSON, CacheWatch
 from bough.gateway.peek import peek
 from bough.gateway.policies import RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
@@ -18,7 +18,7 @@ from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.registry import Registry
 from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Capabilities, Worker
-from tests.fakes.gateways import until
+from tests.fakes.gateways import PATIENCE_S, until
 from tests.system.serving import running
 
 FLAGS = ("--load-format", "dummy", "--max-total-tokens", "4096", "--cpu-threads", "1", "--served-model-name", "m")
@@ -53,9 +53,9 @@ class Scene:
         body = json.dumps({**content, **limit}).encode()
         routing = RoutingRequest("m", peek(body, []).routing.text, None, None, None)
         self.watch.sent(self.worker, path, body, routing)
-        response = await self.upstream.send(self.worker, "POST", path, [("content-type", "application/json")], body)
-        answer = json.loads(await response.read())
-        assert response.status == 200, answer
+        status, raw = await self.upstream.ask(self.worker, "POST", path, PATIENCE_S, SENT_JSON, body)
+        assert status == 200, raw
+        answer = json.loads(raw)
         if path == "/generate":
             return routing, answer["meta_info"]["cached_tokens"] / answer["meta_info"]["prompt_tokens"]
         usage = answer["usage"]
@@ -66,7 +66,6 @@ class Scene:
 def test_what_is_expected_is_what_is_cached(path: str, engine_url: tuple[str, str]) -> None:
     async def play() -> None:
         scene = Scene(*engine_url)
-        await scene.upstream.open()
         try:
             policy = scene.policy()
             scene.registry.enter_rotation(scene.worker)
@@ -78,7 +77,7 @@ def test_what_is_expected_is_what_is_cached(path: str, engine_url: tuple[str, st
             assert expected == pytest.approx(cached, abs=0.02)
         finally:
             await scene.watch.close()
-            await scene.upstream.close()
+            scene.upstream.close()
 
     asyncio.run(play())
 

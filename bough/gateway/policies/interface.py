@@ -2,18 +2,19 @@
 
 The gateway builds a `WorkerView` of every worker that may take a request right now (healthy, not draining, breaker
 closed) and asks the policy of the request's model. A policy never sees the registry itself, so it can neither hold a
-worker that is gone nor change one.
+worker that is gone nor change one. Snapshots are structs, which are cheap to make: each request makes one of every
+worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+
+class WorkerView(msgspec.Struct, frozen=True):
     """A worker as it was when the request came."""
 
     id: str
@@ -23,8 +24,7 @@ class WorkerView:
     capacity: int | None  # requests at once that it is said to take; None: unknown
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRequest:
+class RoutingRequest(msgspec.Struct, frozen=True):
     """What of a request bears on where it should go."""
 
     model: str
@@ -34,8 +34,7 @@ class RoutingRequest:
     target: str | None  # X-SMG-Target-Worker: the id or URL of a worker
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The worker that should take the request, and which share of its prompt (0..1) is thought to be cached there."""
 
     worker_id: str

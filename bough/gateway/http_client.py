@@ -1,0 +1,215 @@
+"""A small HTTP/1.1 client for a proxy: kept-alive connections, bytes as they are, as little work as possible.
+
+Owns the connections that are not in use, by where they lead. A request takes one of them or opens one, and its
+`Response` gives it back. Nothing is decoded, redirected or retried, but for one case that is safe: a kept connection
+that the server was just closing, for a request that may be sent twice. Every fault is an `OSError`.
+
+The load generators have another client, made for measuring: it hands bytes on inside the event loop's read and never
+slows anybody down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+from bough.gateway.response import Response
+
+IDLE_S = 30.0  # our servers close idle connections later than that, so a request seldom meets one that is closing
+CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these tell the length of an empty body too
+
+
+class StaleConnectionError(ConnectionError):
+    """A kept connection ended before a byte of the answer came: the server may not have seen the request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Where requests go: a host and port or a unix socket, and what each request names."""
+
+    host: str
+    port: int
+    tls: bool = False
+    name: bytes = b"localhost"  # for the Host header
+    prefix: bytes = b""  # before every path
+    socket_path: str | None = None
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        host = parts.hostname or ""
+        written = host if ":" in host else host.encode("idna").decode()
+        name = f"[{written}]" if ":" in written else written
+        if parts.port is not None:
+            name += f":{parts.port}"
+        return cls(written, parts.port or (443 if tls else 80), tls, name.encode(), parts.path.rstrip("/").encode())
+
+
+class HttpClient:
+    """Requests to any number of origins, from one event loop."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Origin, list[_Connection]] = {}  # the longest unused first
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    async def request(
+        self, origin: Origin, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Response:
+        """The beginning of the response, which its caller must close. `target` is the path with its query."""
+        raw = _head(origin, method, target, headers, body)
+        while (kept := self._take(origin)) is not None:
+            try:
+                return await self._exchange(kept, method, raw, body)
+            except StaleConnectionError:
+                if method not in IDEMPOTENT:
+                    raise
+        return await self._exchange(await self._connect(origin), method, raw, body)
+
+    def close(self) -> None:
+        """Closes what is not in use."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.transport.close()
+        self._idle.clear()
+
+    async def _exchange(self, connection: _Connection, method: str, raw: bytes, body: bytes) -> Response:
+        response = Response(connection.transport, to_head=method == "HEAD", on_close=connection.finished)
+        try:
+            connection.send(raw, body, response)
+            await response.head()
+        except BaseException as error:
+            response.close()
+            if isinstance(error, ConnectionError) and connection.used and not response.begun:
+                raise StaleConnectionError("the connection was closed as the request came") from None
+            raise
+        return response
+
+    # ---- connections
+
+    async def _connect(self, origin: Origin) -> _Connection:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if origin.socket_path is None:
+                    return await self._connect_to_any(origin)
+                made = functools.partial(_Connection, self, origin)
+                return (await asyncio.get_running_loop().create_unix_connection(made, origin.socket_path))[1]
+        except TimeoutError:
+            raise ConnectionError("it could not be reached in time") from None
+
+    async def _connect_to_any(self, origin: Origin) -> _Connection:
+        """The first of the host's addresses that answers; one that does not leaves time for the others."""
+        loop, made = asyncio.get_running_loop(), functools.partial(_Connection, self, origin)
+        tls, name = (self._tls, origin.host) if origin.tls else (None, None)
+        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        failure = OSError(f"{origin.host} has no address")
+        for *_, address in found:
+            host = str(address[0])
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S / len(found)):
+                    return (await loop.create_connection(made, host, origin.port, ssl=tls, server_hostname=name))[1]
+            except OSError as error:
+                failure = error
+        raise failure
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+    def _take(self, origin: Origin) -> _Connection | None:
+        kept = self._idle.get(origin)
+        while kept:
+            connection = kept.pop()
+            if connection.is_usable(time.monotonic()):
+                return connection
+            connection.transport.close()
+        return None
+
+    def give_back(self, connection: _Connection) -> None:
+        self._idle.setdefault(connection.origin, []).append(connection)
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Closes what nobody has used for a while."""
+        now_s = time.monotonic()
+        for origin, connections in list(self._idle.items()):
+            kept = [connection for connection in connections if connection.is_usable(now_s)]
+            for connection in set(connections).difference(kept):
+                connection.transport.close()
+            self._idle[origin] = kept
+            if not kept:
+                del self._idle[origin]
+        self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep) if self._idle else None
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, client: HttpClient, origin: Origin) -> None:
+        self.origin = origin
+        self.used = False  # for a request before this one
+        self._client = client
+        self._lost = False
+        self._idle_since_s = 0.0
+        self._response: Response | None = None  # in progress
+
+    def is_usable(self, now_s: float) -> bool:
+        return not self._lost and now_s - self._idle_since_s < IDLE_S
+
+    def send(self, head: bytes, body: bytes, response: Response) -> None:
+        self._response = response
+        if self._lost:
+            response.lost(None)
+        elif body:
+            self.transport.writelines([head, body])
+        else:
+            self.transport.write(head)
+
+    def finished(self, response: Response) -> None:
+        """Its response is closed."""
+        self._response = None
+        if response.reusable and not self._lost and not self.transport.get_write_buffer_size():
+            self.used, self._idle_since_s = True, time.monotonic()
+            self._client.give_back(self)
+        else:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._response is not None:
+            self._response.feed(data)
+        else:  # nobody has asked
+            self._lost = True
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        if self._response is not None:
+            self._response.lost(exc)
+
+
+def _head(origin: Origin, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
+    lines = [b"%s %s%s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), origin.prefix, target, origin.name)]
+    lines += [b"%s: %s\r\n" % header for header in headers]
+    if body or method in WITH_BODY:
+        lines.append(b"Content-Length: %d\r\n" % len(body))
+    head = b"".join(lines)
+    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
+        raise ConnectionError("a header with a line break cannot be sent")
+    return head + b"\r\n"

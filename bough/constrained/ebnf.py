@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.constrained import charsets
+from bough.constrained.endings import ending_rules
 from bough.constrained.limits import require_positions
 from bough.constrained.pattern_tree import (
     EMPTY,
@@ -57,8 +58,12 @@ class _Token:
 
 
 def parse_ebnf(text: str, field: str = "ebnf") -> Rules:
-    """The rules by name. Refused: what does not parse, refers to no rule, has no `root`, or is too large."""
-    return _Parser(text, field).rules()
+    """The rules by name. Refused: what does not parse, refers to no rule, has no `root`, derives no text, or is too
+    large."""
+    rules = ending_rules(_Parser(text, field).rules())
+    if ROOT not in rules:
+        raise RequestError(f"{field} derives no text: the rule {ROOT!r} never comes to an end.", field=field)
+    return rules
 
 
 def inline(rules: Rules) -> Node | None:

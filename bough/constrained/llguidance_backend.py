@@ -37,17 +37,22 @@ class LLGuidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_GreedyVocabulary(vocabulary)))
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        grammar = to_grammar(spec)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
-        if failed:
-            raise refusal(messages[0])
-        return grammar.encode()
+        return checked_grammar(spec).encode()
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
         first = llguidance.LLMatcher(self._tokenizer, payload.decode(), log_level=0)
         if first.is_error():
             raise refusal(first.get_error())
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
+
+
+def checked_grammar(spec: GrammarSpec) -> str:
+    """The spec in the library's own language, once the library has taken it; that needs no vocabulary."""
+    grammar = to_grammar(spec)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    if failed:
+        raise refusal(messages[0])
+    return grammar
 
 
 def to_grammar(spec: GrammarSpec) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from bough.constrained.array_form import array_form
 from bough.constrained.disjoint import are_disjoint
+from bough.constrained.endings import ending_schema
 from bough.constrained.features import FEATURES, Features
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
@@ -52,9 +53,13 @@ def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any],
     source = SchemaSource(schema, field)
     try:
         source.check()
-        return Lowering(source, FEATURES[backend]).run()
+        plain, gaps = Lowering(source, FEATURES[backend]).run()
+        ending = ending_schema(plain)
     except RecursionError:
         raise source.error("", "leads from reference to reference too deep to be followed") from None
+    if ending is None:
+        raise source.error("", "allows no value that comes to an end")
+    return ending, gaps
 
 
 class Lowering:

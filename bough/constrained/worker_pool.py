@@ -1,8 +1,9 @@
-"""Worker processes and the clock over them: a compile that takes too long ends with its process, for its request
-alone.
+"""Worker processes and the clock over them: a task that takes too long ends with its process, for its request alone.
 
-A worker is started when a grammar needs one and kept for the next; at most `size` run at a time, and a compile waits
-for a free one. Owned here: the processes. Which grammars need one is left to `compiler`.
+A worker is started when a task needs one and kept for the next; one that was ended is replaced at once, so that the
+next task does not pay for it. At most `size` run at a time. A task waits for a free one, but no longer than it may
+take itself: whoever asks has an answer in about that time, however many ask. Owned here: the processes. Which grammars
+need one is left to `compiler`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import time
 import msgspec
 
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import LENGTH, Hello, Outcome, write_frame
 from bough.core.errors import RequestError
 
@@ -26,12 +26,24 @@ START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
 CHUNK = 1 << 20
 
 
-class WorkerPool:
-    """Compiles specs in processes; called from threads, each of which waits for its own."""
+class BusyError(RequestError):
+    """No worker was free in time: nothing is known of the grammar."""
 
-    def __init__(self, backend: str, vocabulary: Vocabulary, timeout_s: float, size: int) -> None:
-        self._hello = msgspec.msgpack.encode(Hello(backend, vocabulary))
+    def __init__(self) -> None:
+        super().__init__(
+            "The engine is busy with other grammars; try again.", status_code=503, err_type="ServiceUnavailable"
+        )
+
+
+class WorkerPool:
+    """Does tasks in processes; called from threads, each of which waits for its own. `doing` names the tasks, `setting`
+    the flag that bounds them, where one does."""
+
+    def __init__(self, hello: Hello, timeout_s: float, size: int, doing: str, setting: str | None = None) -> None:
+        self._hello = msgspec.msgpack.encode(hello)
         self._timeout_s = timeout_s
+        self._doing = doing
+        self._limit = f"{timeout_s:g} s" if setting is None else f"{timeout_s:g} s ({setting})"
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)  # a place without a process yet
@@ -39,25 +51,29 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._closed = False
 
-    def compile(self, spec: GrammarSpec) -> bytes:
-        """The compiled grammar; a `RequestError` when it is refused, takes too long, or kills its process."""
-        worker = self._free.get()
+    def ask(self, spec: GrammarSpec) -> bytes:
+        """What the task gives; a `RequestError` when it is refused, takes too long, or kills its process."""
+        try:
+            worker = self._free.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise BusyError from None
         try:
             if worker is None:
                 worker = self._start()
             outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s)
         except (TimeoutError, EOFError, BrokenPipeError) as error:
-            self._end(worker)
-            worker = None
+            self._replace(worker)
             if isinstance(error, TimeoutError):
-                reason = f"takes longer than {self._timeout_s:g} s (--grammar-timeout-s)"
+                reason = f"takes longer than {self._limit}"
             else:
-                reason = "needs more memory or stack than a compile may have"
-            raise RequestError(f"The grammar is too complex: compiling it {reason}; make it smaller.") from None
-        finally:
+                reason = "needs more memory or stack than it may have"
+            raise RequestError(f"The grammar is too complex: {self._doing} it {reason}; make it smaller.") from None
+        except BaseException:
             self._free.put(worker)
+            raise
+        self._free.put(worker)
         if outcome.error is not None:
-            raise RequestError(outcome.error)
+            raise RequestError(outcome.error, field=outcome.field)
         return outcome.payload
 
     def close(self) -> None:
@@ -77,11 +93,24 @@ class WorkerPool:
         worker.ask(self._hello, START_TIMEOUT_S)
         return worker
 
-    def _end(self, worker: _Worker | None) -> None:
-        if worker is not None:
-            worker.end()
-            with self._lock:
-                self._running.discard(worker)
+    def _replace(self, worker: _Worker | None) -> None:
+        """Ends a worker and starts another in its place, without having anybody wait for that."""
+        if worker is None:  # it did not even start: the next task tries again
+            self._free.put(None)
+            return
+        worker.end()
+        with self._lock:
+            self._running.discard(worker)
+        threading.Thread(target=self._start_anew, name="grammar-worker-start", daemon=True).start()
+
+    def _start_anew(self) -> None:
+        worker = None
+        try:
+            worker = self._start()
+        except (TimeoutError, EOFError, BrokenPipeError):
+            return  # the engine is closing, or the next task learns why no worker starts
+        finally:
+            self._free.put(worker)
 
 
 class _Worker:

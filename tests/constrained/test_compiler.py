@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
-from bough.constrained.spec import choice_spec, json_schema_spec, regex_spec
+from bough.constrained.llguidance_backend import LLGuidanceMatcher
+from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec
+from bough.constrained.worker import Draft, Hello
+from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts
 
@@ -96,6 +100,59 @@ def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
         compiler.close()
 
 
+# Workers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def preparers() -> Iterator[WorkerPool]:
+    pool = WorkerPool(Hello("xgrammar", None), 60.0, 1, "preparing")
+    yield pool
+    pool.close()
+
+
+def test_preparing_has_a_limit_too_and_the_next_finds_another_worker(preparers: WorkerPool) -> None:
+    draft = msgspec.msgpack.decode(preparers.ask(regex_spec("a+")), type=Draft)
+    assert draft.prepared.spec.text == "a+" and draft.payload is None
+    preparers._timeout_s = 0.0
+    with pytest.raises(RequestError, match="preparing it takes longer"):
+        preparers.ask(regex_spec("b+"))
+    preparers._timeout_s = 60.0
+    assert msgspec.msgpack.decode(preparers.ask(regex_spec("c+")), type=Draft).prepared.spec.text == "c+"
+
+
+def test_a_refusal_crosses_with_its_field(preparers: WorkerPool) -> None:
+    with pytest.raises(RequestError, match="line 1") as refused:
+        preparers.ask(ebnf_spec("root ::= ("))
+    assert refused.value.field == "ebnf"
+
+
+def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
+    preparers.ask(regex_spec("a"))
+    (worker,) = preparers._running
+    worker._process.kill()
+    with pytest.raises(RequestError, match="memory or stack"):
+        preparers.ask(regex_spec("b"))
+    assert preparers.ask(regex_spec("b"))
+
+
+def test_nobody_waits_longer_for_a_worker_than_for_a_grammar(preparers: WorkerPool) -> None:
+    place = preparers._free.get()
+    preparers._timeout_s = 0.01
+    with pytest.raises(RequestError, match="busy") as refused:
+        preparers.ask(regex_spec("a"))
+    assert refused.value.status_code == 503
+    preparers._free.put(place)
+
+
+def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks() -> None:
+    compiler = build_compiler("xgrammar", BYTES)
+    try:
+        matcher = wait(compiler.request(regex_spec(r"(\w+\s?)*\."))).matcher()
+        assert isinstance(matcher, LLGuidanceMatcher) and accepts(matcher, "one two.") and not accepts(matcher, "one")
+    finally:
+        compiler.close()
+
+
 def test_names_of_back_ends() -> None:
     with pytest.raises(SettingsError, match=r"xgrammar, llguidance, outlines-core, outlines"):
         build_compiler("antlr", BYTES)
@@ -103,7 +160,5 @@ def test_names_of_back_ends() -> None:
 
 
 def test_a_spec_crosses_processes_unchanged() -> None:
-    import msgspec
-
     spec = GrammarSpec("regex", "a")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=GrammarSpec) == spec

@@ -77,8 +77,8 @@ class CachingCompiler:
         self._threads = ThreadPoolExecutor(2 * PREPARERS, thread_name_prefix="grammar")
         self._waiters = ThreadPoolExecutor(2 * workers, thread_name_prefix="grammar-worker")
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
-        self._preparers = WorkerPool(Hello(self._name, None), patience, PREPARERS, "preparing")
-        self._compilers = WorkerPool(Hello(self._name, vocabulary), timeout_s, workers, "compiling", SETTING)
+        self._preparers = WorkerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
+        self._compilers = WorkerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
         self._capacity = cache_entries
         self._lock = threading.Lock()

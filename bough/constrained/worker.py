@@ -2,14 +2,16 @@
 
 It reads a hello, then one spec after the other, and writes one outcome each, all as length-prefixed msgpack on its
 standard streams. With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which
-needs no back end; grammars for llguidance are compiled along with that, because it takes no longer. It ends when its
-input does, so it never outlives the engine.
+needs no back end; grammars for llguidance are compiled along with that, because it takes no longer. Each spec has a
+child of its own, with a clock that ends it: what was loaded stays, and the next spec waits for nothing. The process
+ends when its input does, so it never outlives the engine for long.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import struct
 import sys
 import traceback
@@ -25,7 +27,7 @@ from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import BoughError, RequestError
 
 LENGTH = struct.Struct("<Q")
-MEMORY_BYTES = 4 << 30  # what one task may take beyond what the libraries themselves occupy
+MEMORY_BYTES = 4 << 30  # what one spec may take beyond what the libraries themselves occupy
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -33,6 +35,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     backend: str
     vocabulary: Vocabulary | None  # None: it prepares
+    timeout_s: float  # for each spec
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -43,11 +46,12 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a task gave, or the reason why there is nothing."""
+    """What a spec gave, or the reason why there is nothing."""
 
     payload: bytes = b""
     error: str | None = None
     field: str | None = None
+    ended: int = 0  # the signal, or the exit code, that its child ended with before it had an answer
 
 
 def write_frame(stream: IO[bytes], message: bytes) -> None:
@@ -71,12 +75,38 @@ def main() -> None:
     first = read_frame(requests)
     if first is None:
         return
-    work = _worker_for(msgspec.msgpack.decode(first, type=Hello))
-    _limit_memory()
+    hello = msgspec.msgpack.decode(first, type=Hello)
+    work = _worker_for(hello)
     write_frame(answers, msgspec.msgpack.encode(Outcome()))
     while (message := read_frame(requests)) is not None:
-        outcome = _outcome(work, msgspec.msgpack.decode(message, type=GrammarSpec))
-        write_frame(answers, msgspec.msgpack.encode(outcome))
+        spec = msgspec.msgpack.decode(message, type=GrammarSpec)
+        ended = _in_child(lambda spec=spec: _answer(work, spec, hello.timeout_s, answers))  # type: ignore[misc]
+        if ended:
+            write_frame(answers, msgspec.msgpack.encode(Outcome(ended=ended)))
+
+
+def _in_child(task: Callable[[], None]) -> int:
+    """Runs a task in a child; 0, or what it ended with."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            task()
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: float, answers: IO[bytes]) -> None:
+    """Writes what comes of a spec; the clock ends the process unless that comes in time."""
+    _limit_memory()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    outcome = _outcome(work, spec)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    write_frame(answers, msgspec.msgpack.encode(outcome))
 
 
 def _worker_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:

@@ -1,9 +1,8 @@
-"""Worker processes and the clock over them: a task that takes too long ends with its process, for its request alone.
+"""Worker processes and who gets one: a spec that takes too long is refused, for its request alone.
 
-A worker is started when a task needs one and kept for the next; one that was ended is replaced at once, so that the
-next task does not pay for it. At most `size` run at a time. A task waits for a free one, but no longer than it may
-take itself: whoever asks has an answer in about that time, however many ask. Owned here: the processes. Which grammars
-need one is left to `compiler`.
+A worker is started when a spec needs one and kept for the next. At most `size` run at a time; a spec waits for a free
+one, but no longer than it may take itself, so that whoever asks has an answer in time, however many ask. Owned here:
+the processes. Which grammars need one is left to `compiler`, and the clock over each spec to `worker`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +23,7 @@ from bough.constrained.worker import LENGTH, Hello, Outcome, write_frame
 from bough.core.errors import RequestError
 
 START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
+GRACE_S = 30.0  # beyond a spec's own time, until a worker is given up that says nothing
 CHUNK = 1 << 20
 
 
@@ -36,14 +37,14 @@ class BusyError(RequestError):
 
 
 class WorkerPool:
-    """Does tasks in processes; called from threads, each of which waits for its own. `doing` names the tasks, `setting`
-    the flag that bounds them, where one does."""
+    """Called from threads, each of which waits for its own spec. `doing` names what is done to it, `setting` the flag
+    that bounds it, where one does."""
 
-    def __init__(self, hello: Hello, timeout_s: float, size: int, doing: str, setting: str | None = None) -> None:
+    def __init__(self, hello: Hello, size: int, doing: str, setting: str | None = None) -> None:
         self._hello = msgspec.msgpack.encode(hello)
-        self._timeout_s = timeout_s
+        self._timeout_s = hello.timeout_s
         self._doing = doing
-        self._limit = f"{timeout_s:g} s" if setting is None else f"{timeout_s:g} s ({setting})"
+        self._limit = f"{hello.timeout_s:g} s" if setting is None else f"{hello.timeout_s:g} s ({setting})"
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)  # a place without a process yet
@@ -52,7 +53,7 @@ class WorkerPool:
         self._closed = False
 
     def ask(self, spec: GrammarSpec) -> bytes:
-        """What the task gives; a `RequestError` when it is refused, takes too long, or kills its process."""
+        """What a worker makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
         try:
             worker = self._free.get(timeout=self._timeout_s)
         except queue.Empty:
@@ -60,18 +61,16 @@ class WorkerPool:
         try:
             if worker is None:
                 worker = self._start()
-            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s)
-        except (TimeoutError, EOFError, BrokenPipeError) as error:
-            self._replace(worker)
-            if isinstance(error, TimeoutError):
-                reason = f"takes longer than {self._limit}"
-            else:
-                reason = "needs more memory or stack than it may have"
-            raise RequestError(f"The grammar is too complex: {self._doing} it {reason}; make it smaller.") from None
-        except BaseException:
+            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
+        except (TimeoutError, EOFError, BrokenPipeError):
+            self._end(worker)
+            worker, outcome = None, Outcome(ended=signal.SIGKILL)
+        finally:
             self._free.put(worker)
-            raise
-        self._free.put(worker)
+        if outcome.ended:
+            late = outcome.ended == signal.SIGALRM
+            reason = f"takes longer than {self._limit}" if late else "needs more memory or stack than it may have"
+            raise RequestError(f"The grammar is too complex: {self._doing} it {reason}; make it smaller.")
         if outcome.error is not None:
             raise RequestError(outcome.error, field=outcome.field)
         return outcome.payload
@@ -93,32 +92,22 @@ class WorkerPool:
         worker.ask(self._hello, START_TIMEOUT_S)
         return worker
 
-    def _replace(self, worker: _Worker | None) -> None:
-        """Ends a worker and starts another in its place, without having anybody wait for that."""
-        if worker is None:  # it did not even start: the next task tries again
-            self._free.put(None)
-            return
-        worker.end()
-        with self._lock:
-            self._running.discard(worker)
-        threading.Thread(target=self._start_anew, name="grammar-worker-start", daemon=True).start()
-
-    def _start_anew(self) -> None:
-        worker = None
-        try:
-            worker = self._start()
-        except (TimeoutError, EOFError, BrokenPipeError):
-            return  # the engine is closing, or the next task learns why no worker starts
-        finally:
-            self._free.put(worker)
+    def _end(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            worker.end()
+            with self._lock:
+                self._running.discard(worker)
 
 
 class _Worker:
-    """One process and the pipes to it."""
+    """One process, with the children it has, and the pipes to it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bough.constrained.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "bough.constrained.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that its children can be ended with it
         )
         assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -130,7 +119,8 @@ class _Worker:
         return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
 
     def end(self) -> None:
-        self._process.kill()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._stdout.close()
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from bough.constrained.pattern_tree import EMPTY, Chars, Choice, Node, Reference, Repeat, Row, choice
+from bough.constrained.pattern_tree import EMPTY, Choice, Node, Reference, Repeat, Row, choice
 
 Plain = dict[str, Any]
 T = TypeVar("T")
@@ -28,8 +28,6 @@ def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
 def _cut_node(node: Node, ending: set[str]) -> Node | None:
     """The node without options that never end; None if nothing is left."""
     match node:
-        case Chars():
-            return node
         case Reference(name):
             return node if name in ending else None
         case Row(parts):
@@ -43,6 +41,7 @@ def _cut_node(node: Node, ending: set[str]) -> Node | None:
             if inner is None:
                 return EMPTY if least == 0 else None
             return Repeat(inner, least, most)
+    return node
 
 
 # ---- plain schemas

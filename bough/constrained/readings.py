@@ -3,8 +3,9 @@
 A parser that reads a text as it comes keeps every reading that is still possible. Where one character decides what
 comes next, that is one reading. Where it does not, but nothing repeats around that place, it is a handful. Where the
 doubt is inside of something that repeats (`(\\w+\\s?)*`: does the next letter go on with the word, or begin another?),
-readings grow with the text, and the time for a mask with them. Such grammars are given to a back end that bounds the
-work of a mask (`prepare`). Owns nothing; works on the trees of `pattern_tree`.
+or beside something that is counted (`.*a{1,20}`: which letter was the first?), readings grow with the text, and the
+time for a mask with them. Such grammars are given to a back end that bounds the work of a mask (`routing`). Owns
+nothing; works on the trees of `pattern_tree`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NOTHING: Ranges = ()
 
 def many_readings(node: Node) -> bool:
     """Whether the readings of a regular expression may grow with the text."""
-    return _Grammar({START: node}).doubtful(everywhere=False)
+    return _Grammar({START: node}).doubtful(everywhere=_counts(node))
 
 
 def grammar_has_many_readings(rules: Mapping[str, Node]) -> bool:
@@ -72,8 +73,6 @@ class _Grammar:
 
     def _work_out(self, node: Node) -> tuple[Ranges, bool]:
         match node:
-            case Chars(ranges):
-                return ranges, False
             case Reference(name):
                 return self._first[name], self._empty[name]
             case Repeat(part, least, _):
@@ -90,12 +89,12 @@ class _Grammar:
                     if not empty:
                         return _union(firsts), False
                 return _union(firsts), True
+        assert isinstance(node, Chars)
+        return node.ranges, False
 
     def _doubt(self, node: Node, follow: Ranges, repeated: bool) -> bool:
         """Whether one character does not decide inside this node, which `follow` may come after."""
         match node:
-            case Chars():
-                return False
             case Reference(name):
                 self._follow[name] = _union([self._follow[name], follow])
                 return False
@@ -114,6 +113,7 @@ class _Grammar:
                 if (again and empty) or (repeated and undecided):
                     return True
                 return self._doubt(part, _union([first, follow]) if again else follow, repeated or again)
+        return False  # a character
 
     def _doubt_in_row(self, parts: tuple[Node, ...], follow: Ranges, repeated: bool) -> bool:
         for part in reversed(parts):
@@ -122,6 +122,16 @@ class _Grammar:
             first, empty = self._begins(part)
             follow = _union([first, follow]) if empty else first
         return False
+
+
+def _counts(node: Node) -> bool:
+    """Whether it has a repeat of which one must know how often it came, and cannot tell from where it stands."""
+    match node:
+        case Row(parts) | Choice(parts):
+            return any(map(_counts, parts))
+        case Repeat(part, least, most):
+            return (least != most and (least > 1 or (most or 0) > 1)) or _counts(part)
+    return False
 
 
 def _union(sets: Iterable[Ranges]) -> Ranges:

@@ -27,6 +27,7 @@ ORDINARY = [
     regex_spec(r"(\d+\.\d+|\d+)"),
     regex_spec(r".*x.*"),
     regex_spec(r"(a{1,3};){2,5}"),
+    regex_spec(r"[a-z]{1,8}: \d{2,}"),
     choice_spec(["red", "rot", "redder"]),
     json_object_spec(),
     json_schema_spec({"type": "string", "pattern": "^[a-z]{2,8}$"}),
@@ -41,6 +42,8 @@ ORDINARY = [
     ),
 ]
 AMBIGUOUS = [
+    regex_spec(r".*a{1,20}"),
+    regex_spec(r"(aa|[^a]+)[a-z]{0,30}a"),
     regex_spec(r"(\w+\s?)*\."),
     regex_spec(r"([ -~]+ ?){1,20}"),
     regex_spec(r"(.{1,10}){1,10}"),

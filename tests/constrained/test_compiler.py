@@ -12,7 +12,7 @@ from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec
-from bough.constrained.worker import Draft, Hello
+from bough.constrained.worker import Hello
 from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts

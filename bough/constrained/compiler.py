@@ -22,10 +22,11 @@ from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import Draft, Hello
-from bough.constrained.worker_pool import BusyError, WorkerPool
+from bough.constrained.worker_pool import WorkerPool
 
 SETTING = "--grammar-timeout-s"
 PREPARERS = 2
+LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 
 
@@ -74,8 +75,8 @@ class CachingCompiler:
         self._vocabulary = vocabulary
         self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(2 * PREPARERS, thread_name_prefix="grammar")
-        self._waiters = ThreadPoolExecutor(2 * workers, thread_name_prefix="grammar-worker")
+        self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, thread_name_prefix="grammar")
+        self._waiters = ThreadPoolExecutor(workers, thread_name_prefix="grammar-worker")
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
         self._preparers = WorkerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
         self._compilers = WorkerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
@@ -116,18 +117,12 @@ class CachingCompiler:
             if entry.waiting == 0 and entry.future.cancel() and self._entries.get(spec) is entry:
                 del self._entries[spec]
 
-    def _forget(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
-        with self._lock:
-            entry = self._entries.get(spec)
-            if entry is not None and entry.future is future:
-                del self._entries[spec]
-
     # ---- in threads
 
     def _prepare(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        with self._answering(spec, future):
+        with _answering(future):
             draft = msgspec.msgpack.decode(self._preparers.ask(spec), type=Draft)
             prepared = draft.prepared
             if draft.payload is not None:
@@ -135,28 +130,27 @@ class CachingCompiler:
             elif prepared.light:
                 self._finish(prepared, self._get_backend(prepared.backend).compile(prepared.spec), future)
             else:
-                self._waiters.submit(self._compile, spec, prepared, future)
+                self._waiters.submit(self._compile, prepared, future)
 
-    def _compile(self, spec: GrammarSpec, prepared: Prepared, future: Future[CompiledGrammar]) -> None:
-        with self._answering(spec, future):
+    def _compile(self, prepared: Prepared, future: Future[CompiledGrammar]) -> None:
+        with _answering(future):
             self._finish(prepared, self._compilers.ask(prepared.spec), future)
 
     def _finish(self, prepared: Prepared, payload: bytes, future: Future[CompiledGrammar]) -> None:
         matcher = self._get_backend(prepared.backend).load(payload)
         future.set_result(CompiledGrammar(prepared.warnings, matcher))
 
-    @contextmanager
-    def _answering(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> Iterator[None]:
-        """Whoever waits gets what goes wrong. That all workers were busy says nothing of the grammar."""
-        try:
-            yield
-        except BaseException as error:  # noqa: BLE001
-            if isinstance(error, BusyError):
-                self._forget(spec, future)
-            future.set_exception(error)
-
     def _get_backend(self, name: str) -> Backend:
         with self._backend_lock:
             if name not in self._backends:
                 self._backends[name] = load_backend(name, self._vocabulary)
             return self._backends[name]
+
+
+@contextmanager
+def _answering(future: Future[CompiledGrammar]) -> Iterator[None]:
+    """Whoever waits gets what goes wrong."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001
+        future.set_exception(error)

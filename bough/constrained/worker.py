@@ -122,7 +122,16 @@ def _draft(spec: GrammarSpec, backend: str) -> Draft:
         return Draft(prepared)
     from bough.constrained.llguidance_backend import checked_grammar
 
-    return Draft(prepared, checked_grammar(prepared.spec).encode())
+    try:
+        return Draft(prepared, checked_grammar(prepared.spec).encode())
+    except RequestError as error:
+        if prepared.backend == backend:
+            raise
+        raise RequestError(
+            f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it cannot "
+            f"follow this one ({error}). Write it so that one character decides how a text is read.",
+            field=error.field,
+        ) from None
 
 
 def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome:

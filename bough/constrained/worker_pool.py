@@ -1,8 +1,8 @@
 """Worker processes and who gets one: a spec that takes too long is refused, for its request alone.
 
-A worker is started when a spec needs one and kept for the next. At most `size` run at a time; a spec waits for a free
-one, but no longer than it may take itself, so that whoever asks has an answer in time, however many ask. Owned here:
-the processes. Which grammars need one is left to `compiler`, and the clock over each spec to `worker`.
+A worker is started when a spec needs one and kept for the next. At most `size` run at a time, and a spec waits for a
+free one. Owned here: the processes. Which grammars need one is left to `compiler`, and the clock over each spec to
+`worker`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,6 @@ GRACE_S = 30.0  # beyond a spec's own time, until a worker is given up that says
 CHUNK = 1 << 20
 
 
-class BusyError(RequestError):
-    """No worker was free in time: nothing is known of the grammar."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The engine is busy with other grammars; try again.", status_code=503, err_type="ServiceUnavailable"
-        )
-
-
 class WorkerPool:
     """Called from threads, each of which waits for its own spec. `doing` names what is done to it, `setting` the flag
     that bounds it, where one does."""
@@ -54,10 +45,7 @@ class WorkerPool:
 
     def ask(self, spec: GrammarSpec) -> bytes:
         """What a worker makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
-        try:
-            worker = self._free.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise BusyError from None
+        worker = self._free.get()
         try:
             if worker is None:
                 worker = self._start()

@@ -1,9 +1,10 @@
 """The work of one request's masks: done on the spot while it is quick, on a thread of its own once it was not.
 
 A mask takes microseconds, but a grammar can be written for which it takes long, and a step waits for the masks of all
-its rows. So whoever has once been slow is worked out beside the loop (the back ends let go of the interpreter for it):
-the step goes on without that row, which tries again in the next, and a mask that takes far too long ends its request.
-Owns the thread; the matcher belongs to the request's `Constraint`, which does not touch it while a mask is awaited.
+its rows. So whoever was slow is worked out beside the loop (the back ends let go of the interpreter for it) until it
+has been quick for a while: steps go on without that row, which tries again in the next, and a mask that takes far too
+long ends its request. Owns the thread; the matcher belongs to the request's `Constraint`, which does not touch it while
+a mask is awaited.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 
 SLOW_S = 0.005  # of computing for one mask: from then on nobody waits for this request
+QUICK_RUN = 8  # masks without being slow, until it is trusted again
 PATIENCE_S = 0.004  # that a step waits for all its slow rows together
 LIMIT_S = 5.0  # for one mask
 NICE = 5  # the model goes first
@@ -29,19 +30,20 @@ _places = threading.Semaphore(2)  # slow masks that are worked out at the same t
 class MaskWork:
     """`fill` as often as a mask is wanted; it says whether the mask has come."""
 
-    def __init__(self, matcher: Matcher, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        self._clock = clock  # what the computing costs, whoever else uses the machine
         self._task: _Task | None = None
-        self.slow = False
+        self._distrust = 0  # masks that must be quick before one is worked out on the spot
+
+    @property
+    def slow(self) -> bool:
+        return self._distrust > 0
 
     def fill(self, words: IntArray, deadline: float | None = None) -> bool:
         """Writes what may come next. False: it is not worked out by the `deadline` (of `time.monotonic`); ask again. A
         `RequestError` when it takes too long, or the back end gives up."""
         if not self.slow:
-            began = self._clock()
-            self._matcher.fill(words)
-            self.slow = self._clock() - began > SLOW_S
+            self._note(_timed_fill(self._matcher, words))
             return True
         if self._task is None:
             self._task = _Task(self._matcher, len(words))
@@ -54,7 +56,18 @@ class MaskWork:
             return False
         task, self._task = self._task, None
         words[:] = task.result()
+        self._note(task.cost_s)
         return True
+
+    def _note(self, cost_s: float) -> None:
+        self._distrust = QUICK_RUN if cost_s > SLOW_S else max(0, self._distrust - 1)
+
+
+def _timed_fill(matcher: Matcher, words: IntArray) -> float:
+    """Fills a mask; the seconds of computing that it took, whoever else uses the machine."""
+    began = time.thread_time()
+    matcher.fill(words)
+    return time.thread_time() - began
 
 
 class _Task:
@@ -66,6 +79,7 @@ class _Task:
         self._words: IntArray = np.zeros(size, dtype=np.int32)
         self._error: BaseException | None = None
         self._began: float | None = None
+        self.cost_s = 0.0
         threading.Thread(target=self._run, name="slow-mask", daemon=True).start()
 
     @property
@@ -82,7 +96,7 @@ class _Task:
         with _places:
             self._began = time.monotonic()
             try:
-                self._matcher.fill(self._words)
+                self.cost_s = _timed_fill(self._matcher, self._words)
             except BaseException as error:  # noqa: BLE001  (the loop raises it where it asks)
                 self._error = error
         self.done.set()

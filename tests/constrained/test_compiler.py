@@ -11,7 +11,7 @@ import pytest
 from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
-from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec
+from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.constrained.worker import Hello
 from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
@@ -141,12 +141,11 @@ def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
     assert preparers.ask(regex_spec("b"))
 
 
-def test_nobody_waits_longer_for_a_worker_than_for_a_grammar() -> None:
-    pool = preparers_with(0.01)
-    pool._free.get()  # somebody else has it
-    with pytest.raises(RequestError, match="busy") as refused:
-        pool.ask(regex_spec("a"))
-    assert refused.value.status_code == 503
+def test_what_nobody_follows_in_bounded_time_says_so(preparers: WorkerPool) -> None:
+    text, word = {"type": "any_text"}, {"type": "regex", "pattern": "a*"}
+    tag = {"type": "sequence", "elements": [text, {"type": "star", "content": word}, text, word]}
+    with pytest.raises(RequestError, match=r"many ways at once.*one character decides"):
+        preparers.ask(structural_tag_spec({"type": "structural_tag", "format": tag}))
 
 
 def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks() -> None:

@@ -86,7 +86,11 @@ def _cut_object(schema: Plain, ending: set[str]) -> Plain | None:
     if isinstance(schema.get("additionalProperties"), dict):
         more = _cut_schema(schema["additionalProperties"], ending)
         cut["additionalProperties"] = False if more is None else more
-    others = bool(cut.get("patternProperties")) or cut.get("additionalProperties", True) is not False
+    if "x-names" in schema:
+        entries = [{**entry, "value": _cut_schema(entry["value"], ending)} for entry in schema["x-names"]]
+        cut["x-names"] = [entry for entry in entries if entry["value"] is not None]
+    others = any(cut.get(keyword) for keyword in ("x-names", "patternProperties"))
+    others = others or cut.get("additionalProperties", True) is not False
     if not others and schema.get("minProperties", 0) > len(cut.get("properties", ())):
         return None
     return cut

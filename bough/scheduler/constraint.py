@@ -80,6 +80,11 @@ class Constraint:
         if not words.any():
             self.dead_end = self.dead_end or DEAD_END
 
+    @property
+    def awaits_mask(self) -> bool:
+        """A mask that was late is still not there."""
+        return self._masks is not None and self._masks.busy
+
     def _fill(self, masks: MaskWork, words: IntArray, deadline: float | None = None) -> None:
         """A back end may meet a limit of its own on the way; that concerns this request alone."""
         try:
@@ -107,9 +112,9 @@ class Constraint:
             track.think(token)
             self._answers = track.over
             return True
-        if self._matcher is None:
+        if self._masks is None:
             return True
-        taken = self._matcher.accept(token)
+        taken = self._masks.accept(token)
         self._stepped |= taken
         return taken
 

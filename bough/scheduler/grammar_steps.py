@@ -2,8 +2,8 @@
 
 The loop launches step t + 1, commits step t (which steps the grammars over its tokens, here) and only then asks for the
 masks of step t + 1. Rows without a grammar cost nothing. A row whose mask is late, or whose token its grammar does not
-take, gets no token from the step: it goes back by one and samples again. Owns no state: each request's grammar is its
-own.
+take, gets no token from the step: it goes back by one and samples again, in the late case when its mask is there. Owns
+no state: each request's grammar is its own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ class GrammarSteps:
         self._table = residents.table
         self._words = mask_words(vocab_size)
         self._jump_forward = jump_forward
+
+    def release(self) -> bool:
+        """Lets the rows go on whose masks have come. True when others are still held."""
+        table = self._table
+        for row in np.flatnonzero(table.held).tolist():
+            constraint = table.request_in(row).constraint
+            assert constraint is not None
+            table.held[row] = constraint.awaits_mask
+        return bool(table.held.any())
 
     def masks(self, step: PlannedStep) -> TokenMasks:
         """For the masked rows of the oldest step in flight: all tokens before it are known. Whoever has ended or jumped
@@ -62,7 +71,7 @@ class GrammarSteps:
                 if constraint.dead_end is not None:
                     failed[place] = constraint.dead_end
             elif constraint.late or not constraint.accept(token):
-                self._take_back(request)
+                self._take_back(request, held=constraint.late)
                 tokens[place] = NO_TOKEN
                 continue
             elif self._jump_forward is not None and token not in request.stop_ids:
@@ -70,8 +79,9 @@ class GrammarSteps:
             tokens[place] = table.tokens[request.row, table.known[request.row] - 1]
         return failed
 
-    def _take_back(self, request: Request) -> None:
+    def _take_back(self, request: Request, *, held: bool) -> None:
         """The row has not got the token that it just sampled; the one before it is computed again, to sample anew."""
         table, row = self._table, request.row
+        table.held[row] = held
         table.known[row] -= 1
         self._residents.rewind(request, min(int(table.known[row]) - 1, int(table.length[row])))

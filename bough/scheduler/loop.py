@@ -161,12 +161,15 @@ class Scheduler:
     def _launch_next(self) -> None:
         if self._paused:
             return
+        held = self._grammar_steps.release()
         with self._timeline.phase("plan"):
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         if planned is None:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
                 self._commit_oldest()
+            elif held:
+                time.sleep(POLL_S)
             elif len(self._requests) > len(self._gate):
                 self._stuck()
             return

@@ -163,6 +163,7 @@ def test_the_others_go_on_while_a_mask_is_worked_out(monkeypatch: pytest.MonkeyP
     while 1 not in b.out.ended:
         b.turn()
     assert len(b.out.outputs[0]) == 1 and 0 not in b.out.ended
+    assert sum(0 in plan.rows for plan in b.executor.plans) < 8  # it is not computed over and over meanwhile
     go_on.set()
     b.run()
     assert b.out.ended[1] == FinishLength(12)
@@ -172,18 +173,18 @@ def test_the_others_go_on_while_a_mask_is_worked_out(monkeypatch: pytest.MonkeyP
 def test_a_mask_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_work, "SLOW_S", -1.0)
     monkeypatch.setattr(mask_work, "LIMIT_S", 0.01)
-    go_on = threading.Event()
+    ended = threading.Event()
 
     class Endless(FakeMatcher):
         def fill(self, mask: IntArray) -> None:
-            if self.taken:
-                go_on.wait(30)
+            while self.taken and not ended.is_set():
+                super().fill(mask)
             super().fill(mask)
 
     b = Bench(eos_ids=(EOS,), grammars=OtherMatchers(Endless))
     b.ask(0, [1, 2], max_new_tokens=20, regex=grammar(FREE))
     b.run(100_000)
-    go_on.set()
+    ended.set()
     reason = b.out.ended[0]
     assert isinstance(reason, FinishAbort) and reason.status_code == 400 and "ambiguous" in reason.message
 
@@ -201,3 +202,21 @@ def test_a_slow_back_end_that_gives_up_says_why(monkeypatch: pytest.MonkeyPatch)
     b.ask(0, [1, 2], max_new_tokens=20, regex=grammar(FREE))
     b.run(100_000)
     assert b.out.ended[0] == FinishAbort("Too many items.")
+
+
+def test_a_request_that_takes_more_than_its_share_of_the_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_work, "FAIR_S", -0.1)  # as if each token took that much
+    b = Bench(eos_ids=(EOS,), grammars=FakeGrammars(), disable_jump_forward=True)
+    b.ask(0, [1, 2], max_new_tokens=20, regex=grammar(FREE))
+    b.ask(1, [1, 2], max_new_tokens=12, ignore_eos=True)
+    b.run()
+    reason = b.out.ended[0]
+    assert isinstance(reason, FinishAbort) and reason.status_code == 400 and "ambiguous" in reason.message
+    assert b.out.ended[1] == FinishLength(12)
+
+
+def test_time_within_the_share_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_work, "FAIR_S", 10.0)
+    work = MaskWork(FakeMatcher(FREE))
+    work._debt_s = 0.2
+    assert work.accept(1) and work._debt_s == 0.0

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from bough.constrained.backends import resolve_backend
-from bough.constrained.ebnf import ebnf_text, inline, parse_ebnf
+from bough.constrained.ebnf import inline, parse_ebnf
+from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.interface import GrammarSpec
 from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
 from bough.constrained.pattern_tree import pattern_text, positions
@@ -127,9 +128,8 @@ def _repeats(value: Any) -> int:
         return 0
     counted = [value.get(name, 0) for name in ("minLength", "maxLength", "minItems", "maxItems", "multipleOf")]
     size = sum(int(count) for count in counted if isinstance(count, int | float))
-    for name in ("pattern", *value.get("patternProperties", {})):
-        pattern = value.get(name) if name == "pattern" else name
-        size += positions(parse_regex(pattern)) if isinstance(pattern, str) else 0
+    patterns = [value.get("pattern"), *(value.get("all") or ()), *(value.get("none") or ())]
+    size += sum(positions(parse_regex(pattern)) for pattern in patterns if isinstance(pattern, str))
     if isinstance(value.get("grammar"), str):
         size += len(value["grammar"])
     return size + sum(_repeats(inner) for inner in value.values())

@@ -88,6 +88,26 @@ def meet_steps(dfa: Dfa, step: int, places: int) -> Dfa:
     return _minimal(table, tuple(charsets.characters(letter) for letter in letters))
 
 
+def signatures(base: Node, patterns: Sequence[Node]) -> set[frozenset[int]]:
+    """Which of the patterns the texts of `base` match together: every set of them that some text matches exactly."""
+    alphabet = _alphabet([base, *patterns])
+    tables = [_reduced(_table(node, alphabet)) for node in (base, *patterns)]
+    found: set[frozenset[int]] = set()
+
+    def step(states: tuple[int, ...], letter: int) -> tuple[int, ...] | None:
+        reached = _stepped(tables, states, letter)
+        return None if reached[0] == DEAD else reached
+
+    def accepts(states: tuple[int, ...]) -> bool:
+        if states[0] in tables[0].accepting:
+            matched = (at for at in range(len(patterns)) if states[at + 1] in tables[at + 1].accepting)
+            found.add(frozenset(matched))
+        return False
+
+    _explore((0,) * len(tables), step, accepts, len(alphabet))
+    return found
+
+
 # ---- from a pattern: states with free steps
 
 
@@ -226,11 +246,13 @@ def _collect(node: Node, sets: set[Ranges]) -> None:
 
 def _table(node: Node, alphabet: Alphabet) -> _Table:
     if isinstance(node, Meet):
-        tables = [_table(part, alphabet) for part in (*node.all_of, *node.none_of)]
+        tables = [_reduced(_table(part, alphabet)) for part in (*node.all_of, *node.none_of)]
         wanted = [True] * len(node.all_of) + [False] * len(node.none_of)
         return _joined(tables, wanted, len(alphabet))
-    nfa = _nfa(node)
     samples = [letter[0][0] for letter in alphabet]
+    if isinstance(node, Repeat) and isinstance(node.part, Chars):
+        return _counter(node.part, node.least, node.most, samples)
+    nfa = _nfa(node)
     return _explore(
         nfa.closure((nfa.start,)),
         lambda states, letter: nfa.after(states, samples[letter]) or None,
@@ -239,18 +261,34 @@ def _table(node: Node, alphabet: Alphabet) -> _Table:
     )
 
 
+def _counter(part: Chars, least: int, most: int | None, samples: list[int]) -> _Table:
+    """Characters of one set, counted; without a most, those beyond the least are one state."""
+    last = least if most is None else most
+    if last >= MAX_STATES:
+        raise TooLarge
+    rows = []
+    for count in range(last + 1):
+        following = count + 1 if count < last else (count if most is None else DEAD)
+        rows.append([following if charsets.holds(part.ranges, sample) else DEAD for sample in samples])
+    return _Table(rows, set(range(least, last + 1)))
+
+
 def _joined(tables: list[_Table], wanted: list[bool], letters: int) -> _Table:
     """The texts that the wanted tables accept and the others do not."""
 
     def step(states: tuple[int, ...], letter: int) -> tuple[int, ...] | None:
-        pairs = zip(tables, states, strict=True)
-        reached = tuple(DEAD if state == DEAD else table.rows[state][letter] for table, state in pairs)
+        reached = _stepped(tables, states, letter)
         return None if any(want and at == DEAD for want, at in zip(wanted, reached, strict=True)) else reached
 
     def accepts(states: tuple[int, ...]) -> bool:
         return all((at in table.accepting) == want for table, at, want in zip(tables, states, wanted, strict=True))
 
     return _explore((0,) * len(tables), step, accepts, letters)
+
+
+def _stepped(tables: list[_Table], states: tuple[int, ...], letter: int) -> tuple[int, ...]:
+    pairs = zip(tables, states, strict=True)
+    return tuple(DEAD if state == DEAD else table.rows[state][letter] for table, state in pairs)
 
 
 def _explore(
@@ -280,27 +318,64 @@ def _explore(
 
 
 def _minimal(table: _Table, alphabet: Alphabet) -> Dfa:
+    """The table as an automaton of sets of characters, with nothing in it that could be left out."""
+    small = _reduced(table)
+    if not small.accepting:
+        return Dfa(((),), frozenset())
+    edges = []
+    for row in small.rows:
+        reached: dict[int, list[tuple[int, int]]] = {}
+        for letter, target in enumerate(row):
+            if target != DEAD:
+                reached.setdefault(target, []).extend(alphabet[letter])
+        edges.append(tuple((charsets.ranges(pairs), target) for target, pairs in reached.items()))
+    return Dfa(tuple(edges), frozenset(small.accepting))
+
+
+def _reduced(table: _Table) -> _Table:
     """Without states that lead nowhere, and with those joined that accept the same texts."""
     alive = _alive(table)
+    if 0 not in alive:
+        return _Table([[DEAD] * len(table.rows[0])], set())
     rows = [[target if target in alive else DEAD for target in row] for row in table.rows]
-    block = [int(state in table.accepting) if state in alive else DEAD for state in range(len(rows))]
-    count = len(set(block))
-    while True:
-        names: dict[tuple[int, ...], int] = {}
-        finer = []
-        for state, row in enumerate(rows):
-            if block[state] == DEAD:
-                finer.append(DEAD)
+    block = _blocks(rows, table.accepting, alive)
+    numbers, samples = {block[0]: 0}, [0]
+    joined: list[list[int]] = []
+    for state in samples:
+        for target in rows[state]:
+            if target != DEAD and block[target] not in numbers:
+                numbers[block[target]] = len(numbers)
+                samples.append(target)
+        joined.append([DEAD if target == DEAD else numbers[block[target]] for target in rows[state]])
+    return _Table(joined, {number for number, state in enumerate(samples) if state in table.accepting})
+
+
+def _blocks(rows: list[list[int]], accepting: set[int], alive: set[int]) -> list[int]:
+    """By state, the number of those that accept the same texts (Hopcroft's partition)."""
+    letters = range(len(rows[0]))
+    sources: list[dict[int, list[int]]] = [{} for _ in letters]
+    for state in alive:
+        for letter, target in enumerate(rows[state]):
+            sources[letter].setdefault(target, []).append(state)
+    blocks = [block for block in (accepting & alive, alive - accepting, {DEAD}) if block]
+    of = dict.fromkeys(alive, 0) | {state: number for number, block in enumerate(blocks) for state in block}
+    todo = {(number, letter) for number in range(len(blocks)) for letter in letters}
+    while todo:
+        splitter, letter = todo.pop()
+        touched: dict[int, set[int]] = {}
+        for target in blocks[splitter]:
+            for state in sources[letter].get(target, ()):
+                touched.setdefault(of[state], set()).add(state)
+        for number, part in touched.items():
+            if len(part) == len(blocks[number]):
                 continue
-            key = (block[state], *(DEAD if target == DEAD else block[target] for target in row))
-            finer.append(names.setdefault(key, len(names)))
-        block = finer
-        if len(set(block)) == count:
-            break
-        count = len(set(block))
-    if block[0] == DEAD:
-        return Dfa(((),), frozenset())
-    return _numbered(rows, block, table.accepting, alphabet)
+            rest = blocks[number] - part
+            blocks[number], fresh = (rest, part) if len(part) <= len(rest) else (part, rest)
+            blocks.append(fresh)
+            for state in fresh:
+                of[state] = len(blocks) - 1
+            todo |= {(len(blocks) - 1, each) for each in letters}
+    return [of.get(state, DEAD) for state in range(len(rows))]
 
 
 def _alive(table: _Table) -> set[int]:
@@ -315,21 +390,3 @@ def _alive(table: _Table) -> set[int]:
                 found.add(source)
                 todo.append(source)
     return found
-
-
-def _numbered(rows: list[list[int]], block: list[int], accepting: set[int], alphabet: Alphabet) -> Dfa:
-    """One state for each block, the first one first."""
-    order: dict[int, int] = {block[0]: 0}
-    samples = [0]
-    edges: list[tuple[tuple[Ranges, int], ...]] = []
-    for state in samples:
-        reached: dict[int, list[tuple[int, int]]] = {}
-        for letter, target in enumerate(rows[state]):
-            if target == DEAD:
-                continue
-            if block[target] not in order:
-                order[block[target]] = len(order)
-                samples.append(target)
-            reached.setdefault(order[block[target]], []).extend(alphabet[letter])
-        edges.append(tuple((charsets.ranges(pairs), target) for target, pairs in reached.items()))
-    return Dfa(tuple(edges), frozenset(number for number, state in enumerate(samples) if state in accepting))

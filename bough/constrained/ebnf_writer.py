@@ -115,8 +115,9 @@ class _Writer:
         letters = "".join(text[1] for code, text in SHORT_ESCAPES.items() if charsets.holds(found, code))
         if letters:
             yield rf'"\\" {charsets.class_text(charsets.characters(letters), single=False)}'
-        if not raw and not letters:
-            yield from (_quoted(f"\\u{code:04x}") for code in range(0x20) if charsets.holds(found, code))
+        if not raw:
+            rest = (code for code in range(0x20) if code not in SHORT_ESCAPES and charsets.holds(found, code))
+            yield from (_quoted(f"\\u{code:04x}") for code in rest)
 
     def _machine(self, dfa: Dfa) -> str:
         if dfa not in self._known:

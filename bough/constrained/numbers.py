@@ -28,6 +28,9 @@ NOTHING = Dfa(((),), frozenset())
 DIGIT = Chars(charsets.DIGIT)
 FIRST = Chars(charsets.characters("123456789"))
 MINUS, POINT, ZERO = literal("-"), literal("."), literal("0")
+INTEGER = Row((repeat(MINUS, 0, 1), choice([ZERO, Row((FIRST, repeat(DIGIT, 0, None)))])))
+SIGN = repeat(Chars(charsets.characters("+-")), 0, 1)
+EXPONENT = Row((Chars(charsets.characters("eE")), SIGN, repeat(DIGIT, 1, 2)))
 
 Number = int | float
 
@@ -49,7 +52,7 @@ class Range:
 def whole(found: Range) -> Node | None:
     """The whole numbers of a range with inclusive bounds; None where there are none."""
     if found.open:
-        return Row((repeat(MINUS, 0, 1), choice([ZERO, Row((FIRST, repeat(DIGIT, 0, None)))])))
+        return INTEGER
     low, high = found.low, found.high
     options = []
     if high is None or high >= 0:
@@ -64,10 +67,7 @@ def whole(found: Range) -> Node | None:
 def decimal(found: Range) -> Node | None:
     """The decimal numbers of a range; None where none can be told from its bounds."""
     if found.open:
-        exponent = Row((Chars(charsets.characters("eE")), repeat(Chars(charsets.characters("+-")), 0, 1), DIGIT))
-        exponent = Row((*exponent.parts, repeat(DIGIT, 0, 1)))
-        above = Row((_up_to(FLOAT_DIGITS), _fraction(FLOAT_DIGITS), repeat(exponent, 0, 1)))
-        return Row((repeat(MINUS, 0, 1), above))
+        return Row((INTEGER, repeat(Row((POINT, repeat(DIGIT, 1, None))), 0, 1), repeat(EXPONENT, 0, 1)))
     low, high = _exact(found.low), _exact(found.high)
     options = []
     if high is None or high >= 0:
@@ -148,10 +148,6 @@ def _digits(first: int, last: int) -> Node:
     return Chars(charsets.ranges([(0x30 + first, 0x30 + last)]))
 
 
-def _up_to(digits: int) -> Node:
-    return choice([ZERO, Row((FIRST, repeat(DIGIT, 0, digits - 1)))])
-
-
 # ---- decimal numbers, not negative
 
 
@@ -164,7 +160,11 @@ def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: boo
     first, least = _split(low or Decimal(0))
     last, most = (None, "") if high is None else _split(high)
     if last is None:
-        options = [_at(first, least, above, None, False), _between(first + 1, 10 ** (WHOLE_DIGITS + len(str(first))))]
+        options = [
+            _at(first, least, above, None, False),
+            _between(first + 1, MANY - 1),
+            _wholes(max(first + 1, MANY), None),
+        ]
     elif first == last:
         options = [_at(first, least, above, most, below)]
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bough.constrained import charsets
-from bough.constrained.automata import TooLarge, matches
+from bough.constrained.automata import TooLarge, matches, signatures
 from bough.constrained.pattern_tree import Chars, Node, Repeat
 from bough.constrained.scalar_grammar import can_write, name_node
 from bough.constrained.schema_parts import (
@@ -27,7 +27,7 @@ from bough.constrained.schema_source import join
 if TYPE_CHECKING:
     from bough.constrained.schema_lowering import Lowering
 
-MAX_CLASSES = 16  # of names, by the patterns that they match
+MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties
 MAX_COUNTED_IN_A_PATTERN = 12
 
@@ -131,30 +131,27 @@ class _ObjectForm:
         return [entry for entry in classes if entry["value"] is not None]
 
     def _classes(self, described: list[str]) -> list[Plain]:
-        """Names by the patterns that they match: a pattern divides every class of the ones before it in two."""
-        classes: list[tuple[list[str], list[str]]] = [([], [])]
-        for pattern in self._patterns:
-            halves = [half for all_of, none_of in classes for half in (
-                ([*all_of, pattern], none_of), (all_of, [*none_of, pattern]))]  # fmt: skip
-            classes = [half for half in halves if self._has_names(*half, described)]
-            if len(classes) > MAX_CLASSES:
-                raise TooLarge
-        return [
-            {**self._entry(all_of, none_of, described), "value": self._lowering.lower(self._schemas_by(all_of))}
-            for all_of, none_of in classes
-            if self._has_names(all_of, none_of, described)
-        ]
+        """Names by the patterns that they match: a class for every set of patterns that some name matches."""
+        patterns = list(self._patterns)
+        base = name_node({"all": described, "none": [], "but": self._names})
+        can_write(base, self._lowering.features)
+        sets = signatures(base.pattern, list(self._patterns.values())) if patterns else {frozenset[int]()}
+        if len(sets) > MAX_CLASSES:
+            raise TooLarge
+        return [self._class(found, sets, described) for found in sorted(sets, key=sorted)]
 
-    def _has_names(self, all_of: list[str], none_of: list[str], described: list[str]) -> bool:
-        return can_write(name_node(self._entry(all_of, none_of, described)), self._lowering.features)
-
-    def _entry(self, all_of: list[str], none_of: list[str], described: list[str]) -> Plain:
-        written = [pattern_for(self._patterns[pattern]) for pattern in all_of]
-        return {
-            "all": [*described, *written],
-            "none": [pattern_for(self._patterns[pattern]) for pattern in none_of],
+    def _class(self, matched: frozenset[int], sets: set[frozenset[int]], described: list[str]) -> Plain:
+        """One class; of the other patterns, only those are told of that some of its names might match as well."""
+        patterns = list(self._patterns)
+        beside = frozenset().union(*(other for other in sets if matched < other)) - matched
+        written = [pattern_for(tree) for tree in self._patterns.values()]
+        entry: Plain = {
+            "all": [*described, *(written[at] for at in sorted(matched))],
+            "none": [written[at] for at in sorted(beside)],
             "but": self._names,
         }
+        can_write(name_node(entry), self._lowering.features)
+        return {**entry, "value": self._lowering.lower(self._schemas_by([patterns[at] for at in matched]))}
 
     def _schemas_by(self, matched: list[str]) -> list[Part]:
         """What a property must satisfy whose name matches just these patterns: in each part theirs, or else the one

@@ -178,15 +178,15 @@ def length_bounds(node: Node) -> tuple[int, int | None]:
 def in_json(node: Node, whole: bool = False) -> Node:
     """The same texts as they stand between the quotes of a JSON string, each character spelt in one way.
 
-    Control characters without a short escape are left to classes of nothing else: `.` may go without them, unless the
-    `whole` of a class is needed.
+    Control characters without a short escape are left to classes without any others: `.` may go without them, unless
+    the `whole` of a class is needed.
     """
     match node:
         case Chars(found):
             raw = charsets.intersection(found, RAW_IN_JSON)
             short = [literal(text) for code, text in SHORT_ESCAPES.items() if charsets.holds(found, code)]
             options = [*([Chars(raw)] if raw else []), *short]
-            if whole or not options:
+            if whole or not raw:
                 rest = (code for code in range(0x20) if code not in SHORT_ESCAPES and charsets.holds(found, code))
                 options += [literal(f"\\u{code:04x}") for code in rest]
             return choice(options)

@@ -21,11 +21,13 @@ from bough.constrained.interface import GrammarSpec
 from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
+from bough.constrained.scalar_grammar import string_states
 from bough.constrained.schema_lowering import Gap, lower_schema
-from bough.constrained.tags import lower_tag
+from bough.constrained.tags import FIELDS, lower_tag
 from bough.core.errors import RequestError
 
 MAX_TOLD = 8  # gaps named in one error
+TAG_TYPES = {"structural_tag", *FIELDS}
 REGULAR_ONLY = ("outlines-core",)
 
 
@@ -121,15 +123,13 @@ def _is_light_json(backend: str, value: Any, text: str) -> bool:
 
 
 def _repeats(value: Any) -> int:
-    """The counted repeats of a plain schema or tag, written out: what makes an automaton large."""
+    """How much there is to compile in a plain schema, or in the schemas and grammars of a tag."""
     if isinstance(value, list):
         return sum(map(_repeats, value))
     if not isinstance(value, dict):
         return 0
-    counted = [value.get(name, 0) for name in ("minLength", "maxLength", "minItems", "maxItems", "multipleOf")]
-    size = sum(int(count) for count in counted if isinstance(count, int | float))
-    patterns = [value.get("pattern"), *(value.get("all") or ()), *(value.get("none") or ())]
-    size += sum(positions(parse_regex(pattern)) for pattern in patterns if isinstance(pattern, str))
-    if isinstance(value.get("grammar"), str):
-        size += len(value["grammar"])
-    return size + sum(_repeats(inner) for inner in value.values())
+    if value.get("type") not in TAG_TYPES:
+        return string_states(value)
+    schemas = string_states(value["json_schema"]) if "json_schema" in value else 0
+    patterns = sum(len(value[name]) for name in ("grammar", "pattern") if name in value)
+    return schemas + patterns + sum(_repeats(value.get(name)) for name in ("format", "content", "elements", "tags"))

@@ -21,6 +21,7 @@ from bough.constrained.regexes import parse_regex
 from bough.constrained.scalar_grammar import can_write, number_node, string_node
 from bough.constrained.schema_parts import Parts, Plain, least_and_most, pattern_for, read_pattern, said
 from bough.constrained.schema_source import join
+from bough.constrained.shortening import counted, shortened
 
 if TYPE_CHECKING:
     from bough.constrained.schema_lowering import Lowering
@@ -40,6 +41,9 @@ def plain_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 
 def number_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     low, high = _bound(lowering, parts, "inimum", max), _bound(lowering, parts, "aximum", min)
+    step = _step(lowering, parts, name)
+    if isinstance(step, int):
+        name = "integer"  # its multiples are whole
     if name == "integer":
         low = None if low is None else (math.floor(low[0]) + 1 if low[1] else math.ceil(low[0]), False)
         high = None if high is None else (math.ceil(high[0]) - 1 if high[1] else math.floor(high[0]), False)
@@ -50,7 +54,7 @@ def number_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
         plain["exclusiveMinimum" if low[1] else "minimum"] = low[0]
     if high is not None:
         plain["exclusiveMaximum" if high[1] else "maximum"] = high[0]
-    if (step := _step(lowering, parts, name)) is not None:
+    if step is not None:
         plain["multipleOf"] = step
     return _writable(lowering, parts, plain)
 
@@ -118,15 +122,18 @@ def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     if most is not None and least > most:
         return None
     found = _patterns(lowering, parts)
-    patterns = list(dict.fromkeys(pattern_for(tree) for _, tree in found))
     for _, tree in found:
         shortest, longest = length_bounds(tree)
+        if longest is not None and longest < least:
+            return None
         least = 0 if least <= shortest else least
         most = None if most is not None and longest is not None and longest <= most else most
+    if len(found) == 1 and (exact := counted(found[0][1], least, most)) is not None:
+        return {"type": name, "pattern": pattern_for(exact)}
     lengths: Plain = {"minLength": least} if least else {}
     if most is not None:
         lengths["maxLength"] = most
-    plain = {"type": name, **_all_of(patterns), **lengths}
+    plain = {"type": name, **_all_of([pattern_for(tree) for _, tree in found]), **lengths}
     try:
         return plain if can_write(string_node(plain), lowering.features) else None
     except TooLarge:
@@ -134,18 +141,24 @@ def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 
 
 def _all_of(patterns: list[str]) -> Plain:
-    if len(patterns) == 1:
-        return {"pattern": patterns[0]}
-    return {"allOf": [{"pattern": pattern} for pattern in patterns]} if patterns else {}
+    different = list(dict.fromkeys(patterns))
+    if len(different) == 1:
+        return {"pattern": different[0]}
+    return {"allOf": [{"pattern": pattern} for pattern in different]} if patterns else {}
 
 
 def _with_less(lowering: Lowering, parts: Parts, found: list[tuple[str, Node]], lengths: Plain) -> Plain:
-    """Where the patterns and lengths are too much together: the first pattern alone, the others are gaps."""
+    """Where patterns and lengths are too much together: the first pattern, cut to the length; the rest are gaps."""
     for path, _ in found[1:]:
         pointer, _, keyword = path.rpartition("/")
         lowering.gap(pointer, keyword, "cannot be enforced beside another pattern or format")
-    _gap_all(lowering, parts, tuple(lengths), "cannot be enforced beside this pattern or format")
-    return {"type": "string", **_all_of([pattern_for(found[0][1])])}
+    tree = found[0][1]
+    if "maxLength" in lengths and (short := shortened(tree, lengths["maxLength"])) is not None:
+        tree = short
+        lengths = {keyword: length for keyword, length in lengths.items() if keyword != "maxLength"}
+    if lengths.get("minLength", 0) > length_bounds(tree)[0] or "maxLength" in lengths:
+        _gap_all(lowering, parts, tuple(lengths), "cannot be enforced beside this pattern or format")
+    return {"type": "string", "pattern": pattern_for(tree)}
 
 
 def _patterns(lowering: Lowering, parts: Parts) -> list[tuple[str, Node]]:

@@ -7,7 +7,7 @@ to write), before any back end gets it: automata are kept for a while, so that a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ from bough.constrained.regexes import parse_regex
 
 MAX_NAME = 48  # characters of a name that a further name must differ from it in
 MAX_TOLD_APART = 400  # and of all names together
+UNCOUNTED = 10_000  # states of a string whose automaton is too large to be made
 
 
 def spelt(value: Any) -> str:
@@ -102,8 +103,39 @@ def number_node(plain: Mapping[str, Any]) -> Node | None:
         "exclusiveMaximum" in plain,
     )
     if "multipleOf" in plain:
-        step = Fraction(str(plain["multipleOf"]))
-        dfa = numbers.multiples(found, step, plain["type"] == "integer" or step.denominator == 1)
+        dfa = numbers.multiples(found, Fraction(str(plain["multipleOf"])), plain["type"] == "integer")
         return None if dfa.empty else dfa
     pattern = numbers.whole(found) if plain["type"] == "integer" else numbers.decimal(found)
     return None if pattern is None else Token(pattern)
+
+
+# ---- size
+
+
+def string_states(plain: Any) -> int:
+    """The states of all strings and names in a plain schema, as automata: what a compile by states has to work on."""
+    return sum(map(_states, dict.fromkeys(_texts(plain))))
+
+
+def _texts(plain: Any) -> Iterator[Text]:
+    if isinstance(plain, list):
+        for part in plain:
+            yield from _texts(part)
+    elif isinstance(plain, dict) and "enum" not in plain:
+        if plain.get("type") == "string":
+            yield string_node(plain)
+        for entry in plain.get("x-names", ()):
+            yield name_node(entry)
+            yield from _texts(entry["value"])
+        for name, value in plain.items():
+            if name in ("properties", "$defs"):
+                yield from _texts(list(value.values()))
+            elif name in ("anyOf", "items", "prefixItems"):
+                yield from _texts(value)
+
+
+def _states(text: Text) -> int:
+    try:
+        return len(deterministic(text.pattern).edges)
+    except TooLarge:
+        return UNCOUNTED

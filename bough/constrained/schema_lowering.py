@@ -23,6 +23,7 @@ from bough.constrained.object_form import object_form
 from bough.constrained.scalar_forms import number_form, plain_form, string_form
 from bough.constrained.schema_judge import Undecided
 from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain
+from bough.constrained.schema_shapes import problems
 from bough.constrained.schema_source import NotInSchema, SchemaSource, join
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -53,7 +54,8 @@ def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any],
     """A schema in plain forms, and what of it is not enforced."""
     source = SchemaSource(schema, field)
     try:
-        source.check()
+        for pointer, problem in problems(schema):
+            raise source.error(pointer, f"is not valid JSON Schema: {problem}")
         return Lowering(source, FEATURES[backend]).run()
     except RecursionError:
         raise source.error("", "leads from reference to reference too deep to be followed") from None

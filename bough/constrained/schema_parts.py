@@ -46,13 +46,15 @@ def read_pattern(lowering: Lowering, pointer: str, keyword: str, pattern: str) -
     return tree
 
 
-def least_and_most(lowering: Lowering, parts: Parts, least: str, most: str) -> tuple[int, int | None]:
+def least_and_most(
+    lowering: Lowering, parts: Parts, least: str, most: str, limit: int = MAX_POSITIONS
+) -> tuple[int, int | None]:
     """The tightest of counts that several parts give; a gap where one is too large to be counted."""
     found: dict[str, list[int]] = {least: [], most: []}
     for keyword, values in found.items():
         for pointer, value in said(lowering, parts, keyword):
-            if value > MAX_POSITIONS:
-                lowering.gap(pointer, keyword, f"cannot be enforced: nothing is counted beyond {MAX_POSITIONS}")
+            if value > limit:
+                lowering.gap(pointer, keyword, f"cannot be enforced: nothing is counted beyond {limit} here")
             else:
                 values.append(int(value))
     return max(found[least], default=0), min(found[most], default=None)

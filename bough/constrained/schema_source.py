@@ -1,7 +1,6 @@
 """A JSON schema as a document: its parts by JSON pointer, its references, its anchors.
 
-Only references inside the document are followed; nothing is ever fetched. Whether the document is a valid schema is
-asked of the `jsonschema` library, once.
+Only references inside the document are followed; nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -67,18 +66,6 @@ class SchemaSource:
             self._judge = Judge(self.root)
         return self._judge.accepts(pointer, value)
 
-    def check(self) -> None:
-        """Refuses what is no schema at all."""
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import best_match
-
-        metaschema = Draft202012Validator(Draft202012Validator.META_SCHEMA)
-        problem = best_match(
-            error for error in metaschema.iter_errors(self.root) if not _of_an_older_draft(error, self.root)
-        )
-        if problem is not None:
-            raise self.error(join("", *problem.absolute_path), f"is not valid JSON Schema: {problem.message[:200]}")
-
     def error(self, pointer: str, reason: str) -> RequestError:
         where = f"{self.field}#{pointer}" if pointer else self.field
         return RequestError(f"{where} {reason.rstrip('.')}.", field=self.field)
@@ -103,11 +90,3 @@ class SchemaSource:
 
 def join(pointer: str, *steps: str | int) -> str:
     return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
-
-
-def _of_an_older_draft(error: Any, root: Any) -> bool:
-    """Forms that earlier drafts had and that are read as they meant: tuples in `items`, true as an exclusive bound."""
-    last = error.absolute_path[-1] if error.absolute_path else None
-    if last == "items" and isinstance(error.instance, list):
-        return True
-    return last in ("exclusiveMinimum", "exclusiveMaximum", "required") and isinstance(error.instance, bool)

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
 from bough.constrained.backends import refusal
-from bough.constrained.ebnf import inline, lark_text, parse_ebnf
+from bough.constrained.ebnf import inline, parse_ebnf
 from bough.constrained.interface import GrammarSpec, Matcher
+from bough.constrained.lark import lark_regex, lark_text
 from bough.constrained.masks import allow_also, allow_only
 from bough.constrained.pattern_tree import pattern_text
 from bough.constrained.regexes import choices_regex
-from bough.constrained.tag_lark import lark_regex, tag_to_lark
+from bough.constrained.schema_grammar import schema_rules
+from bough.constrained.tag_lark import tag_to_lark
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
-
-FIXED_SPACING: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-ANY_SPACING: dict[str, Any] = {"whitespace_flexible": True}
 
 
 class LLGuidanceBackend:
@@ -65,10 +63,9 @@ def to_grammar(spec: GrammarSpec) -> str:
 
 
 def _rules(spec: GrammarSpec) -> str:
-    spacing = ANY_SPACING if spec.any_whitespace else FIXED_SPACING
     match spec.kind:
         case "json_schema" | "json_object":
-            return f"start: %json {json.dumps({**json.loads(spec.text), 'x-guidance': spacing})}\n"
+            return lark_text(schema_rules(json.loads(spec.text), spec.any_whitespace))
         case "regex":
             return f"start: {lark_regex(spec.text)}\n"
         case "choice":
@@ -78,7 +75,7 @@ def _rules(spec: GrammarSpec) -> str:
             regular = inline(rules)
             return lark_text(rules) if regular is None else f"start: {lark_regex(pattern_text(regular))}\n"
         case "structural_tag":
-            return tag_to_lark(json.loads(spec.text), spacing)
+            return tag_to_lark(json.loads(spec.text), spec.any_whitespace)
 
 
 class _GreedyVocabulary:

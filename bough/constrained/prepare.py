@@ -14,17 +14,20 @@ from typing import Any
 import msgspec
 
 from bough.constrained.backends import resolve_backend
-from bough.constrained.ebnf import ebnf_text, inline, parse_ebnf
+from bough.constrained.ebnf import inline, parse_ebnf
+from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.interface import GrammarSpec
 from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
-from bough.constrained.routing import BOUNDED, UNBOUNDED, needs_bounded_masks
+from bough.constrained.routing import BOUNDED, UNBOUNDED, can_be_bounded, is_ambiguous, is_large
+from bough.constrained.scalar_grammar import string_states
 from bough.constrained.schema_lowering import Gap, lower_schema
-from bough.constrained.tags import lower_tag
+from bough.constrained.tags import FIELDS, lower_tag
 from bough.core.errors import RequestError
 
 MAX_TOLD = 8  # gaps named in one error
+TAG_TYPES = {"structural_tag", *FIELDS}
 REGULAR_ONLY = ("outlines-core",)
 
 
@@ -43,8 +46,9 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
     field = field or spec.kind
     require_size(spec.text, field)
     prepared = _prepare(spec, name, field)
-    if name == UNBOUNDED and needs_bounded_masks(prepared.spec):
-        return _prepare(spec, BOUNDED, field)
+    if name == UNBOUNDED and ((ambiguous := is_ambiguous(prepared.spec)) or is_large(prepared.spec)):
+        bounded = _prepare(spec, BOUNDED, field)
+        return bounded if ambiguous or can_be_bounded(bounded.spec) else prepared
     return prepared
 
 
@@ -127,16 +131,13 @@ def _is_light_json(backend: str, value: Any, text: str) -> bool:
 
 
 def _repeats(value: Any) -> int:
-    """The counted repeats of a plain schema or tag, written out: what makes an automaton large."""
+    """How much there is to compile in a plain schema, or in the schemas and grammars of a tag."""
     if isinstance(value, list):
         return sum(map(_repeats, value))
     if not isinstance(value, dict):
         return 0
-    counted = [value.get(name, 0) for name in ("minLength", "maxLength", "minItems", "maxItems", "multipleOf")]
-    size = sum(int(count) for count in counted if isinstance(count, int | float))
-    for name in ("pattern", *value.get("patternProperties", {})):
-        pattern = value.get(name) if name == "pattern" else name
-        size += positions(parse_regex(pattern)) if isinstance(pattern, str) else 0
-    if isinstance(value.get("grammar"), str):
-        size += len(value["grammar"])
-    return size + sum(_repeats(inner) for inner in value.values())
+    if value.get("type") not in TAG_TYPES:
+        return string_states(value)
+    schemas = string_states(value["json_schema"]) if "json_schema" in value else 0
+    patterns = sum(len(value[name]) for name in ("grammar", "pattern") if name in value)
+    return schemas + patterns + sum(_repeats(value.get(name)) for name in ("format", "content", "elements", "tags"))

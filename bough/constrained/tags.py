@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bough.constrained.ebnf import ebnf_text, parse_ebnf
+from bough.constrained.ebnf import parse_ebnf
+from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.limits import MAX_DEPTH, require_positions
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex

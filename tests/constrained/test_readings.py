@@ -31,6 +31,7 @@ ORDINARY = [
     choice_spec(["red", "rot", "redder"]),
     json_object_spec(),
     json_schema_spec({"type": "string", "pattern": "^[a-z]{2,8}$"}),
+    json_schema_spec({"type": "object", "properties": {"s": {"type": "string", "pattern": r"^(\w+\s?)*\.$"}}}),
     ebnf_spec('root ::= "(" root ")" | [a-z]'),
     ebnf_spec('root ::= item ("," item)*\nitem ::= [a-z]+'),
     structural_tag_spec(
@@ -51,7 +52,7 @@ AMBIGUOUS = [
     regex_spec(r"(a?){30}a{30}"),
     regex_spec(r"(x+x+)+y"),
     regex_spec(r"(.*a){1,18}.{300}b"),
-    json_schema_spec({"type": "object", "properties": {"s": {"type": "string", "pattern": r"^(\w+\s?)*\.$"}}}),
+    json_schema_spec({"type": "string", "maxLength": 1000}),  # not ambiguous, but large
     ebnf_spec('root ::= root root | "a" | "b"'),
     ebnf_spec('root ::= [a-z ]* root [a-z ]* | "x"'),
     ebnf_spec(

@@ -7,7 +7,8 @@ like those that stand alone. What comes out is always the long form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bough.constrained.ebnf import parse_ebnf
@@ -18,6 +19,7 @@ from bough.constrained.regexes import parse_regex
 from bough.constrained.schema_lowering import Gap, lower_schema
 from bough.constrained.schema_source import join
 from bough.core.errors import RequestError
+from bough.core.sampling_params import ANY_JSON
 
 Json = dict[str, Any]
 
@@ -26,7 +28,7 @@ STRINGS = (list,)
 FLAG = (bool,)
 FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # by type of format: the fields it must have
     "const_string": {"value": STRING},
-    "json_schema": {"json_schema": (dict, bool)},
+    "json_schema": {"json_schema": (dict, bool, str)},
     "regex": {"pattern": STRING},
     "grammar": {"grammar": STRING},
     "any_text": {},
@@ -46,6 +48,9 @@ OPTIONS: dict[str, dict[str, tuple[type, ...]]] = {  # and those it may have
     "triggered_tags": {"at_least_one": FLAG, "stop_after_first": FLAG, "excludes": STRINGS},
     "tags_with_separator": {"at_least_one": FLAG, "stop_after_first": FLAG},
 }
+SHORT = ("type", "structures", "triggers")
+STRUCTURE = ("begin", "schema", "end")
+LONG = ("type", "format")
 
 
 def lower_tag(tag: Json, backend: str, field: str) -> tuple[Json, tuple[Gap, ...]]:
@@ -56,6 +61,7 @@ def lower_tag(tag: Json, backend: str, field: str) -> tuple[Json, tuple[Gap, ...
     if "structures" in tag:
         formatted = lowering.short(tag)
     elif isinstance(tag.get("format"), dict):
+        lowering.refuse_others(tag, LONG, "")
         formatted = lowering.format(tag["format"], "/format", 0)
     else:
         raise lowering.error("", "needs either structures and triggers, or a format")
@@ -76,19 +82,26 @@ class _TagLowering:
         )
 
     def short(self, tag: Json) -> Json:
+        self.refuse_others(tag, SHORT, "")
         structures, triggers = tag["structures"], tag.get("triggers")
         if not isinstance(structures, list) or not structures:
             raise self.error("/structures", "must be a list of {begin, schema, end}")
         tags = []
         for index, structure in enumerate(structures):
             path = f"/structures/{index}"
-            if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
+            if not isinstance(structure, dict) or any(structure.get(name) is None for name in STRUCTURE):
                 raise self.error(path, "must be an object with begin, schema and end")
-            schema = self._schema(structure.get("schema", {}), f"{path}/schema")
-            tags.append(
-                {"type": "tag", "begin": structure["begin"], "content": schema, "end": structure.get("end", "")}
-            )
+            self.refuse_others(structure, STRUCTURE, path)
+            written = {"type": "tag", "begin": structure["begin"], "content": {}, "end": structure["end"]}
+            self._check_fields(written, "tag", path)
+            tags.append({**written, "content": self._schema(structure["schema"], f"{path}/schema")})
         return self._triggered({"type": "triggered_tags", "triggers": triggers, "tags": tags}, "")
+
+    def refuse_others(self, found: Json, known: Collection[str], path: str) -> None:
+        """Nothing that is asked is ignored."""
+        for name in found:
+            if name not in known:
+                raise self.error(f"{path}/{name}", f"cannot be enforced; known here are: {', '.join(known)}")
 
     def format(self, found: Any, path: str, depth: int) -> Json:
         if depth > MAX_DEPTH:
@@ -157,9 +170,18 @@ class _TagLowering:
     def _schema(self, schema: Any, path: str, style: str = "json") -> Json:
         if style != "json" and self._backend != "xgrammar":
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
-        plain, gaps = lower_schema(schema, self._backend, f"{self._field}#{path}")
+        plain, gaps = lower_schema(self._read(schema, path), self._backend, f"{self._field}#{path}")
         self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
         return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
+
+    def _read(self, schema: Any, path: str) -> Any:
+        """A schema may come as JSON text, too."""
+        if not isinstance(schema, str):
+            return schema
+        try:
+            return {} if schema == ANY_JSON else json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise self.error(path, f"is not valid JSON: {error}") from None
 
     def _pattern(self, pattern: str, path: str) -> str:
         tree = parse_regex(pattern, field=f"{self._field}#{path}")

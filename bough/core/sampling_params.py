@@ -89,7 +89,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Parameters made by hand say everything themselves, so no defaults apply; but nobody has checked their types.
         """
         if isinstance(given, SamplingParams):
-            return cls.parse({name: getattr(given, name) for name in cls.__struct_fields__})
+            values = {name: getattr(given, name) for name in cls.__struct_fields__}
+            return cls.parse({**values, "choices": given.choices or None})
         if given is not None and not isinstance(given, Mapping):
             raise RequestError(
                 f"sampling_params must be an object, not {type(given).__name__}.", field="sampling_params"
@@ -101,7 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError(unknown_field_text(str(unknown[0]), cls.__struct_fields__), field=str(unknown[0]))
         for name in GRAMMAR_FIELDS:
             if isinstance(values.get(name), str | list | tuple) and not values[name]:
-                del values[name]  # empty: it asks for nothing
+                raise RequestError(f"{name} is empty; say what the answer must match, or leave it out.", field=name)
         for name in JSON_TEXT_FIELDS & values.keys():
             values[name] = _json_text(values[name], name)
         for name in ("stop", "stop_token_ids", "stop_regex", "choices"):
@@ -171,6 +172,7 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
 ABOVE_LOWEST = frozenset({"top_p", "repetition_penalty"})  # their lowest value itself is refused
 
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
+ANY_JSON = "$$ANY$$"
 JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to many clients, text on the wire
 
 
@@ -198,7 +200,9 @@ def _require_token_ids(ids: Iterable[int], name: str) -> None:
 
 
 def _json_text(value: Any, name: str) -> Any:
-    """An object or a pydantic model as JSON text; text stays as it is."""
+    """An object or a pydantic model as JSON text; text stays as it is, but for SGLang's word for any JSON at all."""
+    if name == "json_schema" and value == ANY_JSON:
+        return "{}"
     if hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
     if not isinstance(value, Mapping | bool):
@@ -238,7 +242,7 @@ def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParam
         return msgspec.convert(values, cls, strict=True)
     except msgspec.ValidationError as error:
         name = _field_of(str(error))
-        words = TYPE_WORDS[typing.get_type_hints(cls)[name]]
+        words = JSON_WORDS.get(name) or TYPE_WORDS[typing.get_type_hints(cls)[name]]
         wrong = values[name]
         # A single value was put into a tuple; a list is shown as it was given.
         shown = wrong[0] if isinstance(wrong, tuple) and len(wrong) == 1 else wrong
@@ -260,6 +264,10 @@ TYPE_WORDS: dict[Any, str] = {
     dict[str, Any]: "an object",
     tuple[str, ...]: "a string or a list of strings",
     tuple[int, ...]: "a token id or a list of token ids",
+}
+JSON_WORDS = {
+    "json_schema": "a JSON schema as an object, as JSON text or as a pydantic model",
+    "structural_tag": "a structural tag as an object or as JSON text",
 }
 WHOLE_FIELDS = frozenset(
     name for name, hint in typing.get_type_hints(SamplingParams).items() if hint in (int, int | None, tuple[int, ...])

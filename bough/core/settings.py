@@ -26,45 +26,64 @@ EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 # The formats of `bough.parsers`, by the names that SGLang gives them.
 TOOL_CALL_PARSERS = (
+    "apertus2509",
+    "cohere_command4",
     "deepseekv3",
     "deepseekv31",
     "deepseekv32",
     "deepseekv4",
+    "dots",
+    "gemma4",
+    "gigachat3",
     "glm",
     "glm45",
     "glm47",
     "gpt-oss",
     "hermes",
+    "hunyuan",
+    "inkling",
     "interns1",
     "kimi_k2",
+    "kimi_k3",
     "lfm2",
     "llama3",
     "mimo",
+    "minicpm5",
     "minimax-m2",
+    "minimax-m3",
     "mistral",
+    "muse",
+    "poolside_v1",
     "pythonic",
     "qwen",
     "qwen25",
     "qwen3_coder",
     "step3",
     "step3p5",
+    "trinity",
 )
 REASONING_PARSERS = (
+    "apertus2509",
+    "cohere_command4",
     "deepseek-r1",
     "deepseek-v3",
     "deepseek-v4",
+    "dots",
     "gemma4",
     "glm45",
     "gpt-oss",
     "hunyuan",
+    "inkling",
     "interns1",
     "kimi",
     "kimi_k2",
+    "kimi_k3",
     "mimo",
     "minimax",
     "minimax-append-think",
     "minimax-m3",
     "mistral",
+    "muse",
     "nemotron_3",
     "poolside_v1",
     "qwen3",
@@ -72,7 +91,7 @@ REASONING_PARSERS = (
     "step3",
     "step3p5",
 )
-GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines")
+GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 # Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
 UNBUILT_SETTINGS: dict[str, Any] = {
     "tp_size": 1,
@@ -205,7 +224,9 @@ class SchedulerSettings:
     )
     stream_interval: int = setting(1, "tokens between two pieces of a stream", low=1)
     grammar_backend: str = setting(
-        "xgrammar", "what turns schemas, regexes and grammars into masks of tokens", choices=GRAMMAR_BACKENDS
+        "xgrammar",
+        "what turns schemas, regexes and grammars into masks of tokens; with none, requests that have one are refused",
+        choices=GRAMMAR_BACKENDS,
     )
     grammar_timeout_s: float = setting(
         10.0, "a grammar that takes longer to compile is refused, its request alone", low=0.1

@@ -18,6 +18,7 @@ from bough.core.errors import BoughError, RequestError
 from bough.core.settings import SchedulerSettings
 from bough.tokenizer.tokenizer import Tokenizer
 
+NO_BACKEND = "none"
 SPELLINGS = 4096  # forced texts whose tokens are remembered: the keys of a schema come again with every answer
 
 
@@ -70,6 +71,11 @@ class GrammarDesk:
         return self._compiler is not None or self.error is not None
 
     def request(self, spec: GrammarSpec) -> Ticket:
+        if self._settings.grammar_backend == NO_BACKEND:
+            raise RequestError(
+                "This server follows no grammars (--grammar-backend none); ask for an answer of any form.",
+                field="choices" if spec.kind == "choice" else spec.kind,
+            )
         if self._compiler is not None:
             return self._compiler.request(spec)
         if self._builder is None:

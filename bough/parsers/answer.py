@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bough.parsers.calls import Calls
 from bough.parsers.events import Event, Parsed, Reasoning, Text, collect
-from bough.parsers.formats.base import ToolFormat
-from bough.parsers.formats.harmony import Harmony
-from bough.parsers.reasoning import HARMONY, ReasoningFormat
+from bough.parsers.formats.base import Framed, ToolFormat
+from bough.parsers.holding import Holder
+from bough.parsers.reasoning import ReasoningFormat
 from bough.parsers.source import StreamParser
 
 
@@ -25,6 +25,7 @@ class AnswerFormat:
     tool_format: ToolFormat | None = None
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     most_calls: int | None = None
+    eager: Collection[str] = ()  # tools whose calls are shown while they are written; others when they are complete
     openings: tuple[str, ...] = ()  # what an answer begins with that is nothing but calls, and so does not think
 
     @property
@@ -46,9 +47,13 @@ class AnswerParser:
         self._splitter: StreamParser | None = None
         self._caller: StreamParser | None = None
         self._waiting: list[str] = []  # reasoning that is to be shown at once
+        self._holder = Holder(form.eager)
         calls, tool_format, reasoning = Calls(form.tools, form.most_calls), form.tool_format, form.reasoning
-        if isinstance(tool_format, Harmony) or reasoning is HARMONY:
-            self._caller = StreamParser(lambda source: Harmony().read(source, calls))
+        framed = None if reasoning is None else reasoning.framed
+        if isinstance(tool_format, Framed):
+            framed = tool_format
+        if framed is not None:
+            self._caller = StreamParser(lambda source: framed.read(source, calls))
             return
         if reasoning is not None:
             self._splitter = StreamParser(lambda source: reasoning.read(source, form.thinking, form.openings))
@@ -58,14 +63,14 @@ class AnswerParser:
     def feed(self, text: str) -> list[Event]:
         """The events that more text brings."""
         split = [Text(text)] if self._splitter is None else self._splitter.feed(text)
-        return self._shown(self._called(split))
+        return self._shown(self._holder.pass_on(self._called(split)))
 
     def finish(self) -> list[Event]:
         """The events that the end of the answer brings."""
         events = self._called([] if self._splitter is None else self._splitter.finish())
         if self._caller is not None:
             events += self._caller.finish()
-        shown = self._shown(events)
+        shown = self._shown(self._holder.pass_on(events))
         return [*shown, *self._thought()]
 
     def _called(self, events: Iterable[Event]) -> list[Event]:

@@ -6,7 +6,7 @@ finds that what it reads is no call, `give_up` makes text of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bough.parsers.events import CallArguments, CallBegin, CallEnd, CallFailed, Event, Text
@@ -106,9 +106,15 @@ def _escaped(text: str) -> str:
 Block = Callable[[Source, Calls, str], Steps[None]]
 
 
-def read_blocks(source: Source, calls: Calls, opening: Markers, block: Block) -> Steps[None]:
-    """A whole stream: text, and blocks of calls that begin with a marker. White space around blocks belongs to them."""
+def read_blocks(
+    source: Source, calls: Calls, opening: Markers, block: Block, *, framing: Collection[str] = ()
+) -> Steps[None]:
+    """A whole stream: text, and blocks of calls that begin with a marker. White space around blocks belongs to them.
+    Markers that are `framing` stand around text and are not shown."""
     while (marker := (yield from source.passage(opening, Text, mark=True))) is not None:
+        if marker in framing:
+            source.since_mark()
+            continue
         yield from attempt(source, calls, block(source, calls, marker))
 
 

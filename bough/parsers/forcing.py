@@ -1,25 +1,55 @@
-"""Grammars for calls that must come (`tool_choice` `required`, or a tool by name), as fields of sampling parameters.
+"""Grammars of calls, as fields of sampling parameters: for calls that must come (`tool_choice` `required`, or a tool by
+name), and for the calls of tools that are `strict`, once the model begins one.
 
 Where a format writes arguments as JSON, the grammar is that format with each tool's own schema in the place of the
-arguments. Other formats have no grammar that every back end knows, so the model is made to write a JSON list of calls,
-which `JsonList` reads.
+arguments. In other formats a call that must come is an element of a JSON list, which `JsonList` reads; those that write
+arguments one by one can be watched all the same, if the schemas allow it (`named_content`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bough.parsers.formats.base import Shape, ToolFormat
 from bough.parsers.formats.json_list import JsonList
+from bough.parsers.named_content import named_content, schema_places
+from bough.parsers.values import refers
 
 Schema = Mapping[str, Any]
-NO_ARGUMENTS: Schema = {"type": "object", "properties": {}}
+ANY_ARGUMENTS: Schema = {"type": "object"}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+# What a schema may say besides `properties` without a word on which names there may be.
+WITHOUT_NAMES = frozenset({"type", "properties", "required", "title", "description", "$schema", "$id", "$comment"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a tool's parameters, by its JSON pointer."""
+
+    tool: str
+    pointer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """`fields` are sampling parameters; `places` tell where in them the tools' schemas stand, by the engine's way to
+    name a place (`structural_tag#/format/tags/0/content/json_schema`)."""
+
+    fields: dict[str, Any]
+    places: dict[str, Place]
+
+
+def has_json_arguments(tool_format: ToolFormat) -> bool:
+    """Whether a grammar can have a JSON object in the place of the arguments."""
+    return tool_format.shape is not None and tool_format.shape.argument is None
 
 
 def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
-    """The format of an answer that `forced_calls` governs."""
-    return tool_format if tool_format is not None and tool_format.shape is not None else JsonList()
+    """The format of an answer that `forced_calls` governs. Text without quotes, which a model that is made to write it
+    may never end, is not forced."""
+    return tool_format if tool_format is not None and has_json_arguments(tool_format) else JsonList()
 
 
 def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tuple[str, ...]:
@@ -30,44 +60,119 @@ def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tup
     return (shape.before,) if shape.before else tuple(shape.begin(name) for name in names)
 
 
-def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
-    """The sampling field that makes an answer nothing but calls of these tools: one if `single`, else one or more."""
+def forced_calls(tool_format: ToolFormat | None, tools: Mapping[str, Schema], *, single: bool) -> CallGrammar:
+    """What makes an answer nothing but calls of these tools: one if `single`, else one or more."""
+    arguments = {name: arguments_schema(schema) for name, schema in tools.items()}
     shape = forced_format(tool_format).shape
     if shape is None:
-        return {"json_schema": _call_list(tools, single=single)}
-    return {"structural_tag": {"type": "structural_tag", "format": _tags(shape, tools, single=single)}}
+        return _call_list(arguments, single=single)
+    form, path = _calls_only(shape, arguments, single=single)
+    return _tag_grammar(form, f"/format{path}", shape, arguments)
 
 
-def _tags(shape: Shape, tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
-    tags = {
+def can_watch(tool_format: ToolFormat | None, strict: Iterable[Schema]) -> bool:
+    """Whether calls of this format can be told from other text by how they begin, and held to these schemas."""
+    shape = None if tool_format is None else tool_format.shape
+    if shape is None or not shape.trigger:
+        return False
+    return shape.argument is None or all(named_content(shape, arguments_schema(schema)) for schema in strict)
+
+
+def watched_calls(
+    tool_format: ToolFormat,
+    tools: Mapping[str, Schema],
+    strict: Collection[str],
+    *,
+    single: bool,
+    otherwise: Mapping[str, Any] | None = None,
+) -> CallGrammar:
+    """What holds an answer to a format that `can_watch`, from where it begins a call: the name is a tool's, and the
+    arguments of a tool that is `strict` match its schema. An answer without calls is free text, or has the format
+    `otherwise` of a structural tag."""
+    shape = tool_format.shape
+    assert shape is not None, "a format that cannot be watched"
+    arguments = {name: arguments_schema(tools[name]) if name in strict else ANY_ARGUMENTS for name in tools}
+    if otherwise is not None:
+        form, path = _calls_only(shape, arguments, single=single)
+        either = {"type": "or", "elements": [form, otherwise]}
+        return _tag_grammar(either, f"/format/elements/0{path}", shape, arguments)
+    if shape.before:
+        section = _tags(shape, arguments, single=single)
+        tags, path = [{"type": "tag", "begin": shape.before, "content": section, "end": shape.after}], "/tags/0/content"
+    else:
+        tags, path = [_tag(shape, name, schema) for name, schema in arguments.items()], ""
+    form = {"type": "triggered_tags", "triggers": [shape.trigger], "tags": tags, "stop_after_first": single}
+    return _tag_grammar(form, f"/format{path}", shape, arguments)
+
+
+def arguments_schema(schema: Schema) -> Schema:
+    """The schema of a call's arguments. A tool that declares no parameters has none, rather than any."""
+    if not schema:
+        return NO_ARGUMENTS
+    if schema.get("properties") == {} and WITHOUT_NAMES.issuperset(schema):
+        return {**schema, "additionalProperties": False}
+    return schema
+
+
+# ---- in the format's own tags
+
+
+def _tag_grammar(form: dict[str, Any], path: str, shape: Shape, arguments: Mapping[str, Schema]) -> CallGrammar:
+    """`path` leads to the tags in the format, one for each tool."""
+    places = {}
+    for i, (name, schema) in enumerate(arguments.items()):
+        content = f"structural_tag#{path}/tags/{i}/content"
+        if shape.argument is None:
+            places[f"{content}/json_schema"] = Place(name)
+        else:
+            places |= {f"{content}{inside}": Place(name, pointer) for inside, pointer in schema_places(schema)}
+    return CallGrammar({"structural_tag": {"type": "structural_tag", "format": form}}, places)
+
+
+def _calls_only(shape: Shape, arguments: Mapping[str, Schema], *, single: bool) -> tuple[dict[str, Any], str]:
+    """The format of an answer that is nothing but calls, and the way in it to the tags."""
+    tags = _tags(shape, arguments, single=single)
+    around = [{"type": "const_string", "value": text} if text else None for text in (shape.before, shape.after)]
+    elements = [element for element in (around[0], tags, around[1]) if element is not None]
+    if len(elements) == 1:
+        return tags, ""
+    return {"type": "sequence", "elements": elements}, f"/elements/{elements.index(tags)}"
+
+
+def _tags(shape: Shape, arguments: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
+    return {
         "type": "tags_with_separator",
-        "tags": [
-            {
-                "type": "tag",
-                "begin": shape.begin(name),
-                "content": {"type": "json_schema", "json_schema": schema or NO_ARGUMENTS},
-                "end": shape.end,
-            }
-            for name, schema in tools.items()
-        ],
+        "tags": [_tag(shape, name, schema) for name, schema in arguments.items()],
         "separator": shape.between,
         "at_least_one": True,
         "stop_after_first": single,
     }
-    around = [{"type": "const_string", "value": text} if text else None for text in (shape.before, shape.after)]
-    elements = [element for element in (around[0], tags, around[1]) if element is not None]
-    return tags if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
-def _call_list(tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
+def _tag(shape: Shape, name: str, schema: Schema) -> dict[str, Any]:
+    content: dict[str, Any] | None = {"type": "json_schema", "json_schema": schema}
+    if shape.argument is not None:
+        content = {"type": "any_text"} if schema is ANY_ARGUMENTS else named_content(shape, schema)
+    assert content is not None, "arguments that do not fit the shape"
+    return {"type": "tag", "begin": shape.begin(name), "content": content, "end": shape.end}
+
+
+# ---- as a list
+
+
+def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     """A list of calls. A schema that refers to its own parts moves to the definitions, and its references with it."""
     definitions: dict[str, Any] = {}
     choices = []
-    for name, schema in tools.items():
-        parameters: Any = schema or NO_ARGUMENTS
-        if _refers(parameters):
+    places = {}
+    for i, (name, schema) in enumerate(arguments.items()):
+        parameters: Any = schema
+        path = "/items/properties" if len(arguments) == 1 else f"/items/anyOf/{i}/properties"
+        places[f"json_schema#{path}/parameters"] = Place(name)
+        if refers(parameters):
             definitions[name] = _moved(parameters, name)
             parameters = {"$ref": _pointer(name)}
+            places[f"json_schema{_pointer(name)}"] = Place(name)
         choices.append(
             {
                 "type": "object",
@@ -80,13 +185,7 @@ def _call_list(tools: Mapping[str, Schema], *, single: bool) -> dict[str, Any]:
     listed: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
     if single:
         listed["maxItems"] = 1
-    return listed | ({"$defs": definitions} if definitions else {})
-
-
-def _refers(schema: Any) -> bool:
-    if isinstance(schema, Mapping):
-        return "$ref" in schema or any(map(_refers, schema.values()))
-    return isinstance(schema, list) and any(map(_refers, schema))
+    return CallGrammar({"json_schema": listed | ({"$defs": definitions} if definitions else {})}, places)
 
 
 def _moved(schema: Any, name: str) -> Any:
@@ -103,4 +202,4 @@ def _moved(schema: Any, name: str) -> Any:
 
 
 def _pointer(name: str) -> str:
-    return f"#/$defs/{name}"
+    return f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"

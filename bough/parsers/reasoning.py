@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from bough.core.errors import RequestError
 from bough.parsers.events import Reasoning, Text
+from bough.parsers.formats import cohere, kimi_k3
+from bough.parsers.formats.base import ToolFormat
+from bough.parsers.formats.harmony import Harmony
+from bough.parsers.formats.inkling import Inkling
+from bough.parsers.formats.muse import Muse
 from bough.parsers.source import SPACE, Markers, Source, Steps
 
 
@@ -24,6 +29,8 @@ class ReasoningFormat:
     calls: tuple[str, ...] = ()  # what begins a call, and so ends the thinking of a model that forgot to say so
     shown: bool = False  # the thinking is not set apart; only its first marker, which the prompt has, is shown again
     closing: str = ""  # what ends the thinking and begins the answer, for one who cuts it short; else `end`
+    framing: tuple[str, ...] = ()  # markers around the answer, which are not shown
+    framed: ToolFormat | None = None  # what reads the answer instead, where thinking is one of several kinds of message
 
     @property
     def cut(self) -> str:
@@ -49,7 +56,7 @@ class ReasoningFormat:
             return
         for opening in openings:
             if (yield from source.starts_after_space(opening)):
-                yield from source.rest(Text)
+                yield from self._answer(source)
                 return
         if (yield from source.starts_after_space(self.start)):
             thinking = True
@@ -64,36 +71,72 @@ class ReasoningFormat:
             marker = yield from source.passage(Markers(self.end, *self.calls, before=SPACE), Reasoning)
             if marker == self.end:
                 yield from source.skip_space()
-            if marker in self.calls:
+            if marker in self.calls and marker not in self.framing:
                 yield Text(marker)
-        yield from source.rest(Text)
+        yield from self._answer(source)
+
+    def _answer(self, source: Source) -> Steps[None]:
+        """What comes behind the thinking."""
+        if not self.framing:
+            yield from source.rest(Text)
+            return
+        while (yield from source.passage(Markers(*self.framing), Text)) is not None:
+            pass
 
 
 HARMONY = ReasoningFormat(
     "<|channel|>analysis<|message|>",
     "<|channel|>final<|message|>",
     closing="<|end|><|start|>assistant<|channel|>final<|message|>",
+    framed=Harmony(),
 )
 THINK = ReasoningFormat()
 THINK_FORCED = ReasoningFormat(forced=True)
 THINK_OR_CALL = ReasoningFormat(calls=("<tool_call>",))
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "apertus2509": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", calls=("<|tools_prefix|>",)),
+    "cohere_command4": ReasoningFormat(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        forced=True,
+        calls=("<|START_ACTION|>", "<|START_TEXT|>", "<|START_RESPONSE|>"),
+        framing=cohere.FRAMING,
+    ),
     "deepseek-r1": THINK_FORCED,
     "deepseek-v3": THINK,
     "deepseek-v4": THINK,
+    "dots": ReasoningFormat(calls=("<dots_function_call>",)),
     "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
     "glm45": THINK_OR_CALL,
     "gpt-oss": HARMONY,
     "hunyuan": ReasoningFormat(calls=("<tool_calls>",)),
+    "inkling": ReasoningFormat(
+        "<|content_thinking|>",
+        "<|content_text|>",
+        closing="<|end_message|><|message_model|><|content_text|>",
+        framed=Inkling(),
+    ),
     "interns1": THINK_OR_CALL,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": ReasoningFormat(calls=("<|tool_calls_section_begin|>",)),
+    "kimi_k3": ReasoningFormat(
+        kimi_k3.opening("think"),
+        kimi_k3.closing("think"),
+        calls=(kimi_k3.TOOLS, kimi_k3.opening("response")),
+        framing=kimi_k3.FRAMING,
+    ),
     "mimo": THINK_OR_CALL,
     "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),
     "minimax-append-think": ReasoningFormat(shown=True),
     "minimax-m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "muse": ReasoningFormat(
+        "to=self<|message|>",
+        "to=user<|message|>",
+        closing="<|eom|><|start|>assistant to=user<|message|>",
+        framed=Muse(),
+    ),
     "nemotron_3": THINK_OR_CALL,
     "poolside_v1": THINK_OR_CALL,
     "qwen3": THINK_OR_CALL,

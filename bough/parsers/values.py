@@ -31,6 +31,20 @@ def kinds_of(schema: Any) -> set[str] | None:
     return None
 
 
+def refers(schema: Any) -> bool:
+    """Whether a schema refers to parts of itself, however deep they are."""
+    left = [schema]
+    while left:
+        found = left.pop()
+        if isinstance(found, Mapping):
+            if "$ref" in found:
+                return True
+            left += found.values()
+        elif isinstance(found, list):
+            left += found
+    return False
+
+
 def expects_text(schema: Any) -> bool:
     """Whether a value can only be a string, so that it need not be looked at."""
     return kinds_of(schema) == {"string"}
@@ -60,10 +74,13 @@ def to_json(value: Any) -> str:
     return text
 
 
-def _read(text: str) -> Any:
-    if text in PYTHON_WORDS:
-        return PYTHON_WORDS[text]
+def read_json(text: str) -> Any:
+    """A JSON value; a `ValueError` for what is none, NaN and infinities among it."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _read(text: str) -> Any:
+    return PYTHON_WORDS[text] if text in PYTHON_WORDS else read_json(text)
 
 
 def _finite(literal: str) -> float:

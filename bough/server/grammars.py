@@ -6,6 +6,7 @@ them, so that the engine's errors speak of what was sent. Native fields (`json_s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,12 +55,12 @@ class GrammarFields(msgspec.Struct, kw_only=True):
 
 def grammar_of(request: GrammarFields) -> dict[str, Any]:
     """The sampling fields of what an OpenAI request asks for; several of them at once are the engine's to refuse."""
-    return {engine: value for engine, (value, _) in _meant(request).items()}
+    return {engine: value for engine, (value, _) in meant(request).items()}
 
 
 def grammar_names(request: GrammarFields) -> dict[str, str]:
     """What the client calls the engine's fields."""
-    return {engine: theirs for engine, (_, theirs) in _meant(request).items() if engine != theirs}
+    return {engine: theirs for engine, (_, theirs) in meant(request).items() if engine != theirs}
 
 
 def format_fields(given: Mapping[str, Any], name: str = "response_format") -> dict[str, Any]:
@@ -68,19 +69,27 @@ def format_fields(given: Mapping[str, Any], name: str = "response_format") -> di
     match kind:
         case "text":
             return {}
-        case "json_object":
+        case "json_object" if given.get("schema") is None:
             return {"json_schema": ANY_OBJECT}
-        case "json_schema":
+        case "json_object" | "json_schema":  # with a schema the former is what other servers call the latter
             inner = given.get("json_schema", given)  # the Responses API has no inner object
             if not isinstance(inner, Mapping) or inner.get("schema") is None:
                 raise RequestError(f"{name} of type json_schema needs a schema.", field=name)
-            return {"json_schema": inner["schema"], "grammar_strict": bool(inner.get("strict"))}
+            return {"json_schema": inner["schema"], "grammar_strict": _is_strict(name, inner, given)}
         case "structural_tag":
-            tag = {key: value for key, value in given.items() if key != "strict"}
-            return {"structural_tag": tag, "grammar_strict": bool(given.get("strict"))}
+            tag = given.get("structural_tag", {key: value for key, value in given.items() if key != "strict"})
+            return {"structural_tag": tag, "grammar_strict": _is_strict(name, given)}
     raise RequestError(
         f"{name}.type must be text, json_object, json_schema or structural_tag, got {kind!r}.", field=name
     )
+
+
+def _is_strict(name: str, *said: Mapping[str, Any]) -> bool:
+    """What the first of these objects says that says anything."""
+    strict = next((found for each in said if (found := each.get("strict")) is not None), False)
+    if not isinstance(strict, bool):
+        raise RequestError(f"{name}: strict must be true or false, got {strict!r}.", field=name)
+    return strict
 
 
 def ollama_format(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -90,11 +99,16 @@ def ollama_format(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if given == "json":
         return {"json_schema": ANY_OBJECT}
     if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = None
+    if not isinstance(given, Mapping):
         raise RequestError('format must be "json" or a JSON schema.', field="format")
     return {"json_schema": given, "grammar_strict": False}
 
 
-def _meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
+def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
     """By the engine's field: its value, and the client's field that asked for it."""
     found: list[tuple[str, Any, str]] = [(name, getattr(request, name), name) for name in NATIVE]
     found += [(engine, getattr(request, theirs), theirs) for theirs, engine in GUIDED.items()]
@@ -106,32 +120,28 @@ def _meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
             "(--grammar-any-whitespace).",
             field="guided_whitespace_pattern",
         )
-    found += [(engine, value, "structured_outputs") for engine, value in _structured(request.structured_outputs or {})]
+    found += _structured(request.structured_outputs or {})
     if request.response_format is not None:
         fields = format_fields(request.response_format)
         found += [(engine, value, "response_format") for engine, value in fields.items()]
-    meant: dict[str, tuple[Any, str]] = {}
-    for engine, value, theirs in found:
-        if value is None or (not value and isinstance(value, str | list)):  # empty: it asks for nothing
-            continue
-        if engine in meant:
-            raise RequestError(
-                f"{meant[engine][1]} and {theirs} each say what the answer must match; give one of them.", field=theirs
-            )
-        meant[engine] = (value, theirs)
-    return meant
+    chosen = {engine: (value, theirs) for engine, value, theirs in found if value is not None}
+    sayers = list(dict.fromkeys(theirs for _, value, theirs in found if value is not None))
+    if len(sayers) > 1:
+        raise RequestError(
+            f"{' and '.join(sayers)} each say what the answer must match; give one of them.", field=sayers[1]
+        )
+    return chosen
 
 
-def _structured(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _structured(given: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     """vLLM's `structured_outputs`."""
-    fields: list[tuple[str, Any]] = []
+    fields: list[tuple[str, Any, str]] = []
     for name, value in given.items():
+        theirs = f"structured_outputs.{name}"
         if name in STRUCTURED_OUTPUTS:
-            fields.append((STRUCTURED_OUTPUTS[name], value))
+            fields.append((STRUCTURED_OUTPUTS[name], value, theirs))
         elif name == "json_object":
-            fields.append(("json_schema", ANY_OBJECT if value else None))
+            fields.append(("json_schema", ANY_OBJECT if value else None, theirs))
         elif name not in NOTHING_ASKED or value not in NOTHING_ASKED[name]:
-            raise RequestError(
-                f"structured_outputs.{name} is not supported by this server; leave it out.", field="structured_outputs"
-            )
+            raise RequestError(f"{theirs} is not supported by this server; leave it out.", field="structured_outputs")
     return fields

@@ -1,5 +1,9 @@
-"""Errors in the client's own words: those from deeper down speak of the engine's names for fields, and a client should
-read of the field that it sent."""
+"""Errors and warnings in the client's own words: those from deeper down speak of the engine's names for fields, and a
+client should read of the field that it sent.
+
+A name may also be a place inside a field, such as `structural_tag#/format/tags/0/content/json_schema`, where the server
+wrote something of the client's (a tool's parameters) into a grammar of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,27 @@ _spoken: ContextVar[Names | None] = ContextVar("names of the fields of the reque
 
 @contextlib.contextmanager
 def in_names_of(names: Names) -> Iterator[None]:
-    """Renames fields in the errors that are raised inside, and in those that the engine has for this request later."""
+    """Renames fields in the errors that are raised inside, and in what the engine has to say of this request later."""
     _spoken.set(names)
     try:
         yield
     except RequestError as error:
-        raise _renamed(error, names) from None
+        raise _renamed(error, _spoken.get() or {}) from None
 
 
 def speak_plainly() -> None:
     """A request begins, whose names are not known yet."""
     _spoken.set(None)
+
+
+def speak_also(names: Names) -> None:
+    """More names of the request in progress; they win over those that are known already."""
+    _spoken.set({**(_spoken.get() or {}), **names})
+
+
+def client_name(name: str) -> str:
+    """What the client of the request in progress calls one of the engine's fields."""
+    return (_spoken.get() or {}).get(name, name)
 
 
 def in_spoken_names(error: Exception) -> Exception:
@@ -35,15 +49,47 @@ def in_spoken_names(error: Exception) -> Exception:
     return _renamed(error, names) if names and isinstance(error, RequestError) else error
 
 
+def in_spoken_words(text: str) -> str:
+    """A sentence of the engine's, such as a warning, in the names of the request in progress."""
+    names = _spoken.get()
+    return _Sentence(text, names).text if names else text
+
+
 def _renamed(error: RequestError, names: Names) -> RequestError:
-    """A name that is also a plain word is meant as a name only where it begins the sentence: `prompt must be`, but `a
-    prompt position`."""
     if not names:
         return error
-    places = "|".join(rf"\b{name}\b" if "_" in name else rf"\A{name}\b" for name in names)
+    said = _Sentence(error.message, names)
     return RequestError(
-        re.sub(places, lambda found: names[found[0]], error.message),
-        field=names.get(error.field or "", error.field),
+        said.text,
+        field=said.place or names.get(error.field or "", error.field),
         status_code=error.status_code,
         err_type=error.err_type,
     )
+
+
+class _Sentence:
+    """A sentence with its names replaced; `place` is the client's word for the first place in it."""
+
+    def __init__(self, text: str, names: Names) -> None:
+        self._names = names
+        self.place: str | None = None
+        longest_first = sorted(names, key=len, reverse=True)
+        self.text = re.sub("|".join(map(_pattern, longest_first)), self._replace, text)
+
+    def _replace(self, found: re.Match[str]) -> str:
+        inside = found[0].endswith("#")  # a path goes on from here
+        theirs = self._names[found[0].removesuffix("#")]
+        if "#" in found[0].removesuffix("#"):
+            self.place = self.place or theirs.partition("#")[0]
+            inside = inside or found.string.startswith("/", found.end())
+        return f"{theirs}#" if inside and "#" not in theirs else theirs
+
+
+def _pattern(name: str) -> str:
+    """A name that is also a plain word is meant as a name only where it begins the sentence, or has a path behind it:
+    `prompt must be`, but `a prompt position`."""
+    if "#" in name:
+        return rf"\b{re.escape(name)}\b(?:#(?=/))?"
+    if "_" in name:
+        return rf"\b{name}\b"
+    return rf"\A{name}\b|\b{name}\b(?=#)"

@@ -15,6 +15,7 @@ from typing import Any
 from bough.client.inputs import ThinkingMarks
 from bough.client.piece import Piece
 from bough.core.errors import RequestError
+from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.core.settings import Settings
 from bough.parsers import (
     AnswerFormat,
@@ -25,16 +26,18 @@ from bough.parsers import (
     Event,
     Reasoning,
     ReasoningFormat,
-    forced_calls,
     forced_format,
     forced_openings,
     reasoning_format,
     tool_format,
 )
 from bough.parsers.formats.base import ToolFormat
+from bough.server.call_rules import CallRules, asked_for
+from bough.server.names import speak_also
 from bough.server.tools import NO_TOOLS, ToolUse
+from bough.tokenizer.tokenizer import Tokenizer
 
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")  # of the sampling parameters
+WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,17 @@ class AnswerPlan:
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
     calls: ToolFormat | None = None  # the format of the model's own calls
+    tags: bool = True  # whether grammars may be structural tags
+    tokenizer: Tokenizer | None = None
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
         """How thinking is read; None where it stays in the text."""
         return self.thinking if self.separate else None
+
+    @property
+    def rules(self) -> CallRules:
+        return CallRules(self.tools, self.calls, self.tags, self.tokenizer)
 
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
@@ -67,26 +76,31 @@ class AnswerPlan:
             return None
         begun = kind.thinks_from_start(prompt, continued)
         switched_off = not begun and prompt.rstrip().endswith(kind.end)
-        if switched_off or (budget is None and not any(sampling.get(name) for name in GRAMMARS)):
+        if switched_off or (budget is None and asked_for(sampling) is None):
             return None
         return ThinkingMarks(kind.start, kind.end, kind.cut, begun, budget)
 
     def sampling(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that."""
+        """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that. What
+        is said of a grammar over tools later is said of the tools."""
         added: dict[str, Any] = {}
         if self.reasoning is not None or self.tools.tools:
             added["skip_special_tokens"] = False
         if given.get("skip_special_tokens") is not None:
             added.pop("skip_special_tokens", None)
-        if self.tools.must:
-            added |= forced_calls(self.calls, self.tools.schemas, single=self.tools.single)
-        return {**given, **added}
+        grammar = self.rules.grammar(given)
+        if grammar is None:
+            return {**given, **added}
+        speak_also({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
+        speak_also({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
+        kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
+        return {**kept, **added, **grammar.fields}
 
     def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
         """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self.calls) if self.tools.must else self.calls
+            calls = forced_format(self.rules.forcible) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -94,14 +108,21 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
-            openings=forced_openings(self.calls, self.tools.schemas) if self.tools.must else (),
+            eager=self.rules.assured | self.tools.eager_names,
+            openings=forced_openings(self.rules.forcible, self.tools.schemas) if self.tools.must else (),
         )
 
 
 def plan_answers(
-    settings: Settings, tools: ToolUse = NO_TOOLS, *, separate: bool = True, stream_reasoning: bool = True
+    settings: Settings,
+    tools: ToolUse = NO_TOOLS,
+    tokenizer: Tokenizer | None = None,
+    *,
+    separate: bool = True,
+    stream_reasoning: bool = True,
 ) -> AnswerPlan:
-    """The plan of a request, by the server's parsers. `separate`: thinking is set apart where there is a parser."""
+    """The plan of a request, by the server's parsers and the model's tokenizer. `separate`: thinking is set apart where
+    there is a parser."""
     calls, thinking = settings.model.tool_call_parser, settings.model.reasoning_parser
     if tools.tools and not tools.must and calls is None:
         raise RequestError(
@@ -115,6 +136,8 @@ def plan_answers(
         separate=separate,
         stream_reasoning=stream_reasoning,
         calls=None if calls is None else tool_format(calls),
+        tags=settings.scheduler.grammar_backend not in WITHOUT_TAGS,
+        tokenizer=tokenizer,
     )
 
 

@@ -24,6 +24,9 @@ class Tool:
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
     shown: Mapping[str, Any]  # in OpenAI's form, which is what templates know
+    where: str = "tools"  # what the client calls the schema
+    strict: bool | None = None  # whether the arguments must match it; None: the client does not say
+    eager: bool = False  # its calls are shown while they are written, though they may turn out to be text
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,19 @@ class ToolUse:
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         return {tool.name: tool.parameters for tool in self.tools}
 
+    @property
+    def strict_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools if tool.strict)
+
+    @property
+    def eager_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools if tool.eager)
+
+    def where(self, name: str, pointer: str) -> str:
+        """What the client calls a place in a tool's parameters."""
+        found = next(tool.where for tool in self.tools if tool.name == name)
+        return f"{found}#{pointer}" if pointer else found
+
 
 NO_TOOLS = ToolUse()
 
@@ -52,6 +68,7 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
     if not isinstance(function, Mapping):
         raise RequestError(f"{where} must be an object with a name.", field=where)
     name, parameters, about = function.get("name"), function.get(schema_field), function.get("description")
+    strict = function.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
             f"{where}.name must have 1 to 256 letters, digits and characters of _-.:/; got {name!r}.",
@@ -62,9 +79,11 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
     if about is not None and not isinstance(about, str):
         raise RequestError(f"{where}.description must be a string.", field=f"{where}.description")
     require_utf8(about or "", f"{where}.description")
+    if strict is not None and not isinstance(strict, bool):
+        raise RequestError(f"{where}.strict must be true or false.", field=f"{where}.strict")
     schema = parameters or {"type": "object", "properties": {}}
     shown = {"name": name, "description": about or "", "parameters": schema}
-    return Tool(name, schema, {"type": "function", "function": shown})
+    return Tool(name, schema, {"type": "function", "function": shown}, f"{where}.{schema_field}", strict)
 
 
 def read_functions(tools: Sequence[Any] | None, where: str = "tools") -> list[Tool]:

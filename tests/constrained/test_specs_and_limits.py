@@ -30,6 +30,7 @@ def product(width: int, depth: int) -> Any:
     }
 
 
+STRUCTURE = {"begin": "<a>", "schema": {}, "end": ""}
 REFUSED = [
     (regex_spec("(a"), "not valid"),
     (regex_spec("a(?=b)"), "look-around"),
@@ -57,6 +58,11 @@ REFUSED = [
     (json_schema_spec({"description": "x" * 300_000}), "characters"),
     (structural_tag_spec({"type": "structural_tag"}), "needs either"),
     (structural_tag_spec({"format": {"type": "json"}}), "unknown type"),
+    (structural_tag_spec({"structures": [{"begin": "<a>", "end": ""}], "triggers": ["<a"]}), "begin, schema and end"),
+    (structural_tag_spec({"structures": [STRUCTURE], "triggers": ["<a"], "at_least_one": True}), "#/at_least_one"),
+    (structural_tag_spec({"structures": [{**STRUCTURE, "style": "x"}], "triggers": ["<a"]}), "#/structures/0/style"),
+    (structural_tag_spec({"structures": [{**STRUCTURE, "schema": "{"}], "triggers": ["<a"]}), "not valid JSON"),
+    (structural_tag_spec({"format": {"type": "any_text"}, "stop": True}), "#/stop"),
     (structural_tag_spec({"format": {"type": "regex", "pattern": "(a"}}), "#/format/pattern"),
     (structural_tag_spec({"format": {"type": "const_string", "value": "a", "lang": "x"}}), "#/format/lang"),
     (
@@ -105,10 +111,10 @@ def test_both_forms_of_a_tag_are_one() -> None:
     }
     tag = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}
     long = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [tag]}}
-    prepared = [
-        json.loads(prepare(structural_tag_spec(form), "xgrammar").spec.text) for form in (short, json.dumps(long))
-    ]
-    assert prepared[0] == prepared[1]
+    quoted = {**short, "structures": [{"begin": "<f>", "schema": json.dumps(schema), "end": "</f>"}]}
+    forms = (short, json.dumps(long), quoted)
+    prepared = [json.loads(prepare(structural_tag_spec(form), "xgrammar").spec.text) for form in forms]
+    assert prepared[0] == prepared[1] == prepared[2]
 
 
 def test_gaps_inside_a_tag_have_their_path() -> None:

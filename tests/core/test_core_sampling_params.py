@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -91,7 +93,7 @@ def test_it_crosses_processes_unchanged() -> None:
         ({"logit_bias": [1]}, "logit_bias", "map token ids"),
         ({"logit_bias": {"1": float("inf")}}, "logit_bias", "finite"),
         ({"custom_params": [1]}, "custom_params", "must be an object"),
-        ({"json_schema": 5}, "json_schema", "must be a string"),
+        ({"json_schema": 5}, "json_schema", "as JSON text or as a pydantic model, got 5"),
         ({"json_schema": {"a": object()}}, "json_schema", "cannot be written as JSON"),
         ({"json_schema": "{}", "regex": "a"}, "regex", "give one of them"),
         ({"choices": ["a", 1]}, "choices", "list of strings"),
@@ -123,8 +125,28 @@ def test_not_an_object() -> None:
         SamplingParams.parse([1])  # type: ignore[arg-type]
 
 
-def test_an_empty_field_asks_for_nothing() -> None:
-    assert SamplingParams.parse({"custom_params": {}, "regex": ""}) == SamplingParams()
+def test_empty_parameters_ask_for_nothing() -> None:
+    assert SamplingParams.parse({"custom_params": {}, "regex": None}) == SamplingParams()
+    assert SamplingParams.parse(SamplingParams()) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "empty"), [("regex", ""), ("ebnf", ""), ("json_schema", ""), ("structural_tag", ""), ("choices", [])]
+)
+def test_an_empty_grammar_is_not_ignored(field: str, empty: Any) -> None:
+    with pytest.raises(RequestError, match=f"{field} is empty") as refused:
+        SamplingParams.parse({field: empty})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("wrong", [3, [1], list[int]])
+def test_what_is_no_schema_is_told_what_is(wrong: Any) -> None:
+    with pytest.raises(RequestError, match="json_schema must be a JSON schema as an object, as JSON text or"):
+        SamplingParams.parse({"json_schema": wrong})
+
+
+def test_sglangs_word_for_any_json() -> None:
+    assert SamplingParams.parse({"json_schema": "$$ANY$$"}).json_schema == "{}"
 
 
 @pytest.mark.parametrize(
@@ -153,4 +175,4 @@ def test_schemas_may_be_objects_text_or_models() -> None:
         assert params.json_schema == '{"type": "object"}' and params.grammar_field == "json_schema"
     assert SamplingParams.parse({"choices": "yes"}).choices == ("yes",)
     assert SamplingParams.parse({"structural_tag": {"type": "x"}}).structural_tag == '{"type": "x"}'
-    assert not SamplingParams.parse({"regex": None, "ebnf": "", "choices": []}).constrained
+    assert not SamplingParams.parse({"regex": None, "ebnf": None, "choices": None}).constrained

@@ -44,6 +44,13 @@ def test_grammars_are_compiled_and_forced_text_is_spelt() -> None:
         desk.close()
 
 
+def test_without_a_back_end_grammars_are_refused() -> None:
+    desk = GrammarDesk(byte_level_tokenizer, (IM_END,), 300, SchedulerSettings(grammar_backend="none"))
+    with pytest.raises(RequestError, match="--grammar-backend none"):
+        desk.request(regex_spec("a"))
+    desk.close()
+
+
 def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar() -> None:
     def fail() -> Tokenizer:
         raise ModelError("The tokenizer is broken.")

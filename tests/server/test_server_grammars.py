@@ -15,6 +15,7 @@ from bough.server.protocols import all_endpoints
 from tests.server.protocol_desk import Desk, at_desk
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TEXT = json.dumps(SCHEMA)
 TAG = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 
 
@@ -47,7 +48,30 @@ def fields(**given: Any) -> GrammarFields:
         ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"choice": ["x"], "disable_fallback": True}}, {"choices": ["x"]}),
         ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
-        ({"regex": "", "guided_choice": []}, {}),
+        ({"structured_outputs": {"json_object": False}}, {}),
+        ({"guided_choice": []}, {"choices": []}),  # which the engine refuses
+        (
+            {"response_format": {"type": "json_schema", "strict": True, "json_schema": {"schema": SCHEMA}}},
+            {"json_schema": SCHEMA, "grammar_strict": True},
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "strict": True,
+                    "json_schema": {"schema": SCHEMA, "strict": False},
+                }
+            },
+            {"json_schema": SCHEMA, "grammar_strict": False},
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            {"json_schema": SCHEMA, "grammar_strict": False},
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structural_tag": TAG, "strict": True}},
+            {"structural_tag": TAG, "grammar_strict": True},
+        ),
     ],
 )
 def test_what_a_request_means(given: dict[str, Any], meant: dict[str, Any]) -> None:
@@ -59,7 +83,12 @@ def test_what_a_request_means(given: dict[str, Any], meant: dict[str, Any]) -> N
     [
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": 1}}},
+            "response_format",
+        ),
         ({"json_schema": SCHEMA, "guided_json": SCHEMA}, "guided_json"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex"),
         ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern"),
         ({"structured_outputs": {"yaml": 1}}, "structured_outputs"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
@@ -71,6 +100,11 @@ def test_what_cannot_be_meant(given: dict[str, Any], field: str) -> None:
     assert caught.value.field == field
 
 
+def test_two_of_vllms_fields_are_named_as_the_client_named_them() -> None:
+    with pytest.raises(RequestError, match="guided_regex and guided_choice each say"):
+        grammar_of(fields(guided_choice=["a"], guided_regex="b"))
+
+
 def test_errors_are_in_the_clients_words() -> None:
     assert grammar_names(fields(guided_json=SCHEMA)) == {"json_schema": "guided_json"}
     assert grammar_names(fields(regex="a")) == {}
@@ -79,17 +113,19 @@ def test_errors_are_in_the_clients_words() -> None:
 def test_ollamas_formats() -> None:
     assert ollama_format(None) == ollama_format("") == {}
     assert ollama_format("json") == {"json_schema": {"type": "object"}}
-    assert ollama_format(SCHEMA) == {"json_schema": SCHEMA, "grammar_strict": False}
-    with pytest.raises(RequestError, match="format"):
-        ollama_format("yaml")
+    for given in (SCHEMA, TEXT):
+        assert ollama_format(given) == {"json_schema": SCHEMA, "grammar_strict": False}
+    for wrong in ("yaml", "[1]"):
+        with pytest.raises(RequestError, match="format"):
+            ollama_format(wrong)
     assert format_fields({"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}, "text.format") == {
         "json_schema": SCHEMA,
         "grammar_strict": True,
     }
 
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-TEXT = json.dumps(SCHEMA)
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+ANTHROPIC = {"type": "json_schema", "schema": SCHEMA}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +147,9 @@ TEXT = json.dumps(SCHEMA)
         ),
         ("/api/chat", {**CHAT, "format": SCHEMA, "stream": False}, False),
         ("/api/generate", {"prompt": "a", "format": SCHEMA, "stream": False}, False),
+        ("/api/generate", {"prompt": "a", "format": TEXT, "stream": False}, False),
+        ("/v1/messages", {**CHAT, "max_tokens": 9, "output_config": {"format": ANTHROPIC}}, True),
+        ("/v1/messages", {**CHAT, "max_tokens": 9, "output_format": ANTHROPIC}, True),
     ],
 )
 def test_every_protocol_brings_its_schema_to_the_engine(path: str, body: dict[str, Any], strict: bool) -> None:
@@ -133,6 +172,58 @@ def test_a_grammar_that_is_refused_is_a_400_that_names_the_clients_field(stream:
     at_desk(all_endpoints, use, lambda request: refusal)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {**CHAT, "regex": ""}, "regex"),
+        ("/v1/chat/completions", {**CHAT, "guided_choice": []}, "guided_choice"),
+        ("/v1/completions", {"prompt": "a", "guided_json": ""}, "guided_json"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": ""}}}, "text.format"),
+    ],
+)
+def test_an_empty_grammar_is_not_ignored(path: str, body: dict[str, Any], field: str) -> None:
+    async def use(desk: Desk) -> None:
+        error = (await desk.post(path, 400, **body))["error"]
+        assert error["message"].startswith(f"{field} is empty") and error["param"] == field
+
+    at_desk(all_endpoints, use)
+
+
+def test_a_response_names_the_clients_fields_in_a_conflict() -> None:
+    async def use(desk: Desk) -> None:
+        body = {"input": "a", "guided_regex": "a", "text": {"format": {"type": "json_object"}}}
+        error = (await desk.post("/v1/responses", 400, **body))["error"]
+        assert error["message"].startswith("text.format and guided_regex each say")
+
+    at_desk(all_endpoints, use)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (
+            "/v1/chat/completions",
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "response_format",
+        ),
+        ("/v1/completions", {"prompt": "a", "guided_json": SCHEMA}, "guided_json"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text.format"),
+        ("/api/chat", {**CHAT, "format": SCHEMA, "stream": False}, "format"),
+    ],
+)
+def test_warnings_name_the_clients_field(path: str, body: dict[str, Any], field: str) -> None:
+    async def use(desk: Desk) -> None:
+        desk.engine.warnings = ("json_schema#/not cannot be enforced (grammar back end xgrammar)",)
+        told = [f"{field}#/not cannot be enforced (grammar back end xgrammar)"]
+        assert (await desk.post(path, **body))["warnings"] == told
+        if path.startswith("/v1"):
+            events = await desk.stream(path, **body)
+            last = [e.get("response", e) for e in events if isinstance(e, dict) and "warnings" in e.get("response", e)]
+            assert [each["warnings"] for each in last] == [told]
+
+    at_desk(all_endpoints, use)
+
+
 def test_what_is_not_enforced_is_said_at_the_top_level() -> None:
     """And in the native API in `meta_info`, in a stream with the last chunk."""
 
@@ -145,7 +236,8 @@ def test_what_is_not_enforced_is_said_at_the_top_level() -> None:
             ("/v1/responses", {"input": "a"}),
             ("/api/chat", {**CHAT, "stream": False}),
         ):
-            assert (await desk.post(path, **body))["warnings"] == told
+            shown = (await desk.post(path, **body))["warnings"]
+            assert shown == (["format#/not is not enforced."] if path == "/api/chat" else told)
         for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"})):
             *_, last, done = await desk.stream(path, **body)
             assert done == "[DONE]" and last["warnings"] == told

@@ -15,8 +15,8 @@ from tests.server.protocol_desk import Desk, at_desk
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 FUNCTION = {"name": "get_weather", "description": "The weather of a city.", "parameters": SCHEMA}
-TOOL = {"type": "function", "function": FUNCTION}
-NOW = {"type": "function", "function": {"name": "now"}}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 
 ROME, OSLO = '{"city": "Rome", "days": 2}', '{"city": "Oslo"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'

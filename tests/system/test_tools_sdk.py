@@ -74,6 +74,22 @@ def test_forced_calls_always_validate(address: str) -> None:
             assert choice_made.message.tool_calls or choice_made.finish_reason == "length"
 
 
+def test_strict_tools_are_held_to_their_schemas_when_the_model_calls_them(address: str) -> None:
+    """It would go on with Rome, which is none of the cities."""
+    cities = {**SCHEMA, "properties": {"city": {"enum": ["Oslo", "Paris"]}}}
+    tool: Any = {"type": "function", "function": {**TOOL["function"], "parameters": cities, "strict": True}}
+    talk = [{"role": "user", "content": f"<think></think>\n{CALL}" * 6 + "<think></think>\n"}]
+    asked = {**GREEDY, "messages": talk, "tools": [tool], "stop": None, "parallel_tool_calls": False}
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        (choice,) = client.chat.completions.create(**asked).choices
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), cities)
+        with client.chat.completions.stream(**asked) as stream:
+            final = stream.get_final_completion().choices[0].message
+        assert final.tool_calls[0].function.arguments == call.function.arguments
+
+
 def test_openai_responses(address: str) -> None:
     flat: Any = {"type": "function", **TOOL["function"]}
     asked: dict[str, Any] = {"model": "any", "temperature": 0, "max_output_tokens": 24, "tools": [flat]}

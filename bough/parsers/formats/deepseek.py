@@ -26,10 +26,15 @@ class DeepSeek:
                 before=SECTION,
                 between="\n",
                 after=SECTION_END,
+                trigger=SECTION,
             )
         else:
             self.shape = Shape(
-                begin=lambda name: f"{CALL}{name}{SEPARATOR}", end=CALL_END, before=SECTION, after=SECTION_END
+                begin=lambda name: f"{CALL}{name}{SEPARATOR}",
+                end=CALL_END,
+                before=SECTION,
+                after=SECTION_END,
+                trigger=SECTION,
             )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:

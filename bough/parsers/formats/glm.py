@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
+from bough.parsers.formats.base import Shape
 from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 OPENING = Markers("<tool_call>", before=SPACE)
@@ -14,9 +15,16 @@ VALUE, VALUE_END = "<arg_value>", Markers("</arg_value>")
 
 
 class Glm:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """A call ends with its marker."""
 
-    shape = None
+    shape = Shape(
+        begin=lambda name: f"<tool_call>{name}\n",
+        end=CLOSING,
+        between="\n",
+        argument=lambda name, _: f"{KEY}{name}</arg_key>\n{VALUE}",
+        argument_end="</arg_value>\n",
+        trigger="<tool_call>",
+    )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         yield from read_blocks(source, calls, OPENING, self._call)

@@ -13,7 +13,7 @@ import re
 
 from bough.parsers.calls import Calls
 from bough.parsers.events import Event, Reasoning, Text
-from bough.parsers.formats.base import Shape
+from bough.parsers.formats.base import Framed, Shape
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -26,7 +26,7 @@ RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 FUNCTIONS = "functions."
 
 
-class Harmony:
+class Harmony(Framed):
     """Reads reasoning and calls alike, whichever of the two parsers it was chosen for."""
 
     shape = Shape(

@@ -20,6 +20,7 @@ class TaggedJson:
             begin=lambda name: f'{opening}{break_line}{{"name": {json.dumps(name)}, "{arguments}": ',
             end=f"}}{break_line}{closing}",
             between=break_line,
+            trigger=opening,
         )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:

@@ -1,11 +1,13 @@
 """`<invoke name="...">` with a `<parameter name="...">` for each argument, in the tags of MiniMax M2, DeepSeek V3.2 and
-V4, and Step 3. Values are written without quotes."""
+V4, Step 3 and dots. Values are written without quotes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
+from bough.parsers.formats.base import Shape
+from bough.parsers.formats.json_call import call_object
 from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 QUOTE = Markers('"')
@@ -21,13 +23,40 @@ class Invoke:
     prefix: str = ""
     before_call: str = ""
     after_call: str = ""
+    json_calls: bool = False  # a section may hold one call as JSON instead
+    kinds: bool = False  # a parameter says whether it is a string
 
-    shape = None
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            begin=lambda name: f'{self.before_call}<{self.prefix}invoke name="{name}">\n',
+            end=f"</{self.prefix}invoke>{self.after_call}\n",
+            before=f"{self.section}\n",
+            after=self.section_end,
+            argument=self._parameter,
+            argument_end=f"</{self.prefix}parameter>\n",
+            trigger=self.section,
+        )
+
+    def _parameter(self, name: str, is_text: bool) -> str:
+        kind = f' string="{str(is_text).lower()}"' if self.kinds else ""
+        return f'<{self.prefix}parameter name="{name}"{kind}>'
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         yield from read_blocks(source, calls, Markers(self.section, before=SPACE), self._section)
 
     def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        if self.json_calls and (yield from source.starts_after_space("{")):
+            yield from source.skip_space()
+            yield from call_object(source, calls)
+            source.mark()
+            yield from source.skip_space()
+            yield from source.skip_end(self.section_end)
+        else:
+            yield from self.read_section(source, calls)
+
+    def read_section(self, source: Source, calls: Calls) -> Steps[None]:
+        """The calls of a section, and its end."""
         opening = f'{self.before_call}<{self.prefix}invoke name="'
         while True:
             yield from source.skip_space()
@@ -67,9 +96,10 @@ class Invoke:
         yield arguments.end()
 
 
+DOTS = Invoke("<dots_function_call>", "</dots_function_call>", json_calls=True)
 MINIMAX_M2 = Invoke("<minimax:tool_call>", "</minimax:tool_call>")
-DEEPSEEK_V32 = Invoke("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", prefix="｜DSML｜")
-DEEPSEEK_V4 = Invoke("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", prefix="｜DSML｜")
+DEEPSEEK_V32 = Invoke("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", prefix="｜DSML｜", kinds=True)
+DEEPSEEK_V4 = Invoke("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", prefix="｜DSML｜", kinds=True)
 STEP3 = Invoke(
     "<｜tool_calls_begin｜>",
     "<｜tool_calls_end｜>",

@@ -7,9 +7,11 @@ import json
 from bough.parsers.calls import Calls
 from bough.parsers.json_text import json_text
 from bough.parsers.source import MalformedError, Source, Steps
+from bough.parsers.values import read_json, to_json
 
-ARGUMENTS = ("arguments", "parameters")
-IGNORED = ("id", "type")
+NAME = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters", "args")
+IGNORED = ("id", "type", "tool_call_id")
 
 
 def call_object(source: Source, calls: Calls) -> Steps[None]:
@@ -20,19 +22,24 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
     yield from source.expect("{")
     while True:
         key = yield from _key(source)
-        if key == "name" and name is None:
-            name = yield from _string(source)
+        if key in NAME and name is None:
+            name = yield from json_string(source)
             yield calls.begin(name)
             if waiting:
                 yield calls.arguments(waiting)
         elif key in ARGUMENTS and not given:
             given = True
-            if (yield from source.peek()) == "n":
+            first = yield from source.peek()
+            if first == "n":
                 yield from source.expect("null")
                 given = False
+            elif first == '"':
+                waiting = yield from _quoted_object(source)
+                if name is not None:
+                    yield calls.arguments(waiting)
             elif name is not None:
                 yield from calls.json_arguments(source)
-            elif (yield from source.peek()) == "{":
+            elif first == "{":
                 waiting = yield from json_text(source)
             else:
                 raise MalformedError("arguments that are no object")
@@ -64,16 +71,29 @@ def call_list(source: Source, calls: Calls) -> Steps[None]:
     yield from source.skip_end("]")
 
 
+def _quoted_object(source: Source) -> Steps[str]:
+    """The JSON of an object, which some models write as a string."""
+    text = yield from json_string(source)
+    try:
+        value = read_json(text)
+        if isinstance(value, dict):
+            return to_json(value)
+    except (ValueError, RecursionError):
+        pass
+    raise MalformedError("arguments that are no object")
+
+
 def _key(source: Source) -> Steps[str]:
     yield from source.skip_space()
-    key = yield from _string(source)
+    key = yield from json_string(source)
     yield from source.skip_space()
     yield from source.expect(":")
     yield from source.skip_space()
     return key
 
 
-def _string(source: Source) -> Steps[str]:
+def json_string(source: Source) -> Steps[str]:
+    """The string that comes next."""
     if (yield from source.peek()) != '"':
         raise MalformedError("no string")
     text = yield from json_text(source)

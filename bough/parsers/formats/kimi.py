@@ -20,6 +20,7 @@ class KimiK2:
         end=CALL_END,
         before=SECTION,
         after=SECTION_END,
+        trigger=SECTION,
     )
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ NAME = re.compile(r"[\w.\-]*")
 class Mistral:
     """Both ways; a forced call is written in the later one, which names the tool before any JSON."""
 
-    shape = Shape(begin=lambda name: f"[TOOL_CALLS]{name}{ARGS}", end="")
+    shape = Shape(begin=lambda name: f"[TOOL_CALLS]{name}{ARGS}", end="", trigger="[TOOL_CALLS]")
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         yield from read_blocks(source, calls, OPENING, self._block)

@@ -4,6 +4,7 @@ lines of their own; the line breaks around them are not part of them."""
 from __future__ import annotations
 
 from bough.parsers.calls import Calls, NamedArguments, read_blocks
+from bough.parsers.formats.base import Shape
 from bough.parsers.source import MOST_NAME, SPACE, Markers, Source, Steps
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -15,9 +16,16 @@ VALUE_END = Markers("</parameter>", before="\n", most=1)
 
 
 class Qwen3Coder:
-    """Arguments are not JSON, so there is no shape for a grammar."""
+    """Each value stands on lines of its own."""
 
-    shape = None
+    shape = Shape(
+        begin=lambda name: f"{CALL}\n{FUNCTION}{name}>\n",
+        end=f"{FUNCTION_END}\n{CALL_END}",
+        between="\n",
+        argument=lambda name, _: f"{PARAMETER}{name}>\n",
+        argument_end="\n</parameter>\n",
+        trigger=CALL,
+    )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         yield from read_blocks(source, calls, OPENING, self._call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bough.core.errors import RequestError
@@ -20,7 +21,6 @@ THINKING = ("enabled", "adaptive", "disabled")
 NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "input_ids": "messages"}
 UNBUILT: Harmless = {
     "mcp_servers": (),
-    "output_format": (),
     "context_management": (),
     "container": (),
 }
@@ -30,15 +30,36 @@ def check_request(request: CountTokensRequest) -> None:
     """Raises a `RequestError` that names the first field which cannot be served."""
     check_ranges(request)
     refuse_unbuilt(request, UNBUILT)
-    if (request.output_config or {}).get("format"):
+    output_schema(request)
+
+
+def names_of(request: CountTokensRequest) -> dict[str, str]:
+    """The engine's names of fields, and this client's."""
+    _, field = output_schema(request)
+    return {**NAMES, "json_schema": field}
+
+
+def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
+    """The schema that the answer must match, if there is one, and the field that says so. It is strict: here nobody
+    reads warnings."""
+    said = {"output_config.format": (request.output_config or {}).get("format"), "output_format": request.output_format}
+    given = {field: value for field, value in said.items() if value}
+    if not given:
+        return None, "output_config.format"
+    if len(given) > 1:
         raise RequestError(
-            "output_config.format is not supported by this server; leave it out.", field="output_config.format"
+            f"{' and '.join(given)} each say what the answer must match; give one.", field="output_format"
         )
+    ((field, form),) = given.items()
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema" or form.get("schema") is None:
+        raise RequestError(f'{field} must have the type "json_schema" and a schema.', field=field)
+    return form["schema"], field
 
 
 def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
     """What `InputReader.read` is to be given, but for the prompt."""
     check_stops(request.stop_sequences, "stop_sequences")
+    schema, _ = output_schema(request)
     return {
         "rid": rid,
         "sampling_params": {
@@ -47,6 +68,7 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
             "top_p": request.top_p,
             "top_k": request.top_k or None,  # none at all is Anthropic's way to leave it off
             "stop": request.stop_sequences,
+            **({} if schema is None else {"json_schema": schema}),
         },
         **read_resumption(request.resume, request.stream),
     }
@@ -94,6 +116,11 @@ def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:
     return budget
 
 
+def _is_eager(tool: Mapping[str, Any]) -> bool:
+    """Whether the client wants arguments while they are written, valid or not."""
+    return tool.get("eager_input_streaming") is True
+
+
 def read_tools(request: CountTokensRequest) -> ToolUse:
     tools = []
     for i, tool in enumerate(request.tools or ()):
@@ -102,7 +129,7 @@ def read_tools(request: CountTokensRequest) -> ToolUse:
                 f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own.",
                 field="tools",
             )
-        tools.append(read_function(tool, f"tools[{i}]", "input_schema"))
+        tools.append(replace(read_function(tool, f"tools[{i}]", "input_schema"), eager=_is_eager(tool)))
     choice = request.tool_choice or {"type": "auto"}
     single = bool(choice.get("disable_parallel_tool_use"))
     match choice.get("type"):

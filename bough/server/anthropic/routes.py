@@ -10,10 +10,10 @@ from starlette.responses import Response
 from bough.server.anthropic.conversation import read_conversation
 from bough.server.anthropic.objects import Message, TokensCount
 from bough.server.anthropic.reading import (
-    NAMES,
     check_request,
     check_thinking,
     goes_on,
+    names_of,
     prompt_of,
     read_request,
     read_tools,
@@ -71,7 +71,7 @@ class Anthropic:
         body = await read_lenient_body(request, MessagesRequest)
         id = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
         timed = bool(body.return_timings)
-        with in_names_of(NAMES):
+        with in_names_of(names_of(body)):
             plan = self._plan(body)
             prompt, continued = await self._prompt(body, plan)
             given = read_request(body, id)
@@ -94,7 +94,7 @@ class Anthropic:
     def _plan(self, body: CountTokensRequest) -> AnswerPlan:
         check_request(body)
         check_thinking(body.thinking, self._context.settings)
-        return plan_answers(self._context.settings, read_tools(body))
+        return plan_answers(self._context.settings, read_tools(body), self._context.tokenizer)
 
     async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
         """The prompt, and the assistant's words that the answer goes on with."""

@@ -71,7 +71,7 @@ class Ollama:
         body = await read_lenient_body(request, ChatRequest)
         with in_names_of(NAMES):
             sampling = self._read(body)
-            plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)))
+            plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)), self._context.tokenizer)
             if not body.messages:
                 return json_response(self._form(body, AnswerFormat(), chat=True).loaded())
             inputs, answers = await self._templated(read_chat(body), body, sampling, plan)

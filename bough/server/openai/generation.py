@@ -83,6 +83,7 @@ class OpenAI:
             plan = plan_answers(
                 self._context.settings,
                 chat_tools(body),
+                self._context.tokenizer,
                 separate=body.separate_reasoning is not False,
                 stream_reasoning=body.stream_reasoning is not False,
             )

@@ -20,6 +20,7 @@ from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import HttpError, failure_of, openai_shape
 from bough.server.messages import Message, render, text_size
+from bough.server.names import in_spoken_names
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.reading import Identity, in_openai_names
 from bough.server.openai.response_events import ResponseWriter
@@ -154,7 +155,8 @@ class Responses:
         with in_openai_names(body, **names):
             messages = with_instructions(body.instructions, conversation)
             tokenizer = self._context.require_tokenizer("input")
-            plan, variables = plan_answers(self._context.settings, response_tools(body)), template_variables(body)
+            plan = plan_answers(self._context.settings, response_tools(body), tokenizer)
+            variables = template_variables(body)
             prompt = await aside(
                 text_size(messages),
                 lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
@@ -186,7 +188,7 @@ class Responses:
             (answer,) = await self._context.client.answers(form.inputs)
             record.end(form.ended(answer))
         except Exception as error:  # noqa: BLE001  (failure_of logs defects)
-            record.end(form.failed(failure_of(error)))
+            record.end(form.failed(failure_of(in_spoken_names(error))))
         if self._store is not None:
             self._store.update(record)
 

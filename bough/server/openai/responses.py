@@ -15,7 +15,7 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.parsers import AnswerFormat, AnswerParser
 from bough.server.errors import Failure
-from bough.server.grammars import format_fields, grammar_of
+from bough.server.grammars import format_fields, meant
 from bough.server.messages import Message, read_messages
 from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
@@ -70,9 +70,10 @@ def text_format(request: ResponsesRequest) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise RequestError("text.format must be an object.", field="text.format")
     fields = format_fields(given, "text.format")
-    if fields and grammar_of(request):
+    others = dict.fromkeys(theirs for _, theirs in meant(request).values())
+    if fields and others:
         raise RequestError(
-            f"text.format and {', '.join(grammar_of(request))} each say what the answer must match; give one of them.",
+            f"text.format and {' and '.join(others)} each say what the answer must match; give one of them.",
             field="text.format",
         )
     return fields

@@ -10,6 +10,7 @@ from bough.client.answer import Answer
 from bough.client.piece import Piece
 from bough.client.timings import Timings
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.server.names import in_spoken_words
 from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
 
 
@@ -60,7 +61,8 @@ def slowest_timings(answers: Sequence[Answer]) -> Timings:
 
 def warnings_of(answers: Sequence[Answer]) -> list[str] | UnsetType:
     """What of their grammars is not enforced; not shown where all of it is."""
-    return list(dict.fromkeys(text for answer in answers for text in answer.warnings)) or UNSET
+    said = dict.fromkeys(in_spoken_words(text) for answer in answers for text in answer.warnings)
+    return list(said) or UNSET
 
 
 def whole_piece(answer: Answer) -> Piece:

@@ -77,8 +77,30 @@ def test_malformed_calls_are_text() -> None:
         assert events[-2]["delta"]["stop_reason"] == "end_turn"
         said = [e["delta"]["text"] for e in events if e.get("delta", {}).get("type") == "text_delta"]
         assert "".join(said) == MALFORMED
+        assert rebuilt(events) == whole["content"]
 
     say(routes, MALFORMED, use)
+
+
+@pytest.mark.parametrize("cuts", [None, [], [5, 30, 90, 120]])
+def test_blocks_are_the_same_however_a_stream_is_cut(cuts: list[int] | None) -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        whole = await desk.post(PATH, **ASK)
+        assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "text"]
+        assert without_ids(rebuilt(await desk.stream(PATH, **ASK))) == without_ids(whole["content"])
+
+    say(routes, f"{MALFORMED}\n{CALL}\n{MALFORMED}", use, cuts=cuts)
+
+
+def test_a_client_may_want_its_arguments_as_they_come() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        for eager in (False, True):
+            tool = {**TOOL, "eager_input_streaming": eager}
+            events = await desk.stream(PATH, **{**ASK, "tools": [tool]})
+            pieces = [e for e in events if e.get("delta", {}).get("type") == "input_json_delta"]
+            assert len(pieces) > 10 if eager else len(pieces) == 1
+
+    say(routes, CALL, use)
 
 
 def test_an_answer_without_words_has_an_empty_block() -> None:

@@ -7,12 +7,30 @@ from typing import Any
 import pytest
 
 from bough.client.inputs import ThinkingMarks
+from bough.core.finish import FinishAbort
 from bough.server.openai import routes
-from tests.server.protocol_desk import Desk
-from tests.server.tool_desk import CALL, MALFORMED, NOW, OSLO, ROME, SCHEMA, TOOL, TWO_CALLS, NotingReader, say
+from tests.server.protocol_desk import Desk, at_desk
+from tests.server.tool_desk import (
+    CALL,
+    FUNCTION,
+    MALFORMED,
+    NOW,
+    OSLO,
+    ROME,
+    SCHEMA,
+    TOOL,
+    TWO_CALLS,
+    NotingReader,
+    say,
+)
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL, NOW]}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def joined(chunks: list[Any]) -> dict[str, Any]:
@@ -52,9 +70,13 @@ def test_a_call() -> None:
 
 
 @pytest.mark.parametrize("cuts", [None, [], [3, 20, 21, 60]])
-def test_a_stream_of_two_calls(cuts: list[int] | None) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_stream_of_two_calls(cuts: list[int] | None, strict: bool) -> None:
+    """The calls of a strict tool, which a grammar guards, are shown while they are written."""
+    tools = [{"type": "function", "function": {**FUNCTION, "strict": strict}}]
+
     async def use(desk: Desk, notes: NotingReader) -> None:
-        *chunks, done = await desk.stream(CHAT, **ASK)
+        *chunks, done = await desk.stream(CHAT, **{**ASK, "tools": tools})
         assert done == "[DONE]"
         message = joined(chunks)
         assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
@@ -65,7 +87,7 @@ def test_a_stream_of_two_calls(cuts: list[int] | None) -> None:
         assert len({call["id"] for call in message["tool_calls"]}) == 2
         if cuts is None:
             pieces = [c for c in chunks if c["choices"][0]["delta"].get("tool_calls")]
-            assert len(pieces) > 20  # arguments come as they are written
+            assert len(pieces) > 20 if strict else len(pieces) == 4  # a name and its arguments, twice
 
     say(routes, f"<think>Hm.</think>\n\n{TWO_CALLS}", use, cuts=cuts)
 
@@ -86,8 +108,18 @@ def test_malformed_calls_are_text() -> None:
         assert (choice["message"]["content"], choice["message"]["tool_calls"]) == (MALFORMED, None)
         message = joined((await desk.stream(CHAT, **ASK))[:-1])
         assert (message["content"], message["finish_reason"]) == (MALFORMED, "stop")
+        assert message["tool_calls"] == []
 
     say(routes, MALFORMED, use)
+
+
+def test_a_malformed_call_leaves_no_trace_among_the_others() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        message = joined((await desk.stream(CHAT, **ASK))[:-1])
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == [ROME]
+        assert message["content"].startswith(MALFORMED) and message["finish_reason"] == "tool_calls"
+
+    say(routes, f"{MALFORMED} {CALL}", use)
 
 
 def test_without_tools_calls_are_text() -> None:
@@ -123,8 +155,142 @@ def test_calls_that_must_come_are_forced_by_a_grammar(
     say(routes, CALL, use)
 
 
-@pytest.mark.parametrize("parser", [None, "qwen3_coder"])
-def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None) -> None:
+def test_a_choice_among_some_of_the_tools() -> None:
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **ASK, tool_choice=allowed("auto", "get_weather"))
+        assert not notes.grammar and '"get_weather"' in desk.prompt and '"now"' not in desk.prompt
+        await desk.post(CHAT, **ASK, tool_choice=allowed("required", "get_weather"))
+        (tag,) = notes.grammar["structural_tag"]["format"]["tags"]
+        assert "get_weather" in tag["begin"]
+        flat = {"type": "function", "name": "get_weather", "parameters": SCHEMA}
+        choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+        await desk.post("/v1/responses", input="x", tools=[flat, {**flat, "name": "now"}], tool_choice=choice)
+        (tag,) = notes.grammar["structural_tag"]["format"]["tags"]
+        assert "get_weather" in tag["begin"]
+
+    say(routes, CALL, use)
+
+
+@pytest.mark.parametrize(("strict", "firm"), [([None, None], True), ([False, None], True), ([False, False], False)])
+def test_only_tools_that_say_so_may_be_called_with_what_is_not_enforced(strict: list[bool | None], firm: bool) -> None:
+    tools = [
+        {"type": "function", "function": {**each["function"], "strict": said}}
+        for each, said in zip((TOOL, NOW), strict, strict=True)
+    ]
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **{**ASK, "tools": tools}, tool_choice="required")
+        assert notes.sampling["grammar_strict"] is firm
+
+    say(routes, CALL, use)
+
+
+@pytest.mark.parametrize(
+    ("parser", "place", "path"),
+    [
+        ("hermes", "structural_tag#/format/tags/1/content/json_schema", CHAT),
+        ("deepseekv3", "structural_tag#/format/elements/1/tags/1/content/json_schema", CHAT),
+        ("gemma4", "json_schema#/items/anyOf/1/properties/parameters", CHAT),
+        ("hermes", "structural_tag#/format/tags/1/content/json_schema", "/v1/responses"),
+    ],
+)
+def test_what_is_wrong_with_a_forced_tool_is_said_of_the_tool(parser: str, place: str, path: str) -> None:
+    theirs = "tools[1].function.parameters" if path == CHAT else "tools[1].parameters"
+    said = (
+        f"Not all of {place.partition('#')[0]} can be guaranteed: {place}/properties/t/uniqueItems cannot be enforced."
+    )
+    body = (
+        ASK
+        if path == CHAT
+        else {"input": "x", "tools": [{"type": "function", **each["function"]} for each in (NOW, TOOL)]}
+    )
+
+    async def use(desk: Desk) -> None:
+        error = (await desk.post(path, 400, **body, tool_choice="required"))["error"]
+        assert (
+            error["message"]
+            == f"Not all of tools can be guaranteed: {theirs}#/properties/t/uniqueItems cannot be enforced."
+        )
+        assert error["param"] == theirs
+
+    refusal = FinishAbort(said, 400, "BadRequestError", place.partition("#")[0])
+    at_desk(routes, use, lambda request: refusal, tool_call_parser=parser)
+
+
+def test_places_in_arguments_that_stand_one_by_one_are_those_of_the_schema() -> None:
+    place = "structural_tag#/format/tags/0/content/elements/1/content/content/json_schema"
+    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
+    refusal = FinishAbort(f"{place}/uniqueItems cannot be enforced.", 400, "BadRequestError", "structural_tag")
+
+    async def use(desk: Desk) -> None:
+        error = (await desk.post(CHAT, 400, **{**ASK, "tools": [strict]}))["error"]
+        theirs = "tools[0].function.parameters"
+        assert error["message"] == f"{theirs}#/properties/days/uniqueItems cannot be enforced."
+        assert error["param"] == theirs
+
+    at_desk(routes, use, lambda request: refusal, tool_call_parser="glm45")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_call_may_come_instead_of_what_the_answer_must_match(strict: bool) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": strict}}
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        answer = await desk.post(CHAT, **ASK, response_format=asked)
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        calls, otherwise = notes.grammar["structural_tag"]["format"]["elements"]
+        assert [tag["content"]["json_schema"] for tag in calls["tags"]] == [{"type": "object"}] * 2
+        assert otherwise == {"type": "json_schema", "json_schema": SCHEMA}
+        assert notes.sampling["grammar_strict"] is strict and set(notes.grammar) == {"structural_tag"}
+        await desk.post(CHAT, **ASK, response_format=asked, tool_choice="none")
+        assert set(notes.grammar) == {"json_schema"}
+        await desk.post(CHAT, **ASK, guided_regex="a")
+        assert not notes.grammar and notes.sampling["regex"] == "a"
+
+    async def one_by_one(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **ASK, response_format=asked)
+        calls, _ = notes.grammar["structural_tag"]["format"]["elements"]
+        assert (
+            calls["tags"][0]["content"]["type"] == "sequence"
+        )  # held to its schema: nothing else is sure to be a call
+        loose = {"name": "f", "parameters": {"type": "object"}}
+        await desk.post(CHAT, **{**ASK, "tools": [{"type": "function", "function": loose}]}, response_format=asked)
+        assert set(notes.grammar) == {"json_schema"}
+
+    say(routes, CALL, use)
+    say(routes, CALL, one_by_one, tool_call_parser="glm45")
+
+
+def test_strict_tools_are_watched_once_a_call_begins() -> None:
+    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **{**ASK, "tools": [strict, NOW]})
+        form = notes.grammar["structural_tag"]["format"]
+        assert (form["type"], form["triggers"], form["stop_after_first"]) == ("triggered_tags", ["<tool_call>"], False)
+        assert [tag["content"]["json_schema"] for tag in form["tags"]] == [SCHEMA, {"type": "object"}]
+        await desk.post(CHAT, **{**ASK, "tools": [strict]}, response_format={"type": "json_object"})
+        calls, asked = notes.grammar["structural_tag"]["format"]["elements"]
+        assert calls["type"] == "tags_with_separator" and "json_schema" not in notes.grammar
+        assert asked == {"type": "json_schema", "json_schema": {"type": "object"}}
+        await desk.post(CHAT, **{**ASK, "tools": [strict]}, tool_choice="none")
+        assert not notes.grammar
+        error = (await desk.post(CHAT, 400, **{**ASK, "tools": [strict]}, guided_choice=[]))["error"]
+        assert error["message"].startswith("guided_choice is empty")
+
+    async def watch_nothing(desk: Desk, notes: NotingReader) -> None:
+        await desk.post(CHAT, **{**ASK, "tools": [strict]})
+        assert not notes.grammar
+
+    say(routes, CALL, use)
+    say(routes, CALL, watch_nothing, grammar_backend="outlines-core")
+    say(routes, CALL, watch_nothing, tool_call_parser="llama3")
+
+
+@pytest.mark.parametrize(
+    ("parser", "backend"), [(None, "xgrammar"), ("gemma4", "xgrammar"), ("hermes", "outlines-core")]
+)
+def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None, backend: str) -> None:
     async def use(desk: Desk, notes: NotingReader) -> None:
         for read in (await desk.post(CHAT, **ASK, tool_choice="required"))["choices"]:
             (call,) = read["message"]["tool_calls"]
@@ -136,7 +302,7 @@ def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None) -> None:
         assert message["tool_calls"][0]["function"]["arguments"] == ROME
 
     text = f'[{{"name": "get_weather", "parameters": {ROME}}}]'
-    say(routes, text, use, tool_call_parser=parser, reasoning_parser=None)
+    say(routes, text, use, tool_call_parser=parser, reasoning_parser=None, grammar_backend=backend)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +315,12 @@ def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None) -> None:
         ({"tool_choice": "often"}, "tool_choice", "none, auto, required"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "by name"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "a list of tools"),
+        ({"tool_choice": allowed("often", "now")}, "tool_choice", "auto or required"),
+        ({"tool_choice": allowed("auto", "f")}, "tool_choice", "no tool 'f'"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict", "true"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "response_format and"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice", "guided_regex and tool_choice each say"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
         ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "messages[0].tool_calls", "list"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "name"),
@@ -337,9 +509,24 @@ def test_a_malformed_call_in_a_response_is_text() -> None:
         body: dict[str, Any] = {"input": "Weather?", "tools": [FLAT]}
         (message,) = (await desk.post("/v1/responses", **body))["output"]
         assert message["content"][0]["text"] == MALFORMED
-        last = (await desk.stream("/v1/responses", **body))[-1]["response"]
-        assert [item["type"] for item in last["output"]] == ["function_call", "message"]
-        assert last["output"][0]["status"] == "incomplete"
-        assert last["output"][1]["content"][0]["text"] == MALFORMED
+        (shown,) = (await desk.stream("/v1/responses", **body))[-1]["response"]["output"]
+        assert shown["content"][0]["text"] == MALFORMED
 
     say(routes, MALFORMED, use)
+
+
+@pytest.mark.parametrize("cuts", [None, [], [5, 30, 90, 120]])
+def test_a_response_has_the_same_items_however_its_stream_is_cut(cuts: list[int] | None) -> None:
+    def told(items: list[Any]) -> list[Any]:
+        return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+    async def use(desk: Desk, notes: NotingReader) -> None:
+        body: dict[str, Any] = {"input": "Weather?", "tools": [FLAT]}
+        whole = await desk.post("/v1/responses", **body)
+        assert [item["type"] for item in whole["output"]] == ["message", "function_call", "message"]
+        events = await desk.stream("/v1/responses", **body)
+        assert told(events[-1]["response"]["output"]) == told(whole["output"])
+        added = [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"]
+        assert added == ["message", "function_call", "message"]
+
+    say(routes, f"{MALFORMED}\n{CALL}\n{MALFORMED}", use, cuts=cuts)

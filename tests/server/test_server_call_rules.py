@@ -1,0 +1,101 @@
+"""When a grammar governs the calls of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from bough.core.errors import RequestError
+from bough.parsers import TOOL_FORMATS
+from bough.server.call_rules import CallRules
+from bough.server.tools import ToolUse, read_function
+from bough.tokenizer.tokenizer import Tokenizer
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+class SpecialTokens:
+    """A tokenizer of which nothing is known but some texts that are special tokens."""
+
+    def __init__(self, *texts: str) -> None:
+        self.special_ids = frozenset(range(len(texts)))
+        self._texts = texts
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        assert not add_special_tokens
+        return [[i for i, special in enumerate(self._texts) if special in text] + [1000] for text in texts]
+
+
+def rules(parser: str, *special: str, strict: bool | None = True, must: bool = False) -> CallRules:
+    tool = read_function({"name": "f", "parameters": SCHEMA, "strict": strict}, "tools[0]")
+    return CallRules(
+        ToolUse((tool,), must=must), TOOL_FORMATS[parser], tags=True, tokenizer=cast(Tokenizer, SpecialTokens(*special))
+    )
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "kimi_k2", "glm45"])
+def test_special_tokens_are_left_to_the_model(parser: str) -> None:
+    shape = TOOL_FORMATS[parser].shape
+    assert shape is not None
+    assert rules(parser, "<|im_end|>").watched and rules(parser).assured == {"f"}
+    for marker in shape.markers:
+        hidden = rules(parser, marker)
+        assert not hidden.watched and not hidden.assured and hidden.grammar({}) is None
+        assert rules(parser, marker, must=True).grammar({}) is not None  # what must come is spelt
+
+
+@pytest.mark.parametrize(
+    ("given", "strict", "kind"),
+    [
+        ({}, True, "triggered_tags"),
+        ({}, None, None),
+        ({"json_schema": SCHEMA}, None, "or"),
+        ({"json_schema": "$$ANY$$"}, True, "or"),
+        ({"regex": "a"}, True, "or"),
+        ({"regex": "a"}, None, None),
+        ({"choices": ["a", "b"]}, True, "or"),
+        ({"ebnf": 'root ::= "a"'}, True, "or"),
+        ({"regex": "", "stop": None}, True, None),
+    ],
+)
+def test_what_stands_beside_calls(given: dict[str, Any], strict: bool | None, kind: str | None) -> None:
+    grammar = rules("hermes", strict=strict).grammar(given)
+    assert (None if grammar is None else grammar.fields["structural_tag"]["format"]["type"]) == kind
+
+
+@pytest.mark.parametrize("parser", ["hermes", "glm45", "gemma4"])
+@pytest.mark.parametrize("must", [True, False])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"required": [{}]},
+        {"required": 3},
+        {"properties": 3},
+        {"properties": {"a": {"type": "string", "enum": 3}}},
+        {"properties": {"a": {"type": ["string", 3], "enum": [[]]}}},
+        {"type": ["object"], "properties": {"": {"type": "integer"}}},
+    ],
+)
+def test_odd_schemas_are_the_engines_to_judge(parser: str, must: bool, odd: dict[str, Any]) -> None:
+    tool = read_function({"name": "f", "parameters": odd, "strict": True}, "tools[0]")
+    CallRules(ToolUse((tool,), must=must), TOOL_FORMATS[parser], tags=True).grammar({})
+
+
+@pytest.mark.parametrize("end", [{"type": "null"}, {"$ref": "#"}])
+def test_schemas_may_be_nested_deep(end: dict[str, Any]) -> None:
+    for _ in range(400):
+        end = {"type": "object", "properties": {"a": end}}
+    tool = read_function({"name": "f", "parameters": end, "strict": True}, "tools[0]")
+    for parser in ("hermes", "glm45", "gemma4"):
+        use = CallRules(ToolUse((tool,), must=True), TOOL_FORMATS[parser], tags=True)
+        try:
+            assert use.grammar({}) is not None
+        except RequestError as error:
+            assert "nested too deep" in str(error) and "$ref" in str(end)
+
+
+def test_a_tag_of_ones_own_and_strict_tools_exclude_each_other() -> None:
+    with pytest.raises(RequestError, match="set strict to false"):
+        rules("hermes").grammar({"structural_tag": {}})

@@ -98,13 +98,20 @@ class _Writer:
             try:
                 dfa = deterministic(node.pattern)
             except TooLarge:
-                return self.write(regular(node))
+                return self._long(node)
             self._known[node] = name = f"s{len(self._known)}_"
             for state, row in enumerate(dfa.edges):
                 ways = [r'"\""'] if state in dfa.accepting else []
                 ways += [f"{way} {name}{to}" for found, to in row for way in self._spelt(found, node.free)]
                 self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
         return rf'"\"" {self._known[node]}0'
+
+    def _long(self, node: Text) -> str:
+        """A string with too many states to be written out; without escapes, the library can count it by itself."""
+        match node.pattern:
+            case Repeat(Chars(charsets.ALL), least, most) if node.free:
+                return rf'"\"" {_class(RAW_IN_JSON)}{quantifier(least, most)} "\""'
+        return self.write(regular(node))
 
     def _spelt(self, found: Ranges, free: bool) -> Iterator[str]:
         """How characters of a set are written in JSON; the sets of `in_json`, with what can be shared shared."""

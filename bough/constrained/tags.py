@@ -7,6 +7,7 @@ like those that stand alone. What comes out is always the long form.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,8 @@ class _TagLowering:
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
         plain, gaps = lower_schema(schema, self._backend, f"{self._field}#{path}")
         self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
+        if style != "json" and '"multipleOf"' in json.dumps(plain):
+            self.gaps.append(Gap(path, f"has multipleOf, which cannot be enforced in the style {style!r}"))
         return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
 
     def _pattern(self, pattern: str, path: str) -> str:

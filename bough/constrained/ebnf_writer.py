@@ -40,7 +40,7 @@ def ebnf_text(rules: Mapping[str, Node]) -> str:
     """The rules, under names of ours."""
     names = {name: ROOT if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
     writer = _Writer(names)
-    lines = [f"{names[name]} ::= {writer.write(node)}" for name, node in rules.items()]
+    lines = [f"{names[name]} ::= {writer.rule(node, name == ROOT)}" for name, node in rules.items()]
     return "\n".join([*lines, *writer.more]) + "\n"
 
 
@@ -51,6 +51,10 @@ class _Writer:
         self.more: list[str] = []  # rules that the given ones lead to
         self._names = names
         self._known: dict[Node, str] = {}
+
+    def rule(self, node: Node, is_last: bool) -> str:
+        """The body of a rule; behind a token, what follows tokens, unless it is the whole text."""
+        return f"({self.write(node)}){FOLLOWS}" if isinstance(node, Token) and not is_last else self.write(node)
 
     def write(self, node: Node) -> str:
         match node:
@@ -94,7 +98,7 @@ class _Writer:
             try:
                 dfa = deterministic(node.pattern)
             except TooLarge:
-                return self.write(regular(node))
+                return self._long(node)
             self._known[node] = name = f"s{len(self._known)}_"
             for state, row in enumerate(dfa.edges):
                 ways = [r'"\""'] if state in dfa.accepting else []
@@ -102,11 +106,18 @@ class _Writer:
                 self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
         return rf'"\"" {self._known[node]}0'
 
+    def _long(self, node: Text) -> str:
+        """A string with too many states to be written out; without escapes, the library can count it by itself."""
+        match node.pattern:
+            case Repeat(Chars(charsets.ALL), least, most) if node.free:
+                return rf'"\"" {_class(RAW_IN_JSON)}{quantifier(least, most)} "\""'
+        return self.write(regular(node))
+
     def _spelt(self, found: Ranges, free: bool) -> Iterator[str]:
         """How characters of a set are written in JSON; the sets of `in_json`, with what can be shared shared."""
         raw = charsets.intersection(found, RAW_IN_JSON)
         if raw:
-            yield charsets.class_text(raw, single=False)
+            yield _class(raw)
         if free and found == charsets.ALL:
             if ANY_ESCAPE not in self.more:
                 self.more.append(ANY_ESCAPE)
@@ -127,6 +138,14 @@ class _Writer:
                 ways += [f"{charsets.class_text(found, single=False)} {name}{to}" for found, to in row]
                 self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
         return f"{self._known[dfa]}0"
+
+
+def _class(found: Ranges) -> str:
+    """A set of characters; one that holds nearly all is said by what it lacks, which the library reads quicker."""
+    lacking = charsets.complement(found)
+    if found[-1][1] == charsets.LAST and lacking and len(lacking) < len(found):
+        return "[^" + charsets.class_text(lacking, single=False)[1:]
+    return charsets.class_text(found, single=False)
 
 
 def _quoted(text: str) -> str:

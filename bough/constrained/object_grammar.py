@@ -1,7 +1,7 @@
 """The members of an object as rules: named ones in their order, each there or not, then others; counted if need be.
 
-A member that may be missing changes who comes first, and so where a comma stands. Written out in one piece that doubles
-with every such member; as rules that say "from this member on", it grows with their number.
+A member that may be missing changes who comes first, and so where a comma stands. Written out in one piece that grows
+with the square of their number; as rules that say "one of these from here on, and what may follow it", in step with it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,47 @@ class Member:
 
 
 def object_rules(
-    members: Sequence[Member], others: Node | None, counts: Counts, comma: Node, prefix: str
+    members: Sequence[Member], others: Node | None, counts: Counts, comma: Node, prefix: str, inline: bool
 ) -> tuple[Node, Rules]:
-    """What stands between the braces, and the rules that it refers to."""
+    """What stands between the braces, and the rules that it refers to; `inline` where these will be written out."""
     least, most = counts
     required = sum(member.required for member in members)
     if least <= required and most is None:
-        return _uncounted(members, others, comma, prefix)
+        if inline:
+            return _in_one_piece(members, others, comma), {}
+        return _one_from_here_on(members, others, comma, prefix)
     return _counted(members, others, counts, comma, prefix)
 
 
-def _uncounted(members: Sequence[Member], others: Node | None, comma: Node, prefix: str) -> tuple[Node, Rules]:
+def _one_from_here_on(members: Sequence[Member], others: Node | None, comma: Node, prefix: str) -> tuple[Node, Rules]:
+    """Behind a comma stands one of the members from here on, so that a comma or a brace is all that can follow one."""
     rules: Rules = {}
+    more = EMPTY if others is None else repeat(Row((comma, others)), 0, None)
+    one: Node | None = None if others is None else _row(others, more)
+    then, needed = more, False
+    for at in range(len(members) - 1, -1, -1):
+        here = _row(members[at].node, then)
+        needed = needed or members[at].required
+        one = here if members[at].required or one is None else choice([here, one])
+        if at and not members[at - 1].required:  # it will be named twice: behind that member, and in its place
+            rules[f"{prefix}.{at}"] = one
+            one = Reference(f"{prefix}.{at}")
+        then = _row(comma, one) if needed else repeat(_row(comma, one), 0, 1)
+    if one is None:
+        return EMPTY, rules
+    return one if needed else repeat(one, 0, 1), rules
+
+
+def _in_one_piece(members: Sequence[Member], others: Node | None, comma: Node) -> Node:
     more = EMPTY if others is None else repeat(Row((comma, others)), 0, None)
     first: Node = EMPTY if others is None else repeat(Row((others, more)), 0, 1)  # nothing is written yet
     later: Node = more  # something is
-    shared = next((at for at, member in enumerate(members) if member.required), len(members))
-    for at in range(len(members) - 1, -1, -1):
-        member = members[at]
-        if at < shared and later != EMPTY:
-            rules[f"{prefix}.{at}"] = later
-            later = Reference(f"{prefix}.{at}")
+    for member in reversed(members):
         begun = _row(member.node, later)
         first = begun if member.required else choice([begun, first])
         here = Row((comma, member.node))
         later = _row(here if member.required else repeat(here, 0, 1), later)
-    return first, rules
+    return first
 
 
 def _row(one: Node, other: Node) -> Node:

@@ -162,7 +162,7 @@ class _Writer:
         ]
         others = self._others(plain)
         counts = plain.get("minProperties", 0), plain.get("maxProperties")
-        inner, rules = object_rules(members, others, counts, self._comma, name)
+        inner, rules = object_rules(members, others, counts, self._comma, name, not self._recursion)
         self.rules |= rules
         self.rules[name] = self._around("{", inner, "}")
         return Reference(name)

@@ -172,6 +172,8 @@ class _TagLowering:
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
         plain, gaps = lower_schema(self._read(schema, path), self._backend, f"{self._field}#{path}")
         self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
+        if style != "json" and '"multipleOf"' in json.dumps(plain):
+            self.gaps.append(Gap(path, f"has multipleOf, which cannot be enforced in the style {style!r}"))
         return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
 
     def _read(self, schema: Any, path: str) -> Any:

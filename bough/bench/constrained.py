@@ -1,8 +1,10 @@
 """`bough bench constrained`: what structured output costs, and what jump-forward gives back.
 
 First the masks alone: many requests walk one schema over a vocabulary of the given size, and each step's work on the
-host is timed; no model runs. Then an engine answers the same prompts three times in one run: freely, under a schema,
-and under it without jump-forward. Tokens that the grammar forces are output tokens like any other.
+host is timed; no model runs. Then an engine answers the same prompts under a schema and freely, by turns, and a second
+engine does so without jump-forward. A free answer has as many tokens as the constrained one to the same prompt, so that
+both runs fill the batch alike; tokens that the grammar forces are output tokens like any other. Rates are medians over
+the rounds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,7 @@ RECORD = {
     },
     "required": ["first_name", "family_name", "year_of_birth", "occupation", "is_currently_employed", "address"],
 }
+MASK_STEPS = 300
 PROMPT = "Record {number} of the register of inhabitants, as JSON: "
 
 
@@ -51,7 +55,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--requests", type=int, default=32, help="constrained requests side by side")
     load.add_argument("--mask-vocab", type=int, default=50_000, help="tokens of the vocabulary of the masks' part")
-    load.add_argument("--output-len", type=int, default=96, help="most tokens of an answer")
+    load.add_argument("--output-len", type=int, default=384, help="most tokens of an answer")
+    load.add_argument("--rounds", type=int, default=3, help="how often each load runs; the median counts")
     load.add_argument("--masks-only", action="store_true", help="no engine: the masks' part alone")
     load.add_argument("--seed", type=int, default=0)
     load.add_argument("--json", action="store_true", help="print one JSON object")
@@ -61,7 +66,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     backend = settings.get("grammar_backend", "xgrammar")
     figures = measure_masks(backend, args.requests, args.mask_vocab, args.seed)
     if not args.masks_only:
-        figures |= measure_engine(settings, args.requests, args.output_len)
+        figures |= measure_engine(settings, args.requests, args.output_len, args.rounds)
     if args.json:
         print(json.dumps(figures))
     else:
@@ -79,14 +84,14 @@ def measure_masks(backend: str, requests: int, vocabulary_size: int, seed: int) 
     """The host's work for one step of `requests` constrained rows: stepping over their tokens, filling their masks."""
     rng = random.Random(seed)
     vocabulary = made_up_vocabulary(vocabulary_size, rng)
-    library = load_backend(backend, vocabulary)
-    spec = prepare(json_schema_spec(RECORD), backend).spec
+    prepared = prepare(json_schema_spec(RECORD), backend)
+    library = load_backend(prepared.backend, vocabulary)
     began = time.perf_counter()
-    make = library.load(library.compile(spec))
+    make = library.load(library.compile(prepared.spec))
     compile_s = time.perf_counter() - began
     steps_us = _walk(make, requests, vocabulary, rng)
     return {
-        "grammar_backend": backend,
+        "grammar_backend": prepared.backend,
         "mask_requests": requests,
         "mask_vocabulary": vocabulary.size,
         "compile_ms": 1e3 * compile_s,
@@ -98,22 +103,23 @@ def measure_masks(backend: str, requests: int, vocabulary_size: int, seed: int) 
 
 
 def _walk(make: Callable[[], Matcher], requests: int, vocabulary: Vocabulary, rng: random.Random) -> list[float]:
-    """Microseconds of each step until every row has ended; what is chosen is chosen outside the clock."""
+    """Microseconds of each step. What is chosen is chosen outside the clock, and so are the rows that take the place of
+    those that have ended: every step has all of them."""
     rows = [make() for _ in range(requests)]
     masks = np.zeros((requests, vocabulary.mask_words), np.int32)
     chosen: list[int | None] = [None] * requests
     times = []
-    while not all(row.finished for row in rows):
+    for _ in range(MASK_STEPS):
         began = time.perf_counter()
         for row, mask, token in zip(rows, masks, chosen, strict=True):
             if token is not None:
                 row.accept(token)
             row.fill(mask)
         times.append(1e6 * (time.perf_counter() - began))
-        chosen = [
-            None if row.finished else int(rng.choice(allowed_tokens(mask)))
-            for row, mask in zip(rows, masks, strict=True)
-        ]
+        for at, row in enumerate(rows):
+            chosen[at] = None if row.finished else int(rng.choice(allowed_tokens(masks[at])))
+            if row.finished:
+                rows[at] = make()
     return times
 
 
@@ -129,31 +135,71 @@ def made_up_vocabulary(size: int, rng: random.Random) -> Vocabulary:
 # ---- an engine
 
 
-def measure_engine(settings: dict[str, Any], requests: int, output_len: int) -> dict[str, Any]:
-    """Tokens per second of the same prompts, free and constrained, with and without jump-forward."""
+def measure_engine(settings: dict[str, Any], requests: int, output_len: int, rounds: int) -> dict[str, Any]:
+    """Tokens per second of the same prompts, constrained and free, with and without jump-forward."""
     prompts = [PROMPT.format(number=number) for number in range(requests)]
-    free = {"max_new_tokens": output_len, "ignore_eos": True, "temperature": 1.0}
-    bound = {"max_new_tokens": 4 * output_len, "json_schema": RECORD, "temperature": 1.0}
-    free_rate, jump_rate = _rates(settings, prompts, [free, bound])
-    (plain_rate,) = _rates({**settings, "disable_jump_forward": True}, prompts, [bound])
+    jumping = _measure(settings, prompts, output_len, rounds)
+    plain = _measure({**settings, "disable_jump_forward": True}, prompts, output_len, rounds)
     return {
-        "free_tokens_per_s": free_rate,
-        "constrained_tokens_per_s": jump_rate,
-        "constrained_without_jump_per_s": plain_rate,
-        "constrained_over_free": jump_rate / free_rate,
-        "without_jump_over_free": plain_rate / free_rate,
+        "answers": jumping.answers + plain.answers,
+        "answers_valid": jumping.valid + plain.valid,
+        "answers_cut": jumping.cut + plain.cut,
+        "tokens_per_answer": jumping.tokens / jumping.answers,
+        "free_tokens_per_s": jumping.free_rate,
+        "constrained_tokens_per_s": jumping.bound_rate,
+        "constrained_over_free": jumping.bound_rate / jumping.free_rate,
+        "without_jump_free_tokens_per_s": plain.free_rate,
+        "without_jump_tokens_per_s": plain.bound_rate,
+        "without_jump_over_free": plain.bound_rate / plain.free_rate,
     }
 
 
-def _rates(settings: dict[str, Any], prompts: list[str], loads: list[dict[str, Any]]) -> list[float]:
+@dataclass(slots=True)
+class _Measured:
+    """What one engine did in all rounds."""
+
+    bound_rate: float = 0.0
+    free_rate: float = 0.0
+    answers: int = 0
+    valid: int = 0
+    cut: int = 0  # by the limit on their tokens
+    tokens: int = 0
+
+
+def _measure(settings: dict[str, Any], prompts: list[str], output_len: int, rounds: int) -> _Measured:
     from bough.launch.engine import Engine
 
-    rates = []
+    measured, bound_rates, free_rates = _Measured(), [], []
+    bound = {"max_new_tokens": output_len, "json_schema": RECORD, "temperature": 1.0}
     with Engine(**settings) as engine:
-        for load in loads:
-            engine.generate(prompts[:2], {**load, "max_new_tokens": 8})  # warm: graphs, the grammar
-            began = time.perf_counter()
-            outputs = engine.generate(prompts, load)
-            seconds = time.perf_counter() - began
-            rates.append(sum(output["meta_info"]["completion_tokens"] for output in outputs) / seconds)
-    return rates
+        _timed(engine, prompts[:2], [bound] * 2)  # warm: graphs, the grammar
+        for _ in range(rounds):
+            rate, answers = _timed(engine, prompts, [bound] * len(prompts))
+            bound_rates.append(rate)
+            lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
+            free = [{"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0} for length in lengths]
+            free_rates.append(_timed(engine, prompts, free)[0])
+            _judge(answers, measured)
+    measured.bound_rate, measured.free_rate = float(np.median(bound_rates)), float(np.median(free_rates))
+    return measured
+
+
+def _timed(engine: Any, prompts: list[str], sampling: list[dict[str, Any]]) -> tuple[float, list[dict[str, Any]]]:
+    """Output tokens per second, and the answers."""
+    began = time.perf_counter()
+    answers = engine.generate(prompts, sampling)
+    seconds = time.perf_counter() - began
+    return sum(answer["meta_info"]["completion_tokens"] for answer in answers) / seconds, answers
+
+
+def _judge(answers: list[dict[str, Any]], measured: _Measured) -> None:
+    """Counts the answers that are whole and what the schema asks for."""
+    import jsonschema
+
+    for answer in answers:
+        measured.answers += 1
+        measured.tokens += answer["meta_info"]["completion_tokens"]
+        if answer["meta_info"]["finish_reason"]["type"] == "length":
+            measured.cut += 1
+        else:
+            measured.valid += jsonschema.Draft202012Validator(RECORD).is_valid(json.loads(answer["text"]))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bough.constrained.limits import require_positions
-from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, said
+from bough.constrained.limits import MAX_ITEMS, MAX_POSITIONS
+from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, least_and_most, said
 from bough.constrained.schema_source import join
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ Layout = tuple[list[Part], Part | None]  # the schemas of the first items, and o
 
 
 def array_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    least = max((int(value) for _, value in said(lowering, parts, "minItems")), default=0)
-    most = min((int(value) for _, value in said(lowering, parts, "maxItems")), default=None)
+    limit = MAX_ITEMS if lowering.features.recursion else MAX_POSITIONS
+    least, most = least_and_most(lowering, parts, "minItems", "maxItems", limit)
     layouts = [_layout(lowering, part) for part in parts]
     prefix: list[Plain] = []
     for index in range(max(len(first) for first, _ in layouts)):
@@ -39,7 +39,6 @@ def _array(
     if rest is None:
         most = len(prefix) if most is None else min(most, len(prefix))
     if most is not None:
-        require_positions(most, f"{lowering.source.field} (maxItems)")
         prefix = prefix[:most]
         if least > most:
             return None

@@ -5,6 +5,7 @@ Surrogates are in no set: they have no UTF-8, so no token can write them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 Ranges = tuple[tuple[int, int], ...]  # first and last, both included; ascending, neither overlapping nor touching
@@ -46,6 +47,12 @@ def intersection(one: Ranges, other: Ranges) -> Ranges:
 
 def difference(one: Ranges, other: Ranges) -> Ranges:
     return intersection(one, complement(other))
+
+
+def holds(of: Ranges, code: int) -> bool:
+    """Whether a character is in the set."""
+    at = bisect_right(of, (code, LAST)) - 1
+    return at >= 0 and of[at][0] <= code <= of[at][1]
 
 
 def size(of: Ranges) -> int:

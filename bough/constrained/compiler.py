@@ -1,26 +1,33 @@
 """Grammars by spec: compiled once, kept while they are asked for, shared by every request.
 
-A request's spec is looked up; if it is new, a thread prepares and compiles it: small grammars right there (the
-libraries let go of the interpreter while they work), others in a worker process that can be ended. What came of it, a
-grammar or a refusal, stays in the cache, so that a grammar which takes too long is tried once and not by every client
-that repeats it.
+A request's spec is looked up; if it is new, a worker process prepares it, which is Python's work and would hold up the
+engine's own. Then it is compiled: a small grammar in a thread (the libraries let go of the interpreter while they
+work), others in a worker of a second kind. Workers can be ended. What came of it, a grammar or a refusal, stays in the
+cache, so that a grammar which takes too long is tried once and not by every client that repeats it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Ticket
-from bough.constrained.prepare import Prepared, prepare
+from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.worker import Draft, Hello
 from bough.constrained.worker_pool import WorkerPool
 
-LIGHT_THREADS = 2
+SETTING = "--grammar-timeout-s"
+PREPARERS = 2
+LIGHT_THREADS = 2  # beside those that wait for a preparer
+PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +73,13 @@ class CachingCompiler:
     ) -> None:
         self._name = resolve_backend(backend)
         self._vocabulary = vocabulary
-        self._backend: Backend | None = None
+        self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(LIGHT_THREADS, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, thread_name_prefix="grammar")
         self._waiters = ThreadPoolExecutor(workers, thread_name_prefix="grammar-worker")
-        self._pool = WorkerPool(self._name, vocabulary, timeout_s, workers)
+        patience = min(timeout_s, PREPARE_TIMEOUT_S)
+        self._preparers = WorkerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
+        self._compilers = WorkerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
         self._capacity = cache_entries
         self._lock = threading.Lock()
@@ -88,7 +97,8 @@ class CachingCompiler:
         return CompileTicket(entry.future, lambda: self._give_up(spec, entry))
 
     def close(self) -> None:
-        self._pool.close()
+        self._preparers.close()
+        self._compilers.close()
         for threads in (self._threads, self._waiters):
             threads.shutdown(wait=True, cancel_futures=True)
 
@@ -112,25 +122,35 @@ class CachingCompiler:
     def _prepare(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        try:
-            prepared = prepare(spec, self._name)
-            if prepared.light:
-                self._finish(prepared, future, lambda: self._get_backend().compile(prepared.spec))
+        with _answering(future):
+            draft = msgspec.msgpack.decode(self._preparers.ask(spec), type=Draft)
+            prepared = draft.prepared
+            if draft.payload is not None:
+                self._finish(prepared, draft.payload, future)
+            elif prepared.light:
+                self._finish(prepared, self._get_backend(prepared.backend).compile(prepared.spec), future)
             else:
-                self._waiters.submit(self._finish, prepared, future, lambda: self._pool.compile(prepared.spec))
-        except BaseException as error:  # noqa: BLE001  (whoever waits must get it)
-            future.set_exception(error)
+                self._waiters.submit(self._compile, prepared, future)
 
-    def _finish(self, prepared: Prepared, future: Future[CompiledGrammar], compile_it: Callable[[], bytes]) -> None:
-        try:
-            matcher = self._get_backend().load(compile_it())
-        except BaseException as error:  # noqa: BLE001  (whoever waits must get it)
-            future.set_exception(error)
-        else:
-            future.set_result(CompiledGrammar(prepared.warnings, matcher))
+    def _compile(self, prepared: Prepared, future: Future[CompiledGrammar]) -> None:
+        with _answering(future):
+            self._finish(prepared, self._compilers.ask(prepared.spec), future)
 
-    def _get_backend(self) -> Backend:
+    def _finish(self, prepared: Prepared, payload: bytes, future: Future[CompiledGrammar]) -> None:
+        matcher = self._get_backend(prepared.backend).load(payload)
+        future.set_result(CompiledGrammar(prepared.warnings, matcher))
+
+    def _get_backend(self, name: str) -> Backend:
         with self._backend_lock:
-            if self._backend is None:
-                self._backend = load_backend(self._name, self._vocabulary)
-            return self._backend
+            if name not in self._backends:
+                self._backends[name] = load_backend(name, self._vocabulary)
+            return self._backends[name]
+
+
+@contextmanager
+def _answering(future: Future[CompiledGrammar]) -> Iterator[None]:
+    """Whoever waits gets what goes wrong."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001
+        future.set_exception(error)

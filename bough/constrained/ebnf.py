@@ -1,4 +1,4 @@
-"""Grammars in EBNF, as llama.cpp and xgrammar write it: read here, checked, and written as each back end wants it.
+"""Grammars in EBNF, as llama.cpp and xgrammar write it: read here and checked.
 
     root  ::= "(" items? ")"          # literals, references, groups, ? * + {2,5}
     items ::= [a-z]+ ("," [a-z]+)*    # classes; comments go to the end of the line
@@ -10,23 +10,27 @@ is not becomes one regular expression, which every back end knows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.constrained import charsets
+from bough.constrained.automaton_forms import regular
+from bough.constrained.dfa import Dfa
+from bough.constrained.endings import ending_rules
 from bough.constrained.limits import require_positions
 from bough.constrained.pattern_tree import (
     EMPTY,
     Chars,
     Choice,
+    Meet,
     Node,
     Reference,
     Repeat,
     Row,
+    Text,
+    Token,
     choice,
     literal,
     positions,
-    quantifier,
     repeat,
 )
 from bough.core.errors import RequestError
@@ -57,12 +61,16 @@ class _Token:
 
 
 def parse_ebnf(text: str, field: str = "ebnf") -> Rules:
-    """The rules by name. Refused: what does not parse, refers to no rule, has no `root`, or is too large."""
-    return _Parser(text, field).rules()
+    """The rules by name. Refused: what does not parse, refers to no rule, has no `root`, derives no text, or is too
+    large."""
+    rules = ending_rules(_Parser(text, field).rules())
+    if ROOT not in rules:
+        raise RequestError(f"{field} derives no text: the rule {ROOT!r} never comes to an end.", field=field)
+    return rules
 
 
-def inline(rules: Rules) -> Node | None:
-    """The grammar as one regular expression; None where a rule leads back to itself."""
+def inline(rules: Rules, longest: int = MAX_INLINED) -> Node | None:
+    """The grammar as one regular expression; None where a rule leads back to itself, or is too long to be repeated."""
     done: dict[str, Node] = {}
 
     def visit(node: Node, open_rules: frozenset[str]) -> Node | None:
@@ -72,12 +80,16 @@ def inline(rules: Rules) -> Node | None:
                     return None
                 if name not in done:
                     found = visit(rules[name], open_rules | {name})
-                    if found is None or positions(found) > MAX_INLINED:
+                    if found is None or positions(found) > longest:
                         return None
                     done[name] = found
                 return done[name]
             case Chars():
                 return node
+            case Text() | Dfa() | Meet():
+                return regular(node)
+            case Token(part):
+                return visit(part, open_rules)
             case Repeat(part, least, most):
                 inner = visit(part, open_rules)
                 return None if inner is None else repeat(inner, least, most)
@@ -89,46 +101,6 @@ def inline(rules: Rules) -> Node | None:
                 return Row(tuple(known)) if isinstance(node, Row) else choice(known)
 
     return visit(Reference(ROOT), frozenset())
-
-
-def ebnf_text(rules: Mapping[str, Node]) -> str:
-    """As xgrammar reads it."""
-    names = {name: ROOT if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
-    return "\n".join(f"{names[name]} ::= {_ebnf(node, names)}" for name, node in rules.items()) + "\n"
-
-
-def lark_text(rules: Mapping[str, Node], prefix: str = "") -> str:
-    """As llguidance reads it: a character at a time, so that no lexeme swallows what another rule should read."""
-    names = {name: prefix + ("start" if name == ROOT else f"r{index}") for index, name in enumerate(rules)}
-    return "\n".join(f"{names[name]}: {_lark(node, names)}" for name, node in rules.items()) + "\n"
-
-
-def _ebnf(node: Node, names: Mapping[str, str]) -> str:
-    match node:
-        case Chars(found):
-            return charsets.class_text(found, single=False)
-        case Reference(name):
-            return names[name]
-        case Row(parts):
-            return " ".join(_ebnf(part, names) for part in parts) if parts else '""'
-        case Choice(options):
-            return "(" + " | ".join(_ebnf(option, names) for option in options) + ")"
-        case Repeat(part, least, most):
-            return f"({_ebnf(part, names)}){quantifier(least, most)}"
-
-
-def _lark(node: Node, names: Mapping[str, str]) -> str:
-    match node:
-        case Chars(found):
-            return "/" + charsets.class_text(found, single=False).replace("/", "\\/") + "/"
-        case Reference(name):
-            return names[name]
-        case Row(parts):
-            return " ".join(_lark(part, names) for part in parts) if parts else '""'
-        case Choice(options):
-            return "(" + " | ".join(_lark(option, names) for option in options) + ")"
-        case Repeat(part, least, most):
-            return f"({_lark(part, names)}){quantifier(least, most)}"
 
 
 class _Parser:

@@ -11,6 +11,7 @@ from bough.core.errors import RequestError
 MAX_TEXT_CHARS = 256 * 1024
 MAX_DEPTH = 64  # of nested JSON
 MAX_POSITIONS = 20_000  # of one regular expression, its repeats written out
+MAX_ITEMS = 1_000_000  # of an array: rules are counted, not written out
 MAX_CHOICES = 10_000  # of one enum, or of a choice
 MAX_LOOKS = 25_000  # subschemas looked at while references are followed and combinations written out
 LIGHT_CHARS = 8 * 1024

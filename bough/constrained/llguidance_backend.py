@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
 from bough.constrained.backends import refusal
-from bough.constrained.ebnf import inline, lark_text, parse_ebnf
+from bough.constrained.ebnf import inline, parse_ebnf
 from bough.constrained.interface import GrammarSpec, Matcher
+from bough.constrained.lark import lark_regex, lark_text
 from bough.constrained.masks import allow_also, allow_only
 from bough.constrained.pattern_tree import pattern_text
 from bough.constrained.regexes import choices_regex
-from bough.constrained.tag_lark import lark_regex, tag_to_lark
+from bough.constrained.schema_grammar import schema_rules
+from bough.constrained.tag_lark import tag_to_lark
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
-
-FIXED_SPACING: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-ANY_SPACING: dict[str, Any] = {"whitespace_flexible": True}
 
 
 class LLGuidanceBackend:
@@ -37,17 +35,22 @@ class LLGuidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_GreedyVocabulary(vocabulary)))
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        grammar = to_grammar(spec)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
-        if failed:
-            raise refusal(messages[0])
-        return grammar.encode()
+        return checked_grammar(spec).encode()
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
         first = llguidance.LLMatcher(self._tokenizer, payload.decode(), log_level=0)
         if first.is_error():
             raise refusal(first.get_error())
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
+
+
+def checked_grammar(spec: GrammarSpec) -> str:
+    """The spec in the library's own language, once the library has taken it; that needs no vocabulary."""
+    grammar = to_grammar(spec)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    if failed:
+        raise refusal(messages[0])
+    return grammar
 
 
 def to_grammar(spec: GrammarSpec) -> str:
@@ -60,10 +63,9 @@ def to_grammar(spec: GrammarSpec) -> str:
 
 
 def _rules(spec: GrammarSpec) -> str:
-    spacing = ANY_SPACING if spec.any_whitespace else FIXED_SPACING
     match spec.kind:
         case "json_schema" | "json_object":
-            return f"start: %json {json.dumps({**json.loads(spec.text), 'x-guidance': spacing})}\n"
+            return lark_text(schema_rules(json.loads(spec.text), spec.any_whitespace))
         case "regex":
             return f"start: {lark_regex(spec.text)}\n"
         case "choice":
@@ -73,7 +75,7 @@ def _rules(spec: GrammarSpec) -> str:
             regular = inline(rules)
             return lark_text(rules) if regular is None else f"start: {lark_regex(pattern_text(regular))}\n"
         case "structural_tag":
-            return tag_to_lark(json.loads(spec.text), spacing)
+            return tag_to_lark(json.loads(spec.text), spec.any_whitespace)
 
 
 class _GreedyVocabulary:

@@ -6,18 +6,30 @@ are valid, and nobody who lists properties wants the model to invent more. `addi
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from bough.constrained import charsets
-from bough.constrained.limits import require_positions
-from bough.constrained.pattern_tree import Chars, Repeat, positions
-from bough.constrained.regexes import parse_regex
-from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, pattern_for, said
+from bough.constrained.automata import TooLarge, matches, signatures
+from bough.constrained.pattern_tree import Chars, Node, Repeat
+from bough.constrained.scalar_grammar import can_write, name_node
+from bough.constrained.schema_parts import (
+    NO_KEYWORDS,
+    Part,
+    Parts,
+    Plain,
+    least_and_most,
+    pattern_for,
+    read_pattern,
+    said,
+)
 from bough.constrained.schema_source import join
 
 if TYPE_CHECKING:
     from bough.constrained.schema_lowering import Lowering
+
+MAX_CLASSES = 64  # of names, by the patterns that they match
+MAX_COUNTED = 2_000  # rules that count properties
+MAX_COUNTED_IN_A_PATTERN = 12
 
 
 def object_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
@@ -34,9 +46,12 @@ class _ObjectForm:
         self._required = list(
             dict.fromkeys(n for _, names in self._said("required") if isinstance(names, list) for n in names)
         )
-        self._patterns = list(
-            dict.fromkeys(pattern for _, patterns in self._said("patternProperties") for pattern in patterns)
-        )
+        self._patterns: dict[str, Node] = {}  # those of patternProperties that can be enforced
+        for pointer, patterns in self._said("patternProperties"):
+            for pattern in patterns:
+                tree = read_pattern(lowering, join(pointer, "patternProperties"), pattern, pattern)
+                if tree is not None:
+                    self._patterns[pattern] = tree
         named = (name for _, properties in self._said("properties") for name in properties)
         self._names = list(dict.fromkeys([*named, *self._required]))
         self._properties: dict[str, Plain] = {}
@@ -50,9 +65,12 @@ class _ObjectForm:
             elif property_name in self._required:
                 return None
         others = self._others()
-        plain: Plain = {"type": name, **others}
+        self._closed = not others
+        plain: Plain = {"type": name, "additionalProperties": False}
         if self._properties:
-            plain = {"type": name, "properties": self._properties, "required": self._required, **others}
+            plain |= {"properties": self._properties, "required": self._required}
+        if others:
+            plain["x-names"] = others
         if not self._counts(plain):
             return None
         self._note_gaps()
@@ -77,122 +95,120 @@ class _ObjectForm:
         return found
 
     def _matches(self, pattern: str, name: str) -> bool:
+        """Whether a property is governed by a pattern."""
+        if pattern not in self._patterns:
+            return False
         try:
-            return re.search(pattern, name) is not None
-        except re.error as error:
-            raise self._lowering.source.error("", f"has a pattern that is not valid, {pattern!r}: {error}") from None
+            return matches(self._patterns[pattern], name)
+        except TooLarge:
+            self._gap_all("patternProperties", "is too much to decide for a name this long")
+            return False
 
     def _may_be(self, name: str) -> bool:
         """Whether `propertyNames` allows it."""
-        accepts = self._lowering.source.accepts
-        return all(accepts(join(pointer, "propertyNames"), name) for pointer, _ in self._said("propertyNames"))
+        return all(
+            self._lowering.accepts(join(pointer, "propertyNames"), name, "pattern")
+            for pointer, _ in self._said("propertyNames")
+        )
 
     # ---- other properties
 
-    def _others(self) -> Plain:
-        """`additionalProperties` and `patternProperties` of the plain form."""
+    def _others(self) -> list[Plain]:
+        """Classes of further names, none of them in two, with the form of their values."""
         said_more = any(True for _ in self._said("additionalProperties")) or bool(self._patterns)
         if self._names and not said_more:
-            self._closed = True
-            return {"additionalProperties": False}
-        more = self._lowering.lower(
-            [(join(pointer, "additionalProperties"), NO_KEYWORDS) for pointer, _ in self._said("additionalProperties")]
-        )
+            return []
+        described: list[str] | None = []
         if any(True for _ in self._said("propertyNames")):
-            return self._others_by_name(more)
-        if self._patterns:
-            return self._others_by_pattern(more)
-        self._closed = more is None
-        return {"additionalProperties": False if more is None else more}
+            described = self._described_names()
+        if described is None:
+            return []
+        try:
+            classes = self._classes(described)
+        except TooLarge:
+            self._gap_all("patternProperties", "is too much to tell all names apart; others are left out")
+            return []
+        return [entry for entry in classes if entry["value"] is not None]
 
-    def _others_by_pattern(self, more: Plain | None) -> Plain:
-        several = len(self._patterns) > 1 and not self._lowering.features.several_patterns
-        if several:
-            for pointer, patterns in self._said("patternProperties"):
-                if set(patterns) & set(self._patterns[1:]):
-                    self._lowering.gap(pointer, "patternProperties", "can be enforced with one pattern only")
-        kept = self._patterns[:1] if several else self._patterns
-        found = {pattern: self._lowering.lower(self._schemas_by_pattern(pattern)) for pattern in kept}
-        written = {self._pattern(pattern): value for pattern, value in found.items() if value is not None}
-        if not self._lowering.features.more_beside_patterns:
-            more = None
-            if any(self._matches(pattern, name) for pattern in kept for name in self._names):
-                written = {}  # a named property might be written again under the pattern
-        if None in found.values():
-            written, more = {}, None  # a name that may have no value must not slip in under another pattern
-        self._closed = not written and more is None
-        result: Plain = {"additionalProperties": False if more is None else more}
-        return {"patternProperties": written, **result} if written else result
+    def _classes(self, described: list[str]) -> list[Plain]:
+        """Names by the patterns that they match: a class for every set of patterns that some name matches."""
+        patterns = list(self._patterns)
+        base = name_node({"all": described, "none": [], "but": self._names})
+        can_write(base, self._lowering.features)
+        sets = signatures(base.pattern, list(self._patterns.values())) if patterns else {frozenset[int]()}
+        if len(sets) > MAX_CLASSES:
+            raise TooLarge
+        return [self._class(found, sets, described) for found in sorted(sets, key=sorted)]
 
-    def _schemas_by_pattern(self, pattern: str) -> list[Part]:
-        """What a property must satisfy whose name matches: the pattern's schema, or else what others are told."""
+    def _class(self, matched: frozenset[int], sets: set[frozenset[int]], described: list[str]) -> Plain:
+        """One class; of the other patterns, only those are told of that some of its names might match as well."""
+        patterns = list(self._patterns)
+        beside = frozenset().union(*(other for other in sets if matched < other)) - matched
+        written = [pattern_for(tree) for tree in self._patterns.values()]
+        entry: Plain = {
+            "all": [*described, *(written[at] for at in sorted(matched))],
+            "none": [written[at] for at in sorted(beside)],
+            "but": self._names,
+        }
+        can_write(name_node(entry), self._lowering.features)
+        return {**entry, "value": self._lowering.lower(self._schemas_by([patterns[at] for at in matched]))}
+
+    def _schemas_by(self, matched: list[str]) -> list[Part]:
+        """What a property must satisfy whose name matches just these patterns: in each part theirs, or else the one
+        for all others."""
         found = []
         for pointer, _ in self._parts:
             node = self._lowering.node((pointer, NO_KEYWORDS))
-            if pattern in node.get("patternProperties", {}):
-                found.append((join(pointer, "patternProperties", pattern), NO_KEYWORDS))
-            elif "additionalProperties" in node:
+            mine = [pattern for pattern in node.get("patternProperties", {}) if pattern in matched]
+            found += [(join(pointer, "patternProperties", pattern), NO_KEYWORDS) for pattern in mine]
+            if not mine and "additionalProperties" in node:
                 found.append((join(pointer, "additionalProperties"), NO_KEYWORDS))
         return found
 
-    def _others_by_name(self, more: Plain | None) -> Plain:
-        """With `propertyNames`: names from a list become properties, a pattern of names becomes patternProperties."""
+    def _described_names(self) -> list[str] | None:
+        """The patterns of `propertyNames`; None where there are no other names, or where they were listed and are now
+        named."""
         paths = [(join(pointer, "propertyNames"), NO_KEYWORDS) for pointer, _ in self._said("propertyNames")]
         names = _strings_of(self._lowering.lower(paths))
-        self._closed = True
-        if names is None or more is None:
-            return {"additionalProperties": False}
-        if self._patterns:
-            self._lowering.gap(
-                paths[0][0].rpartition("/")[0], "propertyNames", "cannot be enforced beside patternProperties"
-            )
-            return {"additionalProperties": False}
+        if names is None:
+            return None
         if "enum" in names:
             for name in names["enum"]:
-                if isinstance(name, str) and name not in self._properties:
-                    self._properties[name] = more
-            return {"additionalProperties": False}
-        self._closed = False
-        if pattern := self._pattern_of(names):
-            return {"patternProperties": {pattern: more}, "additionalProperties": False}
-        return {"additionalProperties": more}
-
-    def _pattern_of(self, names: Plain) -> str | None:
-        """A pattern for names that are strings of a kind; None if any string will do."""
-        if "pattern" in names:
-            return str(names["pattern"])
-        least, most = names.get("minLength", 0), names.get("maxLength")
-        if not least and most is None:
+                value = None if name in self._names else self._lowering.lower(self._schemas_of(name))
+                if value is not None:
+                    self._properties[name] = value
             return None
-        return pattern_for(self._lowering, Repeat(Chars(charsets.ALL), least, most))
-
-    def _pattern(self, pattern: str) -> str:
-        field = f"{self._lowering.source.field} (patternProperties)"
-        tree = parse_regex(pattern, search=True, field=field)
-        require_positions(positions(tree), field)
-        return pattern_for(self._lowering, tree)
+        patterns = [names["pattern"]] if "pattern" in names else [part["pattern"] for part in names.get("allOf", ())]
+        if "minLength" in names or "maxLength" in names:
+            counted = Repeat(Chars(charsets.ALL), names.get("minLength", 0), names.get("maxLength"))
+            patterns.append(pattern_for(counted))
+        return patterns
 
     # ---- counts and what is left
 
     def _counts(self, plain: Plain) -> bool:
         """Writes minProperties and maxProperties where they are not implied; False where they cannot hold."""
-        least = max((int(value) for _, value in self._said("minProperties")), default=0)
-        most = min((int(value) for _, value in self._said("maxProperties")), default=None)
+        least, most = least_and_most(self._lowering, self._parts, "minProperties", "maxProperties")
         if most is not None and (most < len(self._required) or most < least):
             return False
         if self._closed and least > len(self._properties):
             return False
-        if least > len(self._required):
+        if most is not None and self._closed and most >= len(self._properties):
+            most = None
+        if least > len(self._required) + 1 and not self._closed:
             # Others may be written twice under one name, which counts once: only one of them is sure to count.
-            if self._lowering.features.property_counts and (self._closed or least <= len(self._required) + 1):
-                plain["minProperties"] = least
-            else:
-                self._gap_all("minProperties")
-        if most is not None and not (self._closed and most >= len(self._properties)):
-            if self._lowering.features.property_counts:
-                plain["maxProperties"] = most
-            else:
-                self._gap_all("maxProperties")
+            self._gap_all("minProperties")
+            least = 0
+        counted = least > len(self._required) or most is not None
+        most_rules = MAX_COUNTED if self._lowering.features.recursion else MAX_COUNTED_IN_A_PATTERN
+        if counted and len(self._properties) * max(least, most or 0) > most_rules:
+            self._gap_all("minProperties")
+            self._gap_all("maxProperties")
+            return True
+        if least > len(self._required):
+            plain["minProperties"] = least
+        if most is not None:
+            plain["maxProperties"] = most
         return True
 
     def _note_gaps(self) -> None:
@@ -210,9 +226,9 @@ class _ObjectForm:
             return True
         return isinstance(rule, list) and set(rule) <= set(self._required)
 
-    def _gap_all(self, keyword: str) -> None:
+    def _gap_all(self, keyword: str, reason: str = "cannot be enforced") -> None:
         for pointer, _ in self._said(keyword):
-            self._lowering.gap(pointer, keyword)
+            self._lowering.gap(pointer, keyword, reason)
 
     def _said(self, keyword: str) -> list[tuple[str, Any]]:
         return list(said(self._lowering, self._parts, keyword))

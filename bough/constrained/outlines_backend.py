@@ -15,11 +15,13 @@ import numpy.typing as npt
 import outlines_core
 
 from bough.constrained.backends import refusal
+from bough.constrained.ebnf import inline
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.json_regex import schema_pattern
+from bough.constrained.limits import MAX_POSITIONS
 from bough.constrained.masks import allow_also, allow_only
 from bough.constrained.pattern_tree import pattern_text
 from bough.constrained.regexes import choices_regex
+from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
@@ -59,7 +61,11 @@ def to_regex(spec: GrammarSpec) -> str:
     """The spec as one regular expression."""
     match spec.kind:
         case "json_schema" | "json_object":
-            return pattern_text(schema_pattern(json.loads(spec.text), spec.any_whitespace))
+            rules = schema_rules(json.loads(spec.text), spec.any_whitespace, recursion=False)
+            regular = inline(rules, MAX_POSITIONS)
+            if regular is None:
+                raise RequestError(f"{spec.kind} is too large for the grammar back end outlines-core.", field=spec.kind)
+            return pattern_text(regular)
         case "regex":
             return spec.text
         case "choice":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from bough.constrained import charsets
 from bough.constrained.charsets import Ranges
+from bough.constrained.dfa import Dfa
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
 RAW_IN_JSON = charsets.complement(charsets.ranges([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
@@ -52,7 +53,34 @@ class Reference:
     name: str
 
 
-Node = Chars | Row | Choice | Repeat | Reference
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a back end that splits text into lexemes reads as one of them; to others it is its part."""
+
+    part: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """The texts that all of some patterns match, and none of others."""
+
+    all_of: tuple[Node, ...]
+    none_of: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A JSON string, quotes and all, whose characters match a pattern.
+
+    Each character is spelt in one way, so that a name is the same name wherever it stands; `free` strings may use every
+    escape there is, where all characters are allowed.
+    """
+
+    pattern: Node
+    free: bool = False
+
+
+Node = Chars | Row | Choice | Repeat | Reference | Token | Meet | Text | Dfa
 EMPTY = Row(())
 ANYTHING = Repeat(Chars(charsets.ALL), 0, None)
 
@@ -61,14 +89,30 @@ def literal(text: str) -> Node:
     return Row(tuple(Chars(charsets.characters(char)) for char in text))
 
 
+def only_char(node: Node) -> str | None:
+    """The character that a node stands for, where it is just one."""
+    if isinstance(node, Chars) and len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]:
+        return chr(node.ranges[0][0])
+    return None
+
+
 def choice(options: Iterable[Node]) -> Node:
-    """One of several; an option that is empty makes the rest optional, which every dialect can write."""
-    given = tuple(dict.fromkeys(options))
+    """One of several; an option that is empty makes the rest optional, which every dialect can write. Characters among
+    them are one set, so that a text is not read twice."""
+    given = _joined_chars(tuple(dict.fromkeys(options)))
     full = tuple(option for option in given if option != EMPTY)
     if not full:
         return EMPTY
     node = full[0] if len(full) == 1 else Choice(full)
-    return node if len(full) == len(given) else Repeat(node, 0, 1)
+    return node if len(full) == len(given) else repeat(node, 0, 1)
+
+
+def _joined_chars(options: tuple[Node, ...]) -> tuple[Node, ...]:
+    chars = [option for option in options if isinstance(option, Chars)]
+    if len(chars) < 2:
+        return options
+    joined = Chars(charsets.ranges(pair for option in chars for pair in option.ranges))
+    return (joined, *(option for option in options if not isinstance(option, Chars)))
 
 
 def repeat(part: Node, least: int, most: int | None) -> Node:
@@ -76,6 +120,8 @@ def repeat(part: Node, least: int, most: int | None) -> Node:
         return EMPTY
     if (least, most) == (1, 1):
         return part
+    if isinstance(part, Repeat) and part.least <= 1 and (least, most) == (0, 1):
+        return Repeat(part.part, 0, part.most)
     if isinstance(part, Repeat) and part.most is None and part.least <= 1 and most is None:
         return Repeat(part.part, min(part.least, least), None)  # (a*)+ and the like: the same texts, read one way only
     return Repeat(part, least, most)
@@ -87,14 +133,16 @@ def pattern_text(node: Node) -> str:
         case Chars(found):
             return charsets.class_text(found)
         case Row(parts):
-            return "".join(f"(?:{pattern_text(p)})" if isinstance(p, Choice) else pattern_text(p) for p in parts)
+            return "".join(f"(?:{pattern_text(p)})" if _is_choice(p) else pattern_text(p) for p in parts)
         case Choice(options):
             return "|".join(map(pattern_text, options))
         case Repeat(part, least, most):
             inner = pattern_text(part)
             return (inner if isinstance(part, Chars) else f"(?:{inner})") + quantifier(least, most)
-        case Reference(name):
-            raise ValueError(f"the rule {name} is no regular expression")
+        case Token(part):
+            return pattern_text(part)
+        case _:
+            raise TypeError(f"{type(node).__name__} is not a regular expression by itself")
 
 
 def positions(node: Node) -> int:
@@ -102,22 +150,27 @@ def positions(node: Node) -> int:
     match node:
         case Chars() | Reference():
             return 1
-        case Row(parts):
+        case Row(parts) | Choice(parts):
             return sum(map(positions, parts))
-        case Choice(options):
-            return sum(map(positions, options))
+        case Token(part) | Text(part):
+            return positions(part)
+        case Dfa(edges):
+            return len(edges)
+        case Meet(all_of, none_of):
+            return sum(map(positions, (*all_of, *none_of)))
         case Repeat(part, least, most):
             return positions(part) * max(least, most or 0, 1)
 
 
 def length_bounds(node: Node) -> tuple[int, int | None]:
-    """The fewest and the most characters of a text; no most where there is no end to them."""
+    """No text is shorter or longer than this; no most where there is no end to them."""
     match node:
         case Chars():
             return 1, 1
         case Row(parts):
             bounds = [length_bounds(part) for part in parts]
-            return sum(low for low, _ in bounds), _total([high for _, high in bounds])
+            highs = [high for _, high in bounds]
+            return sum(low for low, _ in bounds), None if None in highs else sum(high or 0 for high in highs)
         case Choice(options):
             bounds = [length_bounds(option) for option in options]
             highs = [high for _, high in bounds]
@@ -125,34 +178,45 @@ def length_bounds(node: Node) -> tuple[int, int | None]:
         case Repeat(part, least, most):
             low, high = length_bounds(part)
             return low * least, None if most is None or high is None else high * most
-        case Reference():
+        case Token(part):
+            return length_bounds(part)
+        case _:
             return 0, None
 
 
-def in_json(node: Node) -> Node:
-    """The same texts as they stand between the quotes of a JSON string.
+def in_json(node: Node, whole: bool = False) -> Node:
+    """The same texts as they stand between the quotes of a JSON string, each character spelt in one way.
 
-    Control characters without a short escape are left to classes of nothing else: `.` may go without them.
+    Control characters without a short escape are left to classes without any others: `.` may go without them, unless
+    the `whole` of a class is needed.
     """
     match node:
         case Chars(found):
             raw = charsets.intersection(found, RAW_IN_JSON)
-            short = [literal(text) for code, text in SHORT_ESCAPES.items() if _holds(found, code)]
-            if raw or short:
-                return choice([*([Chars(raw)] if raw else []), *short])
-            return choice(literal(f"\\u{code:04x}") for code in range(0x20) if _holds(found, code))
+            short = [literal(text) for code, text in SHORT_ESCAPES.items() if charsets.holds(found, code)]
+            options = [*([Chars(raw)] if raw else []), *short]
+            if whole or not raw:
+                rest = (code for code in range(0x20) if code not in SHORT_ESCAPES and charsets.holds(found, code))
+                options += [literal(f"\\u{code:04x}") for code in rest]
+            return choice(options)
         case Row(parts):
-            return Row(tuple(map(in_json, parts)))
+            return Row(tuple(in_json(part, whole) for part in parts))
         case Choice(options):
-            return Choice(tuple(map(in_json, options)))
+            return Choice(tuple(in_json(option, whole) for option in options))
         case Repeat(part, least, most):
-            return Repeat(in_json(part), least, most)
-        case Reference():
+            return Repeat(in_json(part, whole), least, most)
+        case Token(part):
+            return Token(in_json(part, whole))
+        case Meet(all_of, none_of):
+            return Meet(
+                tuple(in_json(part, whole) for part in all_of), tuple(in_json(part, whole=True) for part in none_of)
+            )
+        case _:
             return node
 
 
-def _total(highs: list[int | None]) -> int | None:
-    return None if None in highs else sum(high or 0 for high in highs)
+def _is_choice(node: Node) -> bool:
+    return isinstance(node, Choice) or (isinstance(node, Token) and _is_choice(node.part))
 
 
 def quantifier(least: int, most: int | None) -> str:
@@ -166,7 +230,3 @@ def quantifier(least: int, most: int | None) -> str:
             return f"{{{least},}}"
         case _:
             return f"{{{least}}}" if least == most else f"{{{least},{most}}}"
-
-
-def _holds(found: Ranges, code: int) -> bool:
-    return any(low <= code <= high for low, high in found)

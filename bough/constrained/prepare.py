@@ -2,37 +2,40 @@
 
 Pure and free of back ends, so the edge asks it too (`check.py`), and a client learns of a bad grammar before its
 request is queued. A spec comes out with its schema lowered, its regular expression in the common dialect, its tag in
-one form; with the gaps of a spec that is not strict as warnings; and with the word whether it is small enough to
-compile in a thread.
+one form; with the gaps of a spec that is not strict as warnings; with the back end that follows it; and with the word
+whether it is small enough to compile in a thread.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from bough.constrained.backends import resolve_backend
-from bough.constrained.ebnf import ebnf_text, inline, parse_ebnf
+from bough.constrained.ebnf import inline, parse_ebnf
+from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.interface import GrammarSpec
 from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
+from bough.constrained.routing import BOUNDED, UNBOUNDED, can_be_bounded, is_ambiguous, is_large
+from bough.constrained.scalar_grammar import string_states
 from bough.constrained.schema_lowering import Gap, lower_schema
-from bough.constrained.tags import lower_tag
+from bough.constrained.tags import FIELDS, lower_tag
 from bough.core.errors import RequestError
 
 MAX_TOLD = 8  # gaps named in one error
+TAG_TYPES = {"structural_tag", *FIELDS}
 REGULAR_ONLY = ("outlines-core",)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A spec as a back end gets it."""
+class Prepared(msgspec.Struct, frozen=True):
+    """A spec as a back end gets it; it crosses processes."""
 
     spec: GrammarSpec
+    backend: str  # that follows it: the one that was asked for, or one that bounds the work of a mask
     warnings: tuple[str, ...] = ()
     light: bool = False
 
@@ -42,6 +45,14 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
     name = resolve_backend(backend)
     field = field or spec.kind
     require_size(spec.text, field)
+    prepared = _prepare(spec, name, field)
+    if name == UNBOUNDED and ((ambiguous := is_ambiguous(prepared.spec)) or is_large(prepared.spec)):
+        bounded = _prepare(spec, BOUNDED, field)
+        return bounded if ambiguous or can_be_bounded(bounded.spec) else prepared
+    return prepared
+
+
+def _prepare(spec: GrammarSpec, name: str, field: str) -> Prepared:
     if name in REGULAR_ONLY and spec.kind == "structural_tag":
         raise RequestError(
             f"{field} cannot be enforced by the grammar back end {name}, which knows regular expressions only; "
@@ -56,17 +67,17 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
         case "regex":
             tree = parse_regex(spec.text, field=field)
             require_positions(size := positions(tree), field)
-            return Prepared(msgspec.structs.replace(spec, text=pattern_text(tree)), light=_is_light(name, size))
+            return Prepared(msgspec.structs.replace(spec, text=pattern_text(tree)), name, light=_is_light(name, size))
         case "choice":
             choices = json.loads(spec.text)
             require_choices(len(choices), field)
-            return Prepared(spec, light=_is_light(name, len(spec.text) // 64))
+            return Prepared(spec, name, light=_is_light(name, len(spec.text) // 64))
         case "ebnf":
             return _prepare_ebnf(spec, name, field)
         case "structural_tag":
             tag, gaps = lower_tag(json.loads(spec.text), name, field)
             lowered = _with_text(spec, tag)
-            return Prepared(lowered, _judge(gaps, spec, name, field), _is_light_json(name, tag, lowered.text))
+            return Prepared(lowered, name, _judge(gaps, spec, name, field), _is_light_json(name, tag, lowered.text))
 
 
 def _prepare_ebnf(spec: GrammarSpec, backend: str, field: str) -> Prepared:
@@ -80,14 +91,14 @@ def _prepare_ebnf(spec: GrammarSpec, backend: str, field: str) -> Prepared:
                 "--grammar-backend xgrammar or llguidance.",
                 field=field,
             )
-        return Prepared(msgspec.structs.replace(spec, kind="regex", text=pattern_text(regular)))
-    return Prepared(msgspec.structs.replace(spec, text=ebnf_text(rules)), light=_is_light(backend, size))
+        return Prepared(msgspec.structs.replace(spec, kind="regex", text=pattern_text(regular)), backend)
+    return Prepared(msgspec.structs.replace(spec, text=ebnf_text(rules)), backend, light=_is_light(backend, size))
 
 
 def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     plain, gaps = lower_schema(json.loads(spec.text), backend, field)
     lowered = _with_text(spec, plain)
-    return Prepared(lowered, _judge(gaps, spec, backend, field), _is_light_json(backend, plain, lowered.text))
+    return Prepared(lowered, backend, _judge(gaps, spec, backend, field), _is_light_json(backend, plain, lowered.text))
 
 
 def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -> tuple[str, ...]:
@@ -120,16 +131,13 @@ def _is_light_json(backend: str, value: Any, text: str) -> bool:
 
 
 def _repeats(value: Any) -> int:
-    """The counted repeats of a plain schema or tag, written out: what makes an automaton large."""
+    """How much there is to compile in a plain schema, or in the schemas and grammars of a tag."""
     if isinstance(value, list):
         return sum(map(_repeats, value))
     if not isinstance(value, dict):
         return 0
-    counted = [value.get(name, 0) for name in ("minLength", "maxLength", "minItems", "maxItems", "multipleOf")]
-    size = sum(int(count) for count in counted if isinstance(count, int | float))
-    for name in ("pattern", *value.get("patternProperties", {})):
-        pattern = value.get(name) if name == "pattern" else name
-        size += positions(parse_regex(pattern)) if isinstance(pattern, str) else 0
-    if isinstance(value.get("grammar"), str):
-        size += len(value["grammar"])
-    return size + sum(_repeats(inner) for inner in value.values())
+    if value.get("type") not in TAG_TYPES:
+        return string_states(value)
+    schemas = string_states(value["json_schema"]) if "json_schema" in value else 0
+    patterns = sum(len(value[name]) for name in ("grammar", "pattern") if name in value)
+    return schemas + patterns + sum(_repeats(value.get(name)) for name in ("format", "content", "elements", "tags"))

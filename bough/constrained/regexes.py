@@ -41,6 +41,14 @@ ENDS = (sre.AT_END, sre.AT_END_STRING)
 MAX_NESTING = 100
 
 
+class PatternError(RequestError):
+    """A pattern that cannot be used, and why, without the field and the pattern."""
+
+    def __init__(self, message: str, field: str, reason: str) -> None:
+        super().__init__(message, field=field)
+        self.reason = reason
+
+
 def parse_regex(pattern: str, *, search: bool = False, field: str = "regex") -> Node:
     """The tree of a pattern that the whole text must match, or, with `search`, some part of it."""
     reader = _Reader(pattern, field)
@@ -141,8 +149,8 @@ class _Reader:
             return charsets.ranges([value])
         return CATEGORIES[value]
 
-    def _error(self, reason: str) -> RequestError:
+    def _error(self, reason: str) -> PatternError:
         shown = self._pattern if len(self._pattern) <= 80 else self._pattern[:77] + "…"
-        return RequestError(
-            f"{self._field}: the regular expression {shown!r} cannot be used: {reason}.", field=self._field
+        return PatternError(
+            f"{self._field}: the regular expression {shown!r} cannot be used: {reason}.", self._field, reason
         )

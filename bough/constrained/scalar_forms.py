@@ -8,22 +8,25 @@ None where no value of that type satisfies them all. Forms that the back end lac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from bough.constrained.automata import TooLarge
+from bough.constrained.automaton_forms import regular
+from bough.constrained.dfa import Dfa
 from bough.constrained.formats import FORMATS
-from bough.constrained.limits import require_positions
-from bough.constrained.pattern_tree import Node, length_bounds, positions
+from bough.constrained.pattern_tree import Node, length_bounds
 from bough.constrained.regexes import parse_regex
-from bough.constrained.schema_parts import Parts, Plain, pattern_for, said
+from bough.constrained.scalar_grammar import can_write, number_node, string_node
+from bough.constrained.schema_parts import Parts, Plain, least_and_most, pattern_for, read_pattern, said
 from bough.constrained.schema_source import join
+from bough.constrained.shortening import counted, shortened
 
 if TYPE_CHECKING:
     from bough.constrained.schema_lowering import Lowering
 
-
-MAX_STEP = 1024  # xgrammar counts no further, and llguidance takes minutes to
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 Bound = tuple[int | float, bool]  # the value, and whether it is itself excluded
 
 
@@ -38,27 +41,39 @@ def plain_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 
 def number_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     low, high = _bound(lowering, parts, "inimum", max), _bound(lowering, parts, "aximum", min)
+    step = _step(lowering, parts, name)
+    if isinstance(step, int):
+        name = "integer"  # its multiples are whole
     if name == "integer":
         low = None if low is None else (math.floor(low[0]) + 1 if low[1] else math.ceil(low[0]), False)
         high = None if high is None else (math.ceil(high[0]) - 1 if high[1] else math.floor(high[0]), False)
     if low and high and (low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))):
         return None
     plain: Plain = {"type": name}
-    if (low or high) and not lowering.features.number_ranges:
-        _gap_bounds(lowering, parts)
-        low = high = None
     if low is not None:
         plain["exclusiveMinimum" if low[1] else "minimum"] = low[0]
     if high is not None:
         plain["exclusiveMaximum" if high[1] else "maximum"] = high[0]
-    steps = list(said(lowering, parts, "multipleOf"))
-    step = _step(lowering, [step for _, step in steps], name)
     if step is not None:
         plain["multipleOf"] = step
-    else:
-        for pointer, _ in steps:
-            lowering.gap(pointer, "multipleOf")
-    return plain
+    return _writable(lowering, parts, plain)
+
+
+def _writable(lowering: Lowering, parts: Parts, plain: Plain) -> Plain | None:
+    """The form with what cannot be written taken out; None where it has no number."""
+    try:
+        node = number_node(plain)
+        if isinstance(node, Dfa) and lowering.features.joins == "patterns":
+            regular(node)
+        if node is not None:
+            return plain
+    except TooLarge:
+        _gap_all(lowering, parts, ("multipleOf",), "cannot be enforced here: it is too much to count")
+        return _writable(lowering, parts, {key: value for key, value in plain.items() if key != "multipleOf"})
+    if "multipleOf" in plain:
+        return None
+    _gap_all(lowering, parts, BOUNDS, "cannot be enforced: no number can be told from the bounds on both sides")
+    return {"type": plain["type"]}
 
 
 def _bound(lowering: Lowering, parts: Parts, rest: str, tighter: Callable[..., Any]) -> Bound | None:
@@ -71,90 +86,91 @@ def _bound(lowering: Lowering, parts: Parts, rest: str, tighter: Callable[..., A
             found.append((node[plain], node.get(exclusive) is True))
         if exclusive in node and not isinstance(node[exclusive], bool):
             found.append((node[exclusive], True))
+    found = [(value, strict) for value, strict in found if not math.isinf(value)]
     if not found:
         return None
     value = tighter(value for value, _ in found)
     return value, any(strict for other, strict in found if other == value)
 
 
-def _gap_bounds(lowering: Lowering, parts: Parts) -> None:
-    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+def _step(lowering: Lowering, parts: Parts, name: str) -> int | float | None:
+    """The one `multipleOf` that says the same as all."""
+    steps = [Fraction(str(step)) for _, step in said(lowering, parts, "multipleOf")]
+    if not steps:
+        return None
+    if any(step.denominator & (step.denominator - 1) for step in steps):
+        reason = "cannot be guaranteed: floats round such fractions, so that clients find other multiples"
+        _gap_all(lowering, parts, ("multipleOf",), reason)
+    if name == "integer":
+        steps.append(Fraction(1))
+    numerator = math.lcm(*(step.numerator for step in steps))
+    denominator = math.gcd(*(step.denominator for step in steps))
+    return numerator if denominator == 1 else numerator / denominator
+
+
+def _gap_all(lowering: Lowering, parts: Parts, keywords: tuple[str, ...], reason: str) -> None:
+    for keyword in keywords:
         for pointer, _ in said(lowering, parts, keyword):
-            lowering.gap(pointer, keyword)
-
-
-def _step(lowering: Lowering, steps: list[int | float], name: str) -> int | float | None:
-    """The one `multipleOf` that says the same as all; None where there is none, or none that can be enforced."""
-    if name == "number":
-        enforced = lowering.features.fractional_multiples and len(steps) == 1 and _digits(steps[0]) <= MAX_STEP
-        return steps[0] if enforced else None
-    common = _common_step(steps)
-    return common if steps and lowering.features.multiples and common <= MAX_STEP else None
-
-
-def _digits(step: int | float) -> int:
-    """What a fractional step is when the point is left out: the size of the automaton that counts with it."""
-    return Fraction(str(step)).limit_denominator(10**9).numerator
-
-
-def _common_step(steps: list[int | float]) -> int:
-    """Integers that are multiples of all steps are multiples of this one."""
-    common = 1
-    for step in steps:
-        numerator = Fraction(str(step)).numerator  # n * p/q is whole exactly for multiples of p, p/q in lowest terms
-        common = common * numerator // math.gcd(common, numerator)
-    return common
+            lowering.gap(pointer, keyword, reason)
 
 
 # ---- strings
 
 
 def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    least = max((int(value) for _, value in said(lowering, parts, "minLength")), default=0)
-    most = min((int(value) for _, value in said(lowering, parts, "maxLength")), default=None)
+    least, most = least_and_most(lowering, parts, "minLength", "maxLength")
     if most is not None and least > most:
         return None
-    patterns = list(_patterns(lowering, parts))
-    plain: Plain = {"type": name}
-    if patterns:
-        plain |= _with_pattern(lowering, patterns)
-        shortest, longest = length_bounds(patterns[0][1])
-        if least <= shortest and (most is None or (longest is not None and longest <= most)):
-            return plain
-        if not lowering.features.length_beside_pattern:
-            for keyword in ("minLength", "maxLength"):
-                for pointer, _ in said(lowering, parts, keyword):
-                    lowering.gap(pointer, keyword, "cannot be enforced beside pattern or format")
-            return plain
-    if least:
-        plain["minLength"] = least
+    found = _patterns(lowering, parts)
+    for _, tree in found:
+        shortest, longest = length_bounds(tree)
+        if longest is not None and longest < least:
+            return None
+        least = 0 if least <= shortest else least
+        most = None if most is not None and longest is not None and longest <= most else most
+    if len(found) == 1 and (exact := counted(found[0][1], least, most)) is not None:
+        return {"type": name, "pattern": pattern_for(exact)}
+    lengths: Plain = {"minLength": least} if least else {}
     if most is not None:
-        plain["maxLength"] = most
-        require_positions(most, f"{lowering.source.field} (maxLength)")
-    return plain
+        lengths["maxLength"] = most
+    plain = {"type": name, **_all_of([pattern_for(tree) for _, tree in found]), **lengths}
+    try:
+        return plain if can_write(string_node(plain), lowering.features) else None
+    except TooLarge:
+        return _with_less(lowering, parts, found, lengths)
 
 
-def _patterns(lowering: Lowering, parts: Parts) -> Iterator[tuple[str, Node]]:
-    """Where patterns and formats stand, with their trees."""
-    for pointer, pattern in said(lowering, parts, "pattern"):
-        path = join(pointer, "pattern")
-        yield path, parse_regex(pattern, search=True, field=f"{lowering.source.field}#{path}")
-    for pointer, named in said(lowering, parts, "format"):
-        if named in FORMATS:
-            yield join(pointer, "format"), parse_regex(FORMATS[named])
-        else:
-            lowering.gap(pointer, "format", f"{named!r} cannot be enforced")
+def _all_of(patterns: list[str]) -> Plain:
+    different = list(dict.fromkeys(patterns))
+    if len(different) == 1:
+        return {"pattern": different[0]}
+    return {"allOf": [{"pattern": pattern} for pattern in different]} if patterns else {}
 
 
-def _with_pattern(lowering: Lowering, patterns: list[tuple[str, Node]]) -> Plain:
-    for path, tree in patterns:
-        require_positions(positions(tree), f"{lowering.source.field}#{path}")
-    texts = list(dict.fromkeys(pattern_for(lowering, tree) for _, tree in patterns))
-    if len(texts) == 1:
-        return {"pattern": texts[0]}
-    if lowering.features.several_patterns:
-        return {"allOf": [{"pattern": text} for text in texts]}
-    for path, _ in patterns[1:]:
+def _with_less(lowering: Lowering, parts: Parts, found: list[tuple[str, Node]], lengths: Plain) -> Plain:
+    """Where patterns and lengths are too much together: the first pattern, cut to the length; the rest are gaps."""
+    for path, _ in found[1:]:
         pointer, _, keyword = path.rpartition("/")
         lowering.gap(pointer, keyword, "cannot be enforced beside another pattern or format")
-    return {"pattern": texts[0]}
+    tree = found[0][1]
+    if "maxLength" in lengths and (short := shortened(tree, lengths["maxLength"])) is not None:
+        tree = short
+        lengths = {keyword: length for keyword, length in lengths.items() if keyword != "maxLength"}
+    if lengths.get("minLength", 0) > length_bounds(tree)[0] or "maxLength" in lengths:
+        _gap_all(lowering, parts, tuple(lengths), "cannot be enforced beside this pattern or format")
+    return {"type": "string", "pattern": pattern_for(tree)}
+
+
+def _patterns(lowering: Lowering, parts: Parts) -> list[tuple[str, Node]]:
+    """Where patterns and formats stand, with their trees."""
+    found = []
+    for pointer, pattern in said(lowering, parts, "pattern"):
+        tree = read_pattern(lowering, pointer, "pattern", pattern)
+        if tree is not None:
+            found.append((join(pointer, "pattern"), tree))
+    for pointer, named in said(lowering, parts, "format"):
+        if named in FORMATS:
+            found.append((join(pointer, "format"), parse_regex(FORMATS[named])))
+        else:
+            lowering.gap(pointer, "format", f"{named!r} cannot be enforced")
+    return found

@@ -10,18 +10,22 @@ now, so an `enum` leaves none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from bough.constrained.array_form import array_form
 from bough.constrained.disjoint import are_disjoint
+from bough.constrained.endings import ending_schema
 from bough.constrained.features import FEATURES, Features
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
 from bough.constrained.scalar_forms import number_form, plain_form, string_form
+from bough.constrained.schema_judge import Undecided
 from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain
-from bough.constrained.schema_source import SchemaSource, join
+from bough.constrained.schema_shapes import problems
+from bough.constrained.schema_source import NotInSchema, SchemaSource, join
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 APPLICATORS = frozenset({"$ref", "allOf", "$dynamicRef", "$recursiveRef"})
@@ -51,10 +55,15 @@ def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any],
     """A schema in plain forms, and what of it is not enforced."""
     source = SchemaSource(schema, field)
     try:
-        source.check()
-        return Lowering(source, FEATURES[backend]).run()
+        for pointer, problem in problems(schema):
+            raise source.error(pointer, f"is not valid JSON Schema: {problem}")
+        plain, gaps = Lowering(source, FEATURES[backend]).run()
+        ending = ending_schema(plain)
     except RecursionError:
         raise source.error("", "leads from reference to reference too deep to be followed") from None
+    if ending is None:
+        raise source.error("", "allows no value that comes to an end")
+    return ending, gaps
 
 
 class Lowering:
@@ -139,13 +148,23 @@ class Lowering:
             if not isinstance(node, dict):
                 raise self.source.error(part[0], "is not a schema")
             seen[part] = None
-            if isinstance(node.get("$ref"), str):
-                todo.append((self.source.target(node["$ref"], part[0]), NO_KEYWORDS))
+            if isinstance(node.get("$ref"), str) and (target := self._target(node["$ref"], part[0])) is not None:
+                todo.append((target, NO_KEYWORDS))
             todo += [(join(part[0], "allOf", index), NO_KEYWORDS) for index in range(len(node.get("allOf", ())))]
             for keyword in ("$dynamicRef", "$recursiveRef"):
                 if keyword in node:
                     self.gap(part[0], keyword)
         return tuple(sorted((part for part in seen if self._says_something(part)), key=lambda part: part[0]))
+
+    def _target(self, reference: str, pointer: str) -> str | None:
+        """Where a reference leads; what leads out of the schema is not followed, and says nothing."""
+        try:
+            target = self.source.target(reference)
+            self.source.at(target)
+        except NotInSchema as error:
+            self.gap(pointer, "$ref", str(error))
+            return None
+        return target
 
     def _says_something(self, part: Part) -> bool:
         return bool(self.node(part).keys() - APPLICATORS - ANNOTATIONS - part[1])
@@ -189,7 +208,15 @@ class Lowering:
     def _fits(self, value: Any, parts: Parts, plain: bool) -> bool:
         if plain and len(parts) == 1 and "type" not in self.node(parts[0]):
             return True
-        return all(self.source.accepts(part[0], value) for part in parts)
+        return all(self.accepts(part[0], value, "enum") for part in parts)
+
+    def accepts(self, pointer: str, value: Any, keyword: str) -> bool:
+        """Whether a value is valid; one that cannot be judged passes, and leaves a gap at the keyword."""
+        try:
+            return self.source.accepts(pointer, value)
+        except Undecided as error:
+            self.gap(pointer, keyword, f"cannot be enforced: the schema {error}")
+            return True
 
     def _one_of_values(self, values: list[Any]) -> Plain | None:
         simple = [value for value in values if not isinstance(value, dict | list)]
@@ -258,9 +285,8 @@ def constant(value: Any) -> Plain:
 
 def _any_of(options: list[Plain]) -> Plain | None:
     """One of the options, nested alternatives joined; None if there is none."""
-    flat: list[Plain] = []
-    for option in options:
-        flat += [inner for inner in (option["anyOf"] if option.keys() == {"anyOf"} else [option]) if inner not in flat]
+    inners = [inner for option in options for inner in (option["anyOf"] if option.keys() == {"anyOf"} else [option])]
+    flat = list({json.dumps(inner): inner for inner in inners}.values())
     if {} in flat:
         return {}
     if not flat:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bough.constrained.pattern_tree import Node, in_json, pattern_text
+from bough.constrained.limits import MAX_POSITIONS
+from bough.constrained.pattern_tree import Node, pattern_text, positions
+from bough.constrained.regexes import PatternError, parse_regex
 
 if TYPE_CHECKING:
     from bough.constrained.schema_lowering import Lowering
@@ -24,6 +26,35 @@ def said(lowering: Lowering, parts: Parts, keyword: str) -> Iterator[tuple[str, 
             yield part[0], node[keyword]
 
 
-def pattern_for(lowering: Lowering, tree: Node) -> str:
-    """A pattern as the back end wants it: anchored, and escaped for JSON where the back end does not do that itself."""
-    return f"^(?:{pattern_text(in_json(tree) if lowering.features.json_patterns else tree)})$"
+def pattern_for(tree: Node) -> str:
+    """A pattern in a plain schema: anchored, and in the one dialect."""
+    return f"^(?:{pattern_text(tree)})$"
+
+
+def read_pattern(lowering: Lowering, pointer: str, keyword: str, pattern: str) -> Node | None:
+    """The tree of a client's pattern, which matches any part of a text; a gap where it cannot be enforced."""
+    try:
+        tree = parse_regex(pattern, search=True, field=lowering.source.field)
+    except PatternError as error:
+        lowering.gap(pointer, keyword, f"cannot be enforced: {error.reason}")
+        return None
+    if positions(tree) > MAX_POSITIONS:
+        lowering.gap(
+            pointer, keyword, f"cannot be enforced: its repeats written out, it has over {MAX_POSITIONS} parts"
+        )
+        return None
+    return tree
+
+
+def least_and_most(
+    lowering: Lowering, parts: Parts, least: str, most: str, limit: int = MAX_POSITIONS
+) -> tuple[int, int | None]:
+    """The tightest of counts that several parts give; a gap where one is too large to be counted."""
+    found: dict[str, list[int]] = {least: [], most: []}
+    for keyword, values in found.items():
+        for pointer, value in said(lowering, parts, keyword):
+            if value > limit:
+                lowering.gap(pointer, keyword, f"cannot be enforced: nothing is counted beyond {limit} here")
+            else:
+                values.append(int(value))
+    return max(found[least], default=0), min(found[most], default=None)

@@ -1,7 +1,6 @@
 """A JSON schema as a document: its parts by JSON pointer, its references, its anchors.
 
-Only references inside the document are followed; nothing is ever fetched. Whether the document is a valid schema is
-asked of the `jsonschema` library, once.
+Only references inside the document are followed; nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -10,9 +9,14 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from bough.constrained.limits import MAX_DEPTH
+from bough.constrained.schema_judge import Judge
 from bough.core.errors import RequestError
 
 DATA_KEYWORDS = {"enum", "const", "default", "examples", "example"}  # what they hold is data, not schemas
+
+
+class NotInSchema(Exception):
+    """A reference leads out of the document, and how."""
 
 
 class SchemaSource:
@@ -25,7 +29,7 @@ class SchemaSource:
         self._parts: dict[str, Any] = {}  # those that were asked for
         self._named: dict[str, str] = {}  # absolute address or anchor → pointer
         self._index(root, "", self._base, 0)
-        self._validators: dict[str, Any] = {}
+        self._judge: Judge | None = None
 
     def at(self, pointer: str) -> Any:
         """The part at a pointer."""
@@ -37,12 +41,12 @@ class SchemaSource:
             try:
                 found = found[int(key)] if isinstance(found, list) else found[key]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise self.error(pointer, "is named by a reference, but is not in the schema") from None
+                raise NotInSchema(f"leads to {pointer!r}, which is not in the schema") from None
         self._parts[pointer] = found
         return found
 
-    def target(self, reference: str, pointer: str) -> str:
-        """The pointer that a `$ref` at `pointer` names."""
+    def target(self, reference: str) -> str:
+        """The pointer that a `$ref` names."""
         if reference == "#":
             return ""
         if reference.startswith("#/"):
@@ -54,30 +58,13 @@ class SchemaSource:
         base, _, fragment = address.partition("#")
         if base in self._named and (not fragment or fragment.startswith("/")):
             return self._named[base] + unquote(fragment)
-        raise self.error(
-            f"{pointer}/$ref", f"names {reference!r}, which is not in the schema; put what it names under $defs"
-        )
+        raise NotInSchema(f"names {reference!r}, which is not in the schema; put what it names under $defs")
 
     def accepts(self, pointer: str, value: Any) -> bool:
-        """Whether a value is valid against one part, references followed."""
-        from jsonschema import Draft202012Validator
-
-        if pointer not in self._validators:
-            document = Draft202012Validator(self.root)
-            self._validators[pointer] = document.evolve(schema=self.at(pointer))
-        return bool(self._validators[pointer].is_valid(value))
-
-    def check(self) -> None:
-        """Refuses what is no schema at all."""
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import best_match
-
-        metaschema = Draft202012Validator(Draft202012Validator.META_SCHEMA)
-        problem = best_match(
-            error for error in metaschema.iter_errors(self.root) if not _of_an_older_draft(error, self.root)
-        )
-        if problem is not None:
-            raise self.error(join("", *problem.absolute_path), f"is not valid JSON Schema: {problem.message[:200]}")
+        """Whether a value is valid against one part, references followed; `Undecided` where that takes too much."""
+        if self._judge is None:
+            self._judge = Judge(self.root)
+        return self._judge.accepts(pointer, value)
 
     def error(self, pointer: str, reason: str) -> RequestError:
         where = f"{self.field}#{pointer}" if pointer else self.field
@@ -103,11 +90,3 @@ class SchemaSource:
 
 def join(pointer: str, *steps: str | int) -> str:
     return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
-
-
-def _of_an_older_draft(error: Any, root: Any) -> bool:
-    """Forms that earlier drafts had and that are read as they meant: tuples in `items`, true as an exclusive bound."""
-    last = error.absolute_path[-1] if error.absolute_path else None
-    if last == "items" and isinstance(error.instance, list):
-        return True
-    return last in ("exclusiveMinimum", "exclusiveMaximum", "required") and isinstance(error.instance, bool)

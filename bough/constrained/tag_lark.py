@@ -7,34 +7,30 @@ stand last, inside a tag that has an end, or between triggered tags; elsewhere i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from bough.constrained.ebnf import lark_text, parse_ebnf
+from bough.constrained.ebnf import Rules, parse_ebnf
+from bough.constrained.lark import lark_regex, lark_text
 from bough.constrained.pattern_tree import literal, pattern_text
+from bough.constrained.schema_grammar import schema_rules
 from bough.core.errors import RequestError
 
 ANY_TEXT = "/(.|\\n)*/"
 
 
-def tag_to_lark(tag: dict[str, Any], spacing: Mapping[str, Any]) -> str:
+def tag_to_lark(tag: dict[str, Any], any_whitespace: bool) -> str:
     """A grammar of the whole answer."""
-    writer = _Writer(spacing)
+    writer = _Writer(any_whitespace)
     start = writer.write(tag["format"], last=True)
     return "\n".join([f"start: {start}", *writer.rules]) + "\n"
-
-
-def lark_regex(pattern: str) -> str:
-    """A pattern between slashes."""
-    return f"/{pattern.replace('/', chr(92) + '/')}/" if pattern else '""'
 
 
 class _Writer:
     """The rules of one tag, numbered as they are made."""
 
-    def __init__(self, spacing: Mapping[str, Any]) -> None:
+    def __init__(self, any_whitespace: bool) -> None:
         self.rules: list[str] = []
-        self._spacing = spacing
+        self._any_whitespace = any_whitespace
         self._count = 0
 
     def write(self, found: dict[str, Any], last: bool = False) -> str:
@@ -43,11 +39,12 @@ class _Writer:
             case "const_string":
                 return _quoted(found["value"])
             case "json_schema":
-                return "%json " + json.dumps({**found["json_schema"], "x-guidance": dict(self._spacing)})
+                rules = schema_rules(found["json_schema"], self._any_whitespace)
+                return self._grammar(rules)
             case "regex":
                 return lark_regex(found["pattern"])
             case "grammar":
-                return self._grammar(found["grammar"])
+                return self._grammar(parse_ebnf(found["grammar"]))
             case "sequence":
                 ends = len(found["elements"]) - 1
                 return " ".join(
@@ -115,9 +112,8 @@ class _Writer:
         several = tag if found.get("stop_after_first") else f"{tag} ({_quoted(found['separator'])} {tag})*"
         return several if found.get("at_least_one") else f"({several})?"
 
-    def _grammar(self, grammar: str) -> str:
+    def _grammar(self, rules: Rules) -> str:
         prefix = f"g{self._next()}_"
-        rules = parse_ebnf(grammar)
         for line in lark_text(rules, prefix).splitlines():
             self.rules.append(line)
         return f"{prefix}start"

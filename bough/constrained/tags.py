@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from bough.constrained.ebnf import ebnf_text, parse_ebnf
+from bough.constrained.ebnf import parse_ebnf
+from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.limits import MAX_DEPTH, require_positions
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
@@ -171,6 +172,8 @@ class _TagLowering:
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
         plain, gaps = lower_schema(self._read(schema, path), self._backend, f"{self._field}#{path}")
         self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
+        if style != "json" and '"multipleOf"' in json.dumps(plain):
+            self.gaps.append(Gap(path, f"has multipleOf, which cannot be enforced in the style {style!r}"))
         return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
 
     def _read(self, schema: Any, path: str) -> Any:

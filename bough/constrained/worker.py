@@ -1,40 +1,57 @@
-"""The process in which grammars are compiled that might take too long: it can be ended, a thread cannot.
+"""The process in which grammars are prepared, or compiled, that might take too long: it can be ended, a thread cannot.
 
-It reads a hello with the back end and the vocabulary, then one spec after the other, and writes one outcome each, all
-as length-prefixed msgpack on its standard streams. It ends when its input does, so it never outlives the engine.
+It reads a hello, then one spec after the other, and writes one outcome each, all as length-prefixed msgpack on its
+standard streams. With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which
+needs no back end; grammars for llguidance are compiled along with that, because it takes no longer. Each spec has a
+child of its own, with a clock that ends it: what was loaded stays, and the next spec waits for nothing. The process
+ends when its input does, so it never outlives the engine for long.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import struct
 import sys
+import traceback
+from collections.abc import Callable
 from typing import IO
 
 import msgspec
 
 from bough.constrained.backends import load_backend
 from bough.constrained.interface import GrammarSpec
+from bough.constrained.prepare import Prepared, prepare
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import BoughError, RequestError
 
 LENGTH = struct.Struct("<Q")
-MEMORY_BYTES = 4 << 30  # what one compile may take beyond what the libraries themselves occupy
+MEMORY_BYTES = 4 << 30  # what one spec may take beyond what the libraries themselves occupy
 
 
 class Hello(msgspec.Struct, frozen=True):
     """The first message to a worker."""
 
     backend: str
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | None  # None: it prepares
+    timeout_s: float  # for each spec
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """What comes of preparing: the spec for a back end, and its compiled form where it has one already."""
+
+    prepared: Prepared
+    payload: bytes | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A compiled grammar, or the reason why there is none."""
+    """What a spec gave, or the reason why there is nothing."""
 
     payload: bytes = b""
     error: str | None = None
+    field: str | None = None
+    ended: int = 0  # the signal, or the exit code, that its child ended with before it had an answer
 
 
 def write_frame(stream: IO[bytes], message: bytes) -> None:
@@ -55,22 +72,78 @@ def read_frame(stream: IO[bytes]) -> bytes | None:
 def main() -> None:
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not land between the frames
-    os.nice(5)  # the model goes first
     first = read_frame(requests)
     if first is None:
         return
     hello = msgspec.msgpack.decode(first, type=Hello)
-    backend = load_backend(hello.backend, hello.vocabulary)
-    _limit_memory()
+    work = _worker_for(hello)
     write_frame(answers, msgspec.msgpack.encode(Outcome()))
     while (message := read_frame(requests)) is not None:
+        spec = msgspec.msgpack.decode(message, type=GrammarSpec)
+        ended = _in_child(lambda spec=spec: _answer(work, spec, hello.timeout_s, answers))  # type: ignore[misc]
+        if ended:
+            write_frame(answers, msgspec.msgpack.encode(Outcome(ended=ended)))
+
+
+def _in_child(task: Callable[[], None]) -> int:
+    """Runs a task in a child; 0, or what it ended with."""
+    child = os.fork()
+    if child == 0:
+        code = 1
         try:
-            outcome = Outcome(backend.compile(msgspec.msgpack.decode(message, type=GrammarSpec)))
-        except RequestError as error:
-            outcome = Outcome(error=str(error))
-        except MemoryError:
-            outcome = Outcome(error="The grammar needs too much memory to compile; make it smaller.")
-        write_frame(answers, msgspec.msgpack.encode(outcome))
+            task()
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: float, answers: IO[bytes]) -> None:
+    """Writes what comes of a spec; the clock ends the process unless that comes in time."""
+    _limit_memory()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    outcome = _outcome(work, spec)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    write_frame(answers, msgspec.msgpack.encode(outcome))
+
+
+def _worker_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:
+    if hello.vocabulary is None:
+        return lambda spec: msgspec.msgpack.encode(_draft(spec, hello.backend))
+    os.nice(5)  # the model goes first
+    return load_backend(hello.backend, hello.vocabulary).compile
+
+
+def _draft(spec: GrammarSpec, backend: str) -> Draft:
+    prepared = prepare(spec, backend)
+    if prepared.backend != "llguidance":
+        return Draft(prepared)
+    from bough.constrained.llguidance_backend import checked_grammar
+
+    try:
+        return Draft(prepared, checked_grammar(prepared.spec).encode())
+    except RequestError as error:
+        if prepared.backend == backend:
+            raise
+        raise RequestError(
+            f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it cannot "
+            f"follow this one ({error}). Write it so that one character decides how a text is read.",
+            field=error.field,
+        ) from None
+
+
+def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome:
+    try:
+        return Outcome(work(spec))
+    except RequestError as error:
+        return Outcome(error=str(error), field=error.field)
+    except MemoryError:
+        return Outcome(error="The grammar needs too much memory to compile; make it smaller.")
+    except Exception as error:  # noqa: BLE001  (a defect, which must not stay unseen, concerns one request alone)
+        traceback.print_exc()
+        return Outcome(error=f"The grammar cannot be read ({type(error).__name__}: {error}); please report it.")
 
 
 def _limit_memory() -> None:

@@ -1,8 +1,8 @@
-"""Worker processes and the clock over them: a compile that takes too long ends with its process, for its request
-alone.
+"""Worker processes and who gets one: a spec that takes too long is refused, for its request alone.
 
-A worker is started when a grammar needs one and kept for the next; at most `size` run at a time, and a compile waits
-for a free one. Owned here: the processes. Which grammars need one is left to `compiler`.
+A worker is started when a spec needs one and kept for the next. At most `size` run at a time, and a spec waits for a
+free one. Owned here: the processes. Which grammars need one is left to `compiler`, and the clock over each spec to
+`worker`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -18,20 +19,23 @@ import time
 import msgspec
 
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import LENGTH, Hello, Outcome, write_frame
 from bough.core.errors import RequestError
 
 START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
+GRACE_S = 30.0  # beyond a spec's own time, until a worker is given up that says nothing
 CHUNK = 1 << 20
 
 
 class WorkerPool:
-    """Compiles specs in processes; called from threads, each of which waits for its own."""
+    """Called from threads, each of which waits for its own spec. `doing` names what is done to it, `setting` the flag
+    that bounds it, where one does."""
 
-    def __init__(self, backend: str, vocabulary: Vocabulary, timeout_s: float, size: int) -> None:
-        self._hello = msgspec.msgpack.encode(Hello(backend, vocabulary))
-        self._timeout_s = timeout_s
+    def __init__(self, hello: Hello, size: int, doing: str, setting: str | None = None) -> None:
+        self._hello = msgspec.msgpack.encode(hello)
+        self._timeout_s = hello.timeout_s
+        self._doing = doing
+        self._limit = f"{hello.timeout_s:g} s" if setting is None else f"{hello.timeout_s:g} s ({setting})"
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)  # a place without a process yet
@@ -39,25 +43,24 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._closed = False
 
-    def compile(self, spec: GrammarSpec) -> bytes:
-        """The compiled grammar; a `RequestError` when it is refused, takes too long, or kills its process."""
+    def ask(self, spec: GrammarSpec) -> bytes:
+        """What a worker makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
         worker = self._free.get()
         try:
             if worker is None:
                 worker = self._start()
-            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s)
-        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
+        except (TimeoutError, EOFError, BrokenPipeError):
             self._end(worker)
-            worker = None
-            if isinstance(error, TimeoutError):
-                reason = f"takes longer than {self._timeout_s:g} s (--grammar-timeout-s)"
-            else:
-                reason = "needs more memory or stack than a compile may have"
-            raise RequestError(f"The grammar is too complex: compiling it {reason}; make it smaller.") from None
+            worker, outcome = None, Outcome(ended=signal.SIGKILL)
         finally:
             self._free.put(worker)
+        if outcome.ended:
+            late = outcome.ended == signal.SIGALRM
+            reason = f"takes longer than {self._limit}" if late else "needs more memory or stack than it may have"
+            raise RequestError(f"The grammar is too complex: {self._doing} it {reason}; make it smaller.")
         if outcome.error is not None:
-            raise RequestError(outcome.error)
+            raise RequestError(outcome.error, field=outcome.field)
         return outcome.payload
 
     def close(self) -> None:
@@ -85,11 +88,14 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process and the pipes to it."""
+    """One process, with the children it has, and the pipes to it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bough.constrained.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "bough.constrained.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that its children can be ended with it
         )
         assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -101,7 +107,8 @@ class _Worker:
         return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
 
     def end(self) -> None:
-        self._process.kill()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._stdout.close()
         try:

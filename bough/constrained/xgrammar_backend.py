@@ -16,12 +16,13 @@ import numpy.typing as npt
 import xgrammar
 
 from bough.constrained.backends import refusal
+from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.interface import GrammarSpec, Matcher
 from bough.constrained.masks import allow_only, tail_bits
 from bough.constrained.regexes import choices_regex
+from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.vocabulary import Vocabulary
 
-SEPARATORS = (", ", ": ")
 COMPILE_THREADS = 2  # a compile shares the machine with the model
 
 
@@ -48,7 +49,7 @@ class XGrammarBackend:
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         match spec.kind:
             case "json_schema" | "json_object":
-                return self._compiler.compile_grammar(schema_grammar(spec.text, spec.any_whitespace))
+                return self._compiler.compile_grammar(schema_grammar(json.loads(spec.text), spec.any_whitespace))
             case "regex":
                 return self._compiler.compile_regex(spec.text)
             case "choice":
@@ -56,26 +57,24 @@ class XGrammarBackend:
             case "ebnf":
                 return self._compiler.compile_grammar(spec.text)
             case "structural_tag":
-                tag = with_fixed_spacing(json.loads(spec.text), spec.any_whitespace)
+                tag = with_grammars(json.loads(spec.text), spec.any_whitespace)
                 return self._compiler.compile_structural_tag(json.dumps(tag))
 
 
-def schema_grammar(schema: str, any_whitespace: bool) -> xgrammar.Grammar:
-    """A schema as the library's grammar. A property that is not named is allowed unless the schema says otherwise."""
-    if any_whitespace:
-        return xgrammar.Grammar.from_json_schema(schema, any_whitespace=True, strict_mode=False)
-    return xgrammar.Grammar.from_json_schema(schema, any_whitespace=False, separators=SEPARATORS, strict_mode=False)
+def schema_grammar(plain: Any, any_whitespace: bool) -> str:
+    """A lowered schema as a grammar that the library reads."""
+    return ebnf_text(schema_rules(plain, any_whitespace))
 
 
-def with_fixed_spacing(tag: Any, any_whitespace: bool) -> Any:
-    """A tag whose JSON schemas are grammars: the library itself would allow any blanks in a tag's JSON."""
+def with_grammars(tag: Any, any_whitespace: bool) -> Any:
+    """A tag whose JSON schemas are grammars of ours."""
     if isinstance(tag, list):
-        return [with_fixed_spacing(part, any_whitespace) for part in tag]
+        return [with_grammars(part, any_whitespace) for part in tag]
     if not isinstance(tag, dict):
         return tag
     if tag.get("type") == "json_schema" and tag.get("style", "json") == "json":
-        return {"type": "grammar", "grammar": str(schema_grammar(json.dumps(tag["json_schema"]), any_whitespace))}
-    return {key: with_fixed_spacing(value, any_whitespace) for key, value in tag.items()}
+        return {"type": "grammar", "grammar": schema_grammar(tag["json_schema"], any_whitespace)}
+    return {key: with_grammars(value, any_whitespace) for key, value in tag.items()}
 
 
 class XGrammarMatcher:

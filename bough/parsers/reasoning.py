@@ -48,8 +48,8 @@ class ReasoningFormat:
         return self.forced and not said.endswith(self.end)
 
     def read(self, source: Source, thinking: bool, openings: Iterable[str] = ()) -> Steps[None]:
-        """A whole stream. The thinking stands at its beginning; later markers are just text. An answer that begins with
-        one of `openings` has no thinking at all."""
+        """A whole stream. The thinking stands at its beginning; later markers are just text. Blanks around the markers
+        belong to nobody. An answer that begins with one of `openings` has no thinking at all."""
         if self.shown:
             yield Text(self.start)
             yield from source.rest(Text)
@@ -65,8 +65,12 @@ class ReasoningFormat:
         if not thinking and (yield from source.starts_after_space(self.end)):  # it has ended before it began
             yield from source.skip_space()
             yield from source.skip(self.end)
+            yield from source.skip_space()
         if thinking:
-            marker = yield from source.passage(Markers(self.end, *self.calls), Reasoning)
+            yield from source.skip_space()
+            marker = yield from source.passage(Markers(self.end, *self.calls, before=SPACE), Reasoning)
+            if marker == self.end:
+                yield from source.skip_space()
             if marker in self.calls and marker not in self.framing:
                 yield Text(marker)
         yield from self._answer(source)

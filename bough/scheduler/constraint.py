@@ -1,9 +1,10 @@
 """One request's grammar and where the request stands in it.
 
-Owns the matcher, and the track of the thinking before it. It says what may be sampled next, steps over what was, and
-settles the questions that a grammar alone leaves open: it begins when the thinking is over, which cannot end the
-request; stop tokens are kept away until `min_new_tokens` and, with `ignore_eos`, as long as anything else may come; but
-a text that can only end does end, because nothing could follow.
+Owns the matcher, the work of its masks, and the track of the thinking before it. It says what may be sampled next,
+steps over what was, and settles the questions that a grammar alone leaves open: it begins when the thinking is over,
+which cannot end the request; stop tokens are kept away until `min_new_tokens` and, with `ignore_eos`, as long as
+anything else may come; but a text that can only end does end, because nothing could follow. Where a library's mask
+allows a token that the library itself then does not take, that token is forbidden there and another one is sampled.
 """
 
 from __future__ import annotations
@@ -12,22 +13,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from bough.constrained.interface import Compiled, Matcher
+from bough.constrained.interface import Compiled
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import IntArray
 from bough.core.sampling_params import SamplingParams
 from bough.messages.requests import Thinking
+from bough.scheduler.mask_work import MaskWork
 from bough.scheduler.thinking import ThinkingTrack
 
 DEAD_END = FinishAbort(
     "The grammar allows no token of this model's vocabulary here; other requests go on.",
-    status_code=500,
-    err_type="InternalServerError",
-)
-STRAYED = FinishAbort(
-    "A token was sampled that the grammar does not allow; other requests go on. This is a defect in Bough, please "
-    "report it.",
     status_code=500,
     err_type="InternalServerError",
 )
@@ -46,29 +42,36 @@ class Constraint:
     ) -> None:
         """Without a grammar only the thinking is bounded."""
         self._matcher = None if compiled is None else compiled.matcher()
+        self._masks = None if self._matcher is None else MaskWork(self._matcher)
         self._thinking = None if thinking is None else ThinkingTrack(thinking)
-        self._stepped = False  # the grammar has begun
+        self._tried = 0  # tokens of the grammar that may turn out to be a marker of thinking
+        self._answers = thinking is None or not thinking.begun  # what was said so far may be the answer
+        self._stepped = False  # the grammar has begun, and it is known that it has
+        self._refused: list[int] = []  # tokens that the mask allows here and the matcher does not take
         self.warnings = () if compiled is None else compiled.warnings
         self._min_new = sampling.min_new_tokens
         self._eos_ids = tuple(eos_ids)
         self._ends = tuple({*stop_ids, *eos_ids})
         self._ignored = self._eos_ids if sampling.ignore_eos and compiled is not None else ()
+        self.late = False  # when it was last asked, the mask was not worked out yet
         self.dead_end: FinishAbort | None = None  # why nothing was allowed when it was last asked
 
-    def allow(self, words: IntArray, generated: int) -> None:
-        """Writes what may be sampled as output token number `generated`, counted from 0."""
-        track = self._thinking
-        thinks = track is not None and not track.over
-        undecided = track is not None and track.undecided
-        self.dead_end = None
-        if self._matcher is None:
+    def allow(self, words: IntArray, generated: int, deadline: float | None = None) -> None:
+        """Writes what may be sampled as output token number `generated`, counted from 0. If it is `late` by the
+        deadline, that is anything, and what is sampled must be dropped."""
+        self.dead_end, self.late = None, False
+        if self._masks is None:
             words.fill(-1)
-        elif not thinks or undecided:
-            self._fill(self._matcher, words)
-        if track is not None and thinks:
-            _think(words, track)
-        early = generated < self._min_new or (thinks and not undecided and self._matcher is not None)
-        held_back = self._ends if early else self._ignored
+        elif self._answers:
+            self._fill(self._masks, words, deadline)
+            if self.late:
+                return
+        else:
+            words.fill(0)
+        if self._thinking is not None and not self._thinking.over:
+            _think(words, self._thinking)
+        thinks = self._masks is not None and not self._answers
+        held_back = self._ends if generated < self._min_new or thinks else self._ignored
         if held_back:
             others = words.copy()
             _clear(others, held_back)
@@ -77,26 +80,70 @@ class Constraint:
         if not words.any():
             self.dead_end = self.dead_end or DEAD_END
 
-    def _fill(self, matcher: Matcher, words: IntArray) -> None:
+    @property
+    def awaits_mask(self) -> bool:
+        """A mask that was late is still not there."""
+        return self._masks is not None and self._masks.busy
+
+    def _fill(self, masks: MaskWork, words: IntArray, deadline: float | None = None) -> None:
         """A back end may meet a limit of its own on the way; that concerns this request alone."""
         try:
-            matcher.fill(words)
+            self.late = not masks.fill(words, deadline)
         except RequestError as error:
             words.fill(0)
             self.dead_end = FinishAbort.because(error)
+        if self.late:
+            words.fill(-1)
+        elif self._refused:
+            _clear(words, self._refused)
 
     def accept(self, token: int) -> bool:
-        """Steps over a sampled token; False, and it stands where it stood, when the grammar does not allow it."""
-        if self._thinking is not None and not self._thinking.over and self._thinking.take(token):
+        """Steps over a sampled token; False, and it stands where it stood, when the grammar does not take it: the token
+        is not allowed here any more."""
+        taken = self._accept(token)
+        self._refused = [] if taken else [*self._refused, token]
+        return taken
+
+    def _accept(self, token: int) -> bool:
+        track = self._thinking
+        if track is not None and track.undecided:
+            return self._accept_undecided(track, token)
+        if track is not None and track.inside:
+            track.think(token)
+            self._answers = track.over
             return True
-        if self._matcher is None:
+        if self._masks is None:
             return True
-        self._stepped = self._matcher.accept(token)
-        return self._stepped
+        taken = self._masks.accept(token)
+        self._stepped |= taken
+        return taken
+
+    def _accept_undecided(self, track: ThinkingTrack, token: int) -> bool:
+        """A token that may be part of a marker, of the answer, or of both, as far as one can tell."""
+        opens = token in track.openings
+        answers = self._answers and (self._matcher is None or self._matcher.accept(token))
+        if not opens:
+            if answers:
+                track.decline()
+                self._stepped = self._matcher is not None
+            return answers
+        self._tried += answers
+        track.open(token)
+        if not answers or not track.undecided:
+            if self._matcher is not None:
+                self._matcher.rollback(self._tried)
+            self._tried = 0
+            self._answers = track.over
+        return True
+
+    @property
+    def _quick(self) -> bool:
+        """The grammar is under way, and asking it something costs nothing worth mentioning."""
+        return self._stepped and self._masks is not None and not self._masks.slow
 
     def forced(self) -> bytes:
         """What must come next behind a token of the grammar, whatever is sampled."""
-        if self._matcher is None or not self._stepped or self._matcher.finished:
+        if self._matcher is None or not self._quick or self._matcher.finished:
             return b""
         return self._matcher.forced()
 
@@ -106,9 +153,10 @@ class Constraint:
 
     def must_end(self, scratch: IntArray) -> bool:
         """Whether the text is whole and nothing may follow but its end."""
-        if self._matcher is None or not self._stepped or self._matcher.finished or not self._matcher.can_end:
+        if self._matcher is None or not self._quick or self._matcher.finished or not self._matcher.can_end:
             return False
-        self._fill(self._matcher, scratch)
+        assert self._masks is not None
+        self._fill(self._masks, scratch)
         _clear(scratch, self._eos_ids)
         return self.dead_end is None and not scratch.any()
 
@@ -134,9 +182,9 @@ class Constraint:
 
 
 def _think(words: IntArray, track: ThinkingTrack) -> None:
-    """Allows what the thinking asks for: anything inside of it while the budget lasts, else what begins or ends it."""
+    """Allows what the thinking asks for: anything inside of it while the budget lasts; before it, what begins it."""
     only = track.openings if track.forced is None else (track.forced,)
-    if not track.undecided:
+    if track.inside:
         words.fill(0 if only else -1)
     bits = words.view(np.uint32)
     for token in only:

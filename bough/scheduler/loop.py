@@ -94,7 +94,7 @@ class Scheduler:
         self._jump_forward = None
         if grammars is not None and eos_ids and not settings.disable_jump_forward:
             self._jump_forward = JumpForward(self._residents, grammars, eos_ids, limits.vocab_size)
-        self._grammar_steps = GrammarSteps(self._table, limits.vocab_size, self._jump_forward)
+        self._grammar_steps = GrammarSteps(self._residents, limits.vocab_size, self._jump_forward)
         self._planner = Planner(self._residents, self._queue, settings, limits.chunk_tokens, seed)
         self._committer = Committer(self._residents, self._grammar_steps, outbox, eos_ids, self._forget, clock)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
@@ -161,12 +161,15 @@ class Scheduler:
     def _launch_next(self) -> None:
         if self._paused:
             return
+        held = self._grammar_steps.release()
         with self._timeline.phase("plan"):
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         if planned is None:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
                 self._commit_oldest()
+            elif held:
+                time.sleep(POLL_S)
             elif len(self._requests) > len(self._gate):
                 self._stuck()
             return

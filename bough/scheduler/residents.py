@@ -44,14 +44,16 @@ class Residents:
 
     def rewind(self, request: Request, length: int) -> None:
         """The tokens behind the row's first `length` ones are others than those that steps in flight compute: they are
-        prefilled anew, up to the last one known. Pages that the tree owns are not written to again, so a row that
-        would have to takes fresh ones."""
+        prefilled anew, up to the last one known, and their pages are given back. Pages that the tree owns are not
+        written to again, so a row that would have to takes fresh ones."""
         table, row = self.table, request.row
-        if length < table.tree_pages[row] * self.page_size:
-            whole = length // self.page_size
-            self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
-            table.page_count[row] = table.tree_pages[row] = whole
-            length = whole * self.page_size
+        owned = int(table.tree_pages[row])
+        if length < owned * self.page_size:
+            table.tree_pages[row] = length // self.page_size
+            length = int(table.tree_pages[row]) * self.page_size
+        kept = pages_for(length, self.page_size)
+        self.cache.pool.give(table.pages[row, max(kept, owned) : table.page_count[row]])
+        table.page_count[row] = kept
         table.length[row] = length
         table.sampled[row] = table.known[row] - table.prompt_len[row]
         table.phase[row] = Phase.PREFILL

@@ -48,6 +48,7 @@ class RowTable:
         self.wants_logprobs = np.zeros(rows, dtype=np.bool_)
         self.streams = np.zeros(rows, dtype=np.bool_)
         self.constrained = np.zeros(rows, dtype=np.bool_)
+        self.held = np.zeros(rows, dtype=np.bool_)  # nothing is planned for it: its mask is being worked out
         self.requests: list[Request | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._serials = 0
@@ -75,6 +76,7 @@ class RowTable:
         self.page_count[row] = self.tree_pages[row] = self.length[row] = 0
         self.phase[row] = Phase.PREFILL
         self.constrained[row] = request.constraint is not None
+        self.held[row] = False
         # Under a grammar the end comes only where it must: its mask heeds `ignore_eos`.
         self.heeds_eos[row] = not request.sampling.ignore_eos or request.sampling.constrained
         self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
@@ -93,6 +95,7 @@ class RowTable:
         row = request.row
         request.tokens = self.tokens[row, : self.known[row]].copy()
         request.row = -1
+        self.held[row] = False
         self.requests[row] = None
         self.phase[row] = Phase.FREE
         self.serial[row] = 0
@@ -111,7 +114,7 @@ class RowTable:
 
     def prefilling(self) -> list[int]:
         """Rows with more prompt to compute, oldest request first."""
-        rows = np.flatnonzero(self.phase == Phase.PREFILL).tolist()
+        rows = np.flatnonzero((self.phase == Phase.PREFILL) & ~self.held).tolist()
         return sorted(rows, key=lambda row: self.request_in(row).arrival)
 
     def seated(self) -> list[Request]:

@@ -51,3 +51,5 @@ def _ends(node: Node, at: int, text: str, ends: dict[tuple[str, int], set[int]])
                 if times > least + len(text) + 1:
                     break
             return found
+        case _:
+            raise TypeError(f"{type(node).__name__} is in no grammar that a client writes")

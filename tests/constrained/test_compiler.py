@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
-from bough.constrained.spec import choice_spec, json_schema_spec, regex_spec
+from bough.constrained.llguidance_backend import LLGuidanceMatcher
+from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
+from bough.constrained.worker import Hello
+from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts
 
@@ -96,6 +100,63 @@ def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
         compiler.close()
 
 
+# Workers --------------------------------------------------------------------------------------------------------------
+
+
+def preparers_with(timeout_s: float) -> WorkerPool:
+    return WorkerPool(Hello("xgrammar", None, timeout_s), 1, "preparing")
+
+
+@pytest.fixture(scope="module")
+def preparers() -> Iterator[WorkerPool]:
+    pool = preparers_with(60.0)
+    yield pool
+    pool.close()
+
+
+def test_preparing_has_a_limit_too_and_its_worker_goes_on() -> None:
+    pool = preparers_with(1e-6)  # which nothing can keep
+    try:
+        for _ in range(2):
+            with pytest.raises(RequestError, match="preparing it takes longer than 1e-06 s"):
+                pool.ask(regex_spec("c+"))
+            (worker,) = pool._running
+            assert worker._process.poll() is None
+    finally:
+        pool.close()
+
+
+def test_a_refusal_crosses_with_its_field(preparers: WorkerPool) -> None:
+    with pytest.raises(RequestError, match="line 1") as refused:
+        preparers.ask(ebnf_spec("root ::= ("))
+    assert refused.value.field == "ebnf"
+
+
+def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
+    preparers.ask(regex_spec("a"))
+    (worker,) = preparers._running
+    worker._process.kill()
+    with pytest.raises(RequestError, match="memory or stack"):
+        preparers.ask(regex_spec("b"))
+    assert preparers.ask(regex_spec("b"))
+
+
+def test_what_nobody_follows_in_bounded_time_says_so(preparers: WorkerPool) -> None:
+    text, word = {"type": "any_text"}, {"type": "regex", "pattern": "a*"}
+    tag = {"type": "sequence", "elements": [text, {"type": "star", "content": word}, text, word]}
+    with pytest.raises(RequestError, match=r"many ways at once.*one character decides"):
+        preparers.ask(structural_tag_spec({"type": "structural_tag", "format": tag}))
+
+
+def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks() -> None:
+    compiler = build_compiler("xgrammar", BYTES)
+    try:
+        matcher = wait(compiler.request(regex_spec(r"(\w+\s?)*\."))).matcher()
+        assert isinstance(matcher, LLGuidanceMatcher) and accepts(matcher, "one two.") and not accepts(matcher, "one")
+    finally:
+        compiler.close()
+
+
 def test_names_of_back_ends() -> None:
     with pytest.raises(SettingsError, match=r"xgrammar, llguidance, outlines-core, outlines"):
         build_compiler("antlr", BYTES)
@@ -103,7 +164,5 @@ def test_names_of_back_ends() -> None:
 
 
 def test_a_spec_crosses_processes_unchanged() -> None:
-    import msgspec
-
     spec = GrammarSpec("regex", "a")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=GrammarSpec) == spec

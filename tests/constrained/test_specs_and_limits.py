@@ -53,7 +53,7 @@ REFUSED = [
     (json_schema_spec({"type": "string", "pattern": "(?<!a)b"}), "#/pattern.*look-around"),
     (json_schema_spec({"enum": [f"v{index}" for index in range(20_000)]}), "20000 values"),
     (json_schema_spec(deep(100)), "nested deeper"),
-    (json_schema_spec({"type": "string", "maxLength": 10**9}), "too large"),
+    (json_schema_spec({"type": "string", "maxLength": 10**9}), "#/maxLength .*nothing is counted beyond"),
     (json_schema_spec(product(12, 12)), "combinations of subschemas"),
     (json_schema_spec({"description": "x" * 300_000}), "characters"),
     (structural_tag_spec({"type": "structural_tag"}), "needs either"),

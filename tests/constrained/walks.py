@@ -42,8 +42,9 @@ def backend_of(name: str) -> Backend:
 
 @lru_cache(32)
 def compiled(spec: GrammarSpec, name: str) -> Callable[[], Matcher]:
-    backend = backend_of(name)
-    return backend.load(backend.compile(prepare(spec, name).spec))
+    prepared = prepare(spec, name)
+    backend = backend_of(prepared.backend)
+    return backend.load(backend.compile(prepared.spec))
 
 
 def matcher_of(spec: GrammarSpec, name: str) -> Matcher:

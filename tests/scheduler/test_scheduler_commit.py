@@ -32,7 +32,7 @@ class Desk:
         self.residents = Residents(self.table, self.cache)
         self.out = FakeOutbox()
         self.forgotten: list[int] = []
-        grammars = GrammarSteps(self.table, vocab_size=97, jump_forward=None)
+        grammars = GrammarSteps(self.residents, vocab_size=97, jump_forward=None)
         self.committer = Committer(
             self.residents, grammars, self.out, (EOS,), lambda r: self.forgotten.append(r.handle)
         )

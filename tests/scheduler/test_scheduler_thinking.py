@@ -14,7 +14,7 @@ from bough.messages.requests import Thinking
 from bough.scheduler.constraint import Constraint
 from bough.scheduler.thinking import ThinkingTrack
 from tests.fakes.executor import VOCAB
-from tests.fakes.grammars import EOS, PIECES, FakeCompiled, FakeGrammars, Places, grammar
+from tests.fakes.grammars import EOS, MERGED, PIECES, FakeCompiled, FakeGrammars, Places, grammar
 from tests.fakes.scheduler_bench import Bench
 
 START, END = 90, 91  # tokens that write nothing
@@ -64,12 +64,53 @@ def test_a_used_up_budget_ends_the_thinking() -> None:
 def test_markers_of_several_tokens() -> None:
     track = ThinkingTrack(Thinking((60, 61), (60, 62), (60, 62)))
     assert track.undecided and track.openings == (60,)
-    assert track.take(60) and set(track.openings) == {61, 62} and not track.undecided
-    assert track.take(62) and track.over
+    track.open(60)
+    assert set(track.openings) == {61, 62} and track.undecided
+    track.open(62)
+    assert track.over
     track = ThinkingTrack(Thinking((60, 61), (60, 62), (60, 62), begun=True))
     for token in (60, 60, 5, 60):
-        assert track.take(token) and not track.over
-    assert track.take(62) and track.over
+        track.think(token)
+        assert not track.over
+    track.think(62)
+    assert track.over
+
+
+SHARED = Thinking((1, 61), (1, 62), (1, 62))  # 1 is what an answer may begin with too
+SPELT: Places = [[1, 40], [2, 9], CHOICE]
+
+
+def undecided() -> Constraint:
+    return Constraint(FakeCompiled(SPELT), SamplingParams(), {EOS}, (EOS,), SHARED)
+
+
+def test_an_answer_may_begin_like_a_marker() -> None:
+    c = undecided()
+    assert allowed(c) == {1, 40, MERGED[1, 2]} and c.accept(1)
+    assert allowed(c) == {2, 9, 61, 62} | {MERGED[2, b] for b in (1, 2, 3)}
+    assert not c.forced() and c.accept(9) and allowed(c) == set(CHOICE)
+
+
+def test_a_marker_may_begin_like_the_answer() -> None:
+    c = undecided()
+    assert c.accept(1) and c.accept(61) and allowed(c) == set(range(VOCAB)) - {EOS}
+    assert c.accept(50) and c.accept(1) and c.accept(62)
+    assert 1 in allowed(c) and c.accept(40) and allowed(c) >= {2, 9} and 61 not in allowed(c)
+
+
+def test_an_end_unopened_puts_the_grammar_at_its_beginning() -> None:
+    c = undecided()
+    assert c.accept(1) and c.accept(62) and c.accept(1) and c.accept(9) and allowed(c) == set(CHOICE)
+
+
+def test_a_marker_that_no_answer_begins_with_must_be_finished() -> None:
+    c = Constraint(FakeCompiled([[40], [9]]), SamplingParams(), {EOS}, (EOS,), SHARED)
+    assert allowed(c) == {40, 1} and c.accept(1) and allowed(c) == {61, 62}
+
+
+def test_without_a_grammar_a_marker_is_not_pressed_on_the_answer() -> None:
+    c = Constraint(None, SamplingParams(), {EOS}, (EOS,), Thinking((1, 61), (1, 62), (1, 62), budget=3))
+    assert c.accept(1) and len(allowed(c)) == VOCAB and c.accept(7) and c.accept(61) and len(allowed(c)) == VOCAB
 
 
 @pytest.mark.parametrize("overlap", [True, False])

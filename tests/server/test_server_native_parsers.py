@@ -31,6 +31,7 @@ def test_thinking_is_told_apart() -> None:
     async def use(desk: Desk, notes: NotingReader) -> None:
         apart = {"reasoning_text": "Hm.", "text": "Yes."}
         assert await desk.post(THOUGHTS, text="<think>Hm.</think>Yes.") == apart
+        assert await desk.post(THOUGHTS, text="<think>\nHm.\n</think>\n\nYes.\n") == apart
         assert await desk.post(THOUGHTS, text="Hm.</think>Yes.", reasoning_parser="deepseek-r1") == apart
         error = (await desk.post(THOUGHTS, 400, text="x", reasoning_parser="qwen9"))["error"]
         assert error["param"] == "reasoning_parser" and "qwen3" in error["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import jsonschema
@@ -12,6 +13,7 @@ import bough
 from bough.constrained.check import check
 from bough.constrained.spec import json_schema_spec
 from bough.core.errors import RequestError
+from tests.constrained.recogniser import recognises
 from tests.constrained.suites import suite_groups, tool_schemas
 
 pytestmark = pytest.mark.slow
@@ -57,6 +59,40 @@ def test_the_official_suite(engine: bough.Engine) -> None:
             jsonschema.Draft202012Validator(schema).validate(json.loads(output["text"]))
             whole += 1
     assert whole > len(chosen) / 8, (whole, len(chosen))  # many of its schemas allow texts without end
+
+
+PATTERNS = (
+    r"(\w+\s?)*\.",
+    r"([ -~]+ ?){1,20}",
+    r"(.{1,10}){1,10}",
+    r"[A-Z][a-z]+( [a-z]+){2,6}\.",
+    r"\d{4}-\d{2}-\d{2}",
+    r"(yes|no|maybe), (because|since) [a-z ]+\.",
+)
+GRAMMAR = """
+root   ::= "It is " phrase "."
+phrase ::= "good" | "bad" | "very " phrase | "not " phrase | "(" phrase ")"
+"""
+
+
+def test_patterns_that_can_be_read_in_many_ways_and_in_one(engine: bough.Engine) -> None:
+    asked = [pattern for pattern in PATTERNS for _ in range(8)]
+    sampling = [{"regex": pattern, "max_new_tokens": 60, "temperature": 1.0} for pattern in asked]
+    whole = 0
+    for pattern, output in zip(asked, engine.generate(["In short: "] * len(asked), sampling), strict=True):
+        reason = output["meta_info"]["finish_reason"]["type"]
+        assert reason in ("stop", "length"), output["meta_info"]
+        if reason == "stop":
+            assert re.fullmatch(pattern, output["text"], re.ASCII), (pattern, output["text"])
+            whole += 1
+    assert whole > len(asked) / 4, whole
+
+
+def test_a_recursive_grammar(engine: bough.Engine) -> None:
+    sampling = {"ebnf": GRAMMAR, "max_new_tokens": 60, "temperature": 1.0}
+    outputs = engine.generate(["How is it? "] * 16, sampling)
+    whole = [o["text"] for o in outputs if o["meta_info"]["finish_reason"]["type"] == "stop"]
+    assert whole and all(recognises(GRAMMAR, text) for text in whole), whole
 
 
 def refusal(schema: object) -> str:

@@ -147,6 +147,14 @@ def test_a_custom_logit_processor(address: str) -> None:
     assert ask(400, OnlyToken.to_str(), max_new_tokens=3)["error"]["param"] == "custom_logit_processor"
 
 
+TANGLE = """
+root ::= a a a a a a a a
+a ::= b b b b b b b b | [^x]
+b ::= c c c c c c c c | [^y]
+c ::= [a-z]* [^z] [a-z]* | root
+"""
+
+
 @pytest.mark.slow
 def test_pathological_grammars_fail_alone_while_streams_go_on(address: str) -> None:
     """Each is refused in time or served; the streams beside them say what they say alone."""
@@ -158,6 +166,8 @@ def test_pathological_grammars_fail_alone_while_streams_go_on(address: str) -> N
         {"json_schema": deep},
         {"regex": "(((a|b){0,90}c){0,90}d){0,90}"},
         {"regex": "(a*)*" * 40 + "b{1000}"},
+        {"regex": "(.{1,10}){1,10}", "max_new_tokens": 12},
+        {"ebnf": TANGLE, "max_new_tokens": 12},
     ]
     prompts = [f"Count from {i}: " for i in range(16)]
     greedy = {"temperature": 0, "max_new_tokens": 12}

@@ -137,4 +137,4 @@ def test_native(address: str) -> None:
     assert found["calls"] == [{"tool_index": 0, "name": "get_weather", "parameters": '{"city": "Rome"}'}]
     thinking = {"text": THOUGHT, "reasoning_parser": "deepseek-r1"}
     apart = httpx.post(f"{address}/separate_reasoning", json=thinking).json()
-    assert apart == {"reasoning_text": "One, two, three.", "text": "\nFour.\n"}
+    assert apart == {"reasoning_text": "One, two, three.", "text": "Four."}

@@ -48,13 +48,14 @@ async def parse_function_call(context: ServerContext, request: Request) -> Respo
 
 
 async def separate_reasoning(context: ServerContext, request: Request) -> Response:
-    """There is no prompt to look at, so the format alone says whether the text begins with thinking."""
+    """There is no prompt to look at, so the format alone says whether the text begins with thinking. An answer behind
+    some is trimmed, which a stream can do at its beginning only."""
     body = await read_body(request, SeparateBody)
     name = _chosen(body.reasoning_parser, context.settings.model.reasoning_parser, "reasoning_parser")
     kind = reasoning_format(name, "reasoning_parser")
     form = AnswerFormat(reasoning=kind, thinking=kind.forced)
     parsed = await aside(len(body.text), lambda: form.parse(body.text))
-    return json_response(Separated(parsed.reasoning, parsed.text))
+    return json_response(Separated(parsed.reasoning, parsed.text.strip() if parsed.reasoning else parsed.text))
 
 
 def _chosen(given: str | None, own: str | None, field: str) -> str:

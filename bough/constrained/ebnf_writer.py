@@ -1,0 +1,153 @@
+"""Rules as xgrammar reads them, in the form in which its masks are cheap.
+
+The library works masks out for every place of every rule. What it cannot decide from a rule alone, it tries while
+generating, and that is dear: so a string or a counted number is written as an automaton, a rule for each state, each
+with what follows such a token in JSON (`(= …)`); no text is read in two ways, and few tokens are left to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from bough.constrained import charsets
+from bough.constrained.automata import TooLarge, deterministic
+from bough.constrained.automaton_forms import regular
+from bough.constrained.charsets import Ranges
+from bough.constrained.dfa import Dfa
+from bough.constrained.ebnf import ROOT
+from bough.constrained.pattern_tree import (
+    RAW_IN_JSON,
+    SHORT_ESCAPES,
+    Chars,
+    Choice,
+    Meet,
+    Node,
+    Reference,
+    Repeat,
+    Row,
+    Text,
+    Token,
+    only_char,
+    quantifier,
+)
+
+FOLLOWS = r" (= [ \t\n\r]* [,:}\]])"
+ESCAPE = "escape"
+ANY_ESCAPE = rf'{ESCAPE} ::= ["\\/bfnrt] | "u" [0-9A-CE-F] [0-9A-F]{{3}}'
+
+
+def ebnf_text(rules: Mapping[str, Node]) -> str:
+    """The rules, under names of ours."""
+    names = {name: ROOT if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
+    writer = _Writer(names)
+    lines = [f"{names[name]} ::= {writer.rule(node, name == ROOT)}" for name, node in rules.items()]
+    return "\n".join([*lines, *writer.more]) + "\n"
+
+
+class _Writer:
+    """The rules of one grammar."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.more: list[str] = []  # rules that the given ones lead to
+        self._names = names
+        self._known: dict[Node, str] = {}
+
+    def rule(self, node: Node, is_last: bool) -> str:
+        """The body of a rule; behind a token, what follows tokens, unless it is the whole text."""
+        return f"({self.write(node)}){FOLLOWS}" if isinstance(node, Token) and not is_last else self.write(node)
+
+    def write(self, node: Node) -> str:
+        match node:
+            case Chars(found):
+                return charsets.class_text(found, single=False)
+            case Reference(name):
+                return self._names[name]
+            case Row(parts):
+                return " ".join(self._row(parts)) if parts else '""'
+            case Choice(options):
+                return "(" + " | ".join(map(self.write, options)) + ")"
+            case Repeat(part, least, most):
+                return f"({self.write(part)}){quantifier(least, most)}"
+            case Token(part):
+                return self.write(part)
+            case Text():
+                return self._text(node)
+            case Dfa():
+                return self._machine(node)
+            case Meet():
+                raise TypeError("patterns are joined in a string only")
+
+    def _row(self, parts: tuple[Node, ...]) -> Iterator[str]:
+        """The parts of a row, single characters that follow each other as one literal."""
+        text = ""
+        for part in parts:
+            char = only_char(part)
+            if char is not None:
+                text += char
+                continue
+            if text:
+                yield _quoted(text)
+                text = ""
+            yield self.write(part)
+        if text:
+            yield _quoted(text)
+
+    def _text(self, node: Text) -> str:
+        """A string: its states read characters as JSON spells them, and end with the quote."""
+        if node not in self._known:
+            try:
+                dfa = deterministic(node.pattern)
+            except TooLarge:
+                return self._long(node)
+            self._known[node] = name = f"s{len(self._known)}_"
+            for state, row in enumerate(dfa.edges):
+                ways = [r'"\""'] if state in dfa.accepting else []
+                ways += [f"{way} {name}{to}" for found, to in row for way in self._spelt(found, node.free)]
+                self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
+        return rf'"\"" {self._known[node]}0'
+
+    def _long(self, node: Text) -> str:
+        """A string with too many states to be written out; without escapes, the library can count it by itself."""
+        match node.pattern:
+            case Repeat(Chars(charsets.ALL), least, most) if node.free:
+                return rf'"\"" {_class(RAW_IN_JSON)}{quantifier(least, most)} "\""'
+        return self.write(regular(node))
+
+    def _spelt(self, found: Ranges, free: bool) -> Iterator[str]:
+        """How characters of a set are written in JSON; the sets of `in_json`, with what can be shared shared."""
+        raw = charsets.intersection(found, RAW_IN_JSON)
+        if raw:
+            yield _class(raw)
+        if free and found == charsets.ALL:
+            if ANY_ESCAPE not in self.more:
+                self.more.append(ANY_ESCAPE)
+            yield rf'"\\" {ESCAPE}'
+            return
+        letters = "".join(text[1] for code, text in SHORT_ESCAPES.items() if charsets.holds(found, code))
+        if letters:
+            yield rf'"\\" {charsets.class_text(charsets.characters(letters), single=False)}'
+        if not raw:
+            rest = (code for code in range(0x20) if code not in SHORT_ESCAPES and charsets.holds(found, code))
+            yield from (_quoted(f"\\u{code:04x}") for code in rest)
+
+    def _machine(self, dfa: Dfa) -> str:
+        if dfa not in self._known:
+            self._known[dfa] = name = f"m{len(self._known)}_"
+            for state, row in enumerate(dfa.edges):
+                ways = ['""'] if state in dfa.accepting else []
+                ways += [f"{charsets.class_text(found, single=False)} {name}{to}" for found, to in row]
+                self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
+        return f"{self._known[dfa]}0"
+
+
+def _class(found: Ranges) -> str:
+    """A set of characters; one that holds nearly all is said by what it lacks, which the library reads quicker."""
+    lacking = charsets.complement(found)
+    if found[-1][1] == charsets.LAST and lacking and len(lacking) < len(found):
+        return "[^" + charsets.class_text(lacking, single=False)[1:]
+    return charsets.class_text(found, single=False)
+
+
+def _quoted(text: str) -> str:
+    chars = (f"\\{char}" if char in '"\\' else f"\\x{ord(char):02x}" if ord(char) < 0x20 else char for char in text)
+    return f'"{"".join(chars)}"'

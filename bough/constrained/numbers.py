@@ -1,0 +1,270 @@
+"""Numbers as patterns of their digits: ranges of whole and of decimal numbers, and multiples of a step.
+
+What a client parses is what is compared with the bounds, and most clients parse decimals to 64-bit floats. So decimals
+have no more digits than a float tells apart (15): no text is rounded onto a bound that it must not reach. Texts in a
+range have no exponent; a few valid ones are thereby left out, and none is invalid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+from bough.constrained import charsets
+from bough.constrained.automata import TooLarge, deterministic, meet_steps
+from bough.constrained.dfa import Dfa
+from bough.constrained.pattern_tree import EMPTY, Chars, Node, Row, choice, literal, repeat
+
+WHOLE_DIGITS = 19  # of whole numbers below a higher bound: 64 bits
+FLOAT_DIGITS = 15  # that a 64-bit float tells apart
+MAX_DIGITS = 60  # of any number but a bound itself
+MAX_STEP = 1024
+MAX_PLACES = 8
+MANY = 10**9
+NOTHING = Dfa(((),), frozenset())
+DIGIT = Chars(charsets.DIGIT)
+FIRST = Chars(charsets.characters("123456789"))
+MINUS, POINT, ZERO = literal("-"), literal("."), literal("0")
+INTEGER = Row((repeat(MINUS, 0, 1), choice([ZERO, Row((FIRST, repeat(DIGIT, 0, None)))])))
+SIGN = repeat(Chars(charsets.characters("+-")), 0, 1)
+EXPONENT = Row((Chars(charsets.characters("eE")), SIGN, repeat(DIGIT, 1, 2)))
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers between two bounds, each of which may be missing or itself excluded."""
+
+    low: Number | None = None
+    high: Number | None = None
+    above: bool = False  # the low bound is excluded
+    below: bool = False  # the high bound is excluded
+
+    @property
+    def open(self) -> bool:
+        return self.low is None and self.high is None
+
+
+def whole(found: Range) -> Node | None:
+    """The whole numbers of a range with inclusive bounds; None where there are none."""
+    if found.open:
+        return INTEGER
+    low, high = found.low, found.high
+    options = []
+    if high is None or high >= 0:
+        options.append(_wholes(max(0, int(low or 0)), None if high is None else int(high)))
+    if low is None or low < 0:
+        least = 1 if high is None or high >= 0 else -int(high)
+        below = _wholes(least, None if low is None else -int(low))
+        options.append(None if below is None else Row((MINUS, below)))
+    return _either(options)
+
+
+def decimal(found: Range) -> Node | None:
+    """The decimal numbers of a range; None where none can be told from its bounds."""
+    if found.open:
+        return Row((INTEGER, repeat(Row((POINT, repeat(DIGIT, 1, None))), 0, 1), repeat(EXPONENT, 0, 1)))
+    low, high = _exact(found.low), _exact(found.high)
+    options = []
+    if high is None or high >= 0:
+        inside = low is not None and low >= 0
+        options.append(_decimals(low if inside else None, found.above and inside, high, found.below))
+    if low is None or low < 0:
+        inside = high is not None and high < 0
+        below = _decimals(-high if inside and high is not None else Decimal(0), found.below or not inside,
+                          None if low is None else -low, found.above)  # fmt: skip
+        options.append(None if below is None else Row((MINUS, below)))
+    return _either(options)
+
+
+@lru_cache(256)
+def multiples(found: Range, step: Fraction, only_whole: bool) -> Dfa:
+    """The multiples of a step in a range; `TooLarge` where too much would have to be counted.
+
+    A decimal is a multiple of p/q exactly where its digits without the point are one of p·10^k/q, for the k digits
+    behind the point with which that is whole.
+    """
+    places = 0 if only_whole else next((k for k in range(MAX_PLACES) if 10**k % step.denominator == 0), MAX_PLACES)
+    modulus, left = divmod(step.numerator * 10**places, step.denominator)
+    if modulus > MAX_STEP or left:
+        raise TooLarge
+    if only_whole:
+        node = whole(found)
+    else:
+        node = decimal(Range(-(10**9), 10**9) if found.open else found)
+    return NOTHING if node is None else meet_steps(deterministic(node), modulus, places)
+
+
+# ---- whole numbers, not negative
+
+
+def _wholes(low: int, high: int | None) -> Node | None:
+    """From low to high, without leading zeros."""
+    first = str(low)
+    if len(first) > MAX_DIGITS and (high is None or low <= high):
+        return literal(first)
+    if high is None:
+        return choice([_same_length(first, "9" * len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
+    most = 10 ** max(WHOLE_DIGITS, len(first) + 1) - 1
+    last = str(min(high, most))
+    if low > int(last):
+        return None
+    if len(first) == len(last):
+        return _same_length(first, last)
+    options = [_same_length(first, "9" * len(first))]
+    if len(last) - len(first) > 1:
+        options.append(Row((FIRST, repeat(DIGIT, len(first), len(last) - 2))))
+    options.append(_same_length("1" + "0" * (len(last) - 1), last))
+    return choice(options)
+
+
+def _same_length(low: str, high: str) -> Node:
+    """Digits between two of the same number: below the first place where they differ, one side is free again."""
+    shared = next((at for at, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))
+    if shared == len(low):
+        return literal(low)
+    rest = len(low) - shared - 1
+    options: list[Node] = []
+    first, last = int(low[shared]), int(high[shared])
+    if set(low[shared + 1 :]) <= {"0"}:
+        first -= 1
+    else:
+        options.append(Row((literal(low[shared]), _same_length(low[shared + 1 :], "9" * rest))))
+    closing = Row((literal(high[shared]), _same_length("0" * rest, high[shared + 1 :])))
+    whole_end = set(high[shared + 1 :]) <= {"9"}
+    last += 1 if whole_end else 0
+    if last - first > 1:
+        options.append(Row((_digits(first + 1, last - 1), repeat(DIGIT, rest, rest))))
+    if not whole_end:
+        options.append(closing)
+    return Row((literal(low[:shared]), choice(options)))
+
+
+def _digits(first: int, last: int) -> Node:
+    return Chars(charsets.ranges([(0x30 + first, 0x30 + last)]))
+
+
+# ---- decimal numbers, not negative
+
+
+def _exact(bound: Number | None) -> Decimal | None:
+    return None if bound is None else Decimal(repr(bound))
+
+
+def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: bool) -> Node | None:
+    """From low to high; an excluded bound is itself left out."""
+    first, least = _split(low or Decimal(0))
+    last, most = (None, "") if high is None else _split(high)
+    if last is None:
+        options = [
+            _at(first, least, above, None, False),
+            _between(first + 1, MANY - 1),
+            _wholes(max(first + 1, MANY), None),
+        ]
+    elif first == last:
+        options = [_at(first, least, above, most, below)]
+    else:
+        options = [
+            _at(first, least, above, None, False),
+            _between(first + 1, last - 1),
+            _at(last, "", False, most, below),
+        ]
+    for bound, excluded in ((low, above), (high, below)):
+        if bound is not None and not excluded and len(_split(bound)[1]) > _places(*_split(bound)):
+            options.append(literal(format(bound, "f")))  # a bound of more digits than the others may have
+    return _either(options)
+
+
+def _split(value: Decimal) -> tuple[int, str]:
+    """The whole part, and the digits behind the point."""
+    text = format(value, "f")
+    before, _, behind = text.partition(".")
+    return int(before), behind.rstrip("0")
+
+
+def _places(before: int, behind: str) -> int:
+    """How many digits may follow the point near a bound."""
+    if before:
+        return max(0, FLOAT_DIGITS - len(str(before)))
+    return min(MAX_DIGITS, FLOAT_DIGITS + len(behind) - len(behind.lstrip("0")))
+
+
+def _between(first: int, last: int) -> Node | None:
+    """Whole parts that are no bound's, with any fraction; large ones have room for few digits behind the point."""
+    if first < MANY < last:
+        return _either([_between(first, MANY - 1), _between(MANY, last)])
+    found = _wholes(first, last) if first <= last else None
+    return None if found is None else Row((found, _fraction(FLOAT_DIGITS - len(str(last)))))
+
+
+def _fraction(places: int) -> Node:
+    return repeat(Row((POINT, repeat(DIGIT, 1, places))), 0, 1) if places > 0 else EMPTY
+
+
+def _at(before: int, low: str, above: bool, high: str | None, below: bool) -> Node | None:
+    """One whole part, with the fractions between two others."""
+    places = _places(before, high or "")
+    tail = _Tail(low, above, high, below)
+    options: list[Node | None] = [EMPTY if tail.ends else None]
+    if places > 0:
+        digits = tail.pattern(places)
+        options.append(None if digits is None else Row((POINT, digits)))
+    rest = _either(options)
+    return None if rest is None else Row((literal(str(before)), rest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """Digits still to come behind the point, and what they must not fall short of or pass."""
+
+    low: str | None  # None: anything is high enough
+    above: bool
+    high: str | None  # None: anything is low enough
+    below: bool
+
+    @property
+    def ends(self) -> bool:
+        """Whether the number may end here."""
+        high_enough = self.low is None or (not self.low and not self.above)
+        return high_enough and (self.high is None or bool(self.high) or not self.below)
+
+    def pattern(self, places: int) -> Node | None:
+        """At least one digit, and at most so many."""
+        if places == 0:
+            return None
+        if self.low is None and self.high is None:
+            return repeat(DIGIT, 1, places)
+        groups: dict[_Tail, list[int]] = {}
+        for digit in range(10):
+            after = self._after(digit)
+            if after is not None:
+                groups.setdefault(after, []).append(digit)
+        options = []
+        for after, digits in groups.items():
+            more = after.pattern(places - 1)
+            rest = _either([EMPTY if after.ends else None, more])
+            options.append(None if rest is None else Row((_digits(digits[0], digits[-1]), rest)))
+        return _either(options)
+
+    def _after(self, digit: int) -> _Tail | None:
+        low, high = self.low, self.high
+        if low is not None:
+            bound = int(low[:1] or 0)
+            if digit < bound:
+                return None
+            low = None if digit > bound or (not low[1:] and not self.above) else low[1:]
+        if high is not None:
+            bound = int(high[:1] or 0)
+            if digit > bound or (not high and self.below):
+                return None
+            high = None if digit < bound else high[1:]
+        return _Tail(low, self.above and low is not None, high, self.below and high is not None)
+
+
+def _either(options: Sequence[Node | None]) -> Node | None:
+    known = [option for option in options if option is not None]
+    return choice(known) if known else None

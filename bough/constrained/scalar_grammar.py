@@ -1,0 +1,141 @@
+"""Strings, numbers and names of a plain schema as nodes of a grammar.
+
+Lowering asks here too, whether what a schema says of a string or a number can be written at all (`TooLarge`, or nothing
+to write), before any back end gets it: automata are kept for a while, so that asking twice costs little.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from bough.constrained import charsets, numbers
+from bough.constrained.automata import TooLarge, deterministic
+from bough.constrained.automaton_forms import regular
+from bough.constrained.features import Features
+from bough.constrained.pattern_tree import ANYTHING, EMPTY, Chars, Meet, Node, Repeat, Row, Text, Token, choice
+from bough.constrained.regexes import parse_regex
+
+MAX_NAME = 48  # characters of a name that a further name must differ from it in
+MAX_TOLD_APART = 400  # and of all names together
+UNCOUNTED = 10_000  # states of a string whose automaton is too large to be made
+
+
+def spelt(value: Any) -> str:
+    """A value as JSON, in the one spelling that it has here; only what has no UTF-8 is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if all(not "\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
+
+
+# ---- strings
+
+
+def string_node(plain: Mapping[str, Any]) -> Text:
+    """A string that patterns or lengths describe, or any."""
+    patterns = [plain["pattern"]] if "pattern" in plain else [part["pattern"] for part in plain.get("allOf", ())]
+    parts: list[Node] = [parse_regex(pattern) for pattern in patterns]
+    if not parts or "minLength" in plain or "maxLength" in plain:
+        parts.append(Repeat(Chars(charsets.ALL), plain.get("minLength", 0), plain.get("maxLength")))
+    return Text(parts[0], free=not patterns) if len(parts) == 1 else Text(Meet(tuple(parts)))
+
+
+def can_write(text: Text, features: Features) -> bool:
+    """Whether there is such a string; `TooLarge` where a back end cannot be told what its patterns say together."""
+    if not isinstance(text.pattern, Meet):
+        return True
+    try:
+        empty = deterministic(text.pattern).empty
+    except TooLarge:
+        if features.joins == "lexemes":
+            return True  # the library joins patterns as it goes
+        raise
+    if not empty and features.joins == "patterns":
+        regular(text)
+    return not empty
+
+
+# ---- names of properties
+
+
+def all_names_but(names: Iterable[str]) -> Node:
+    """Every name but these. Of many or long names only the beginnings are told apart, and none may begin so."""
+    depth = MAX_NAME
+    kept = {name[:depth] for name in names}
+    while sum(map(len, kept)) > MAX_TOLD_APART and depth > 1:
+        depth //= 2
+        kept = {name[:depth] for name in kept}
+    return _all_but(kept, depth)
+
+
+def _all_but(names: set[str], depth: int) -> Node:
+    firsts = sorted({name[0] for name in names if name})
+    others = charsets.difference(charsets.ALL, charsets.characters("".join(firsts)))
+    options: list[Node] = [] if "" in names else [EMPTY]
+    options.append(Row((Chars(others), ANYTHING)))
+    for first in firsts if depth > 1 else ():
+        rest = {name[1:] for name in names if name[:1] == first}
+        options.append(Row((Chars(charsets.characters(first)), _all_but(rest, depth - 1))))
+    return choice(options)
+
+
+def name_node(entry: Mapping[str, Any]) -> Text:
+    """The names of a class of properties: by all of some patterns, none of others, and none of some names."""
+    parts = [parse_regex(pattern) for pattern in entry["all"]]
+    without = [parse_regex(pattern) for pattern in entry["none"]]
+    if entry["but"]:
+        parts.append(all_names_but(entry["but"]))
+    if len(parts) < 2 and not without:
+        return Text(parts[0] if parts else ANYTHING)
+    return Text(Meet(tuple(parts or [ANYTHING]), tuple(without)))
+
+
+# ---- numbers
+
+
+def number_node(plain: Mapping[str, Any]) -> Node | None:
+    """A number of the kind that a plain schema describes; None where there is none."""
+    found = numbers.Range(
+        plain.get("exclusiveMinimum", plain.get("minimum")),
+        plain.get("exclusiveMaximum", plain.get("maximum")),
+        "exclusiveMinimum" in plain,
+        "exclusiveMaximum" in plain,
+    )
+    if "multipleOf" in plain:
+        dfa = numbers.multiples(found, Fraction(str(plain["multipleOf"])), plain["type"] == "integer")
+        return None if dfa.empty else dfa
+    pattern = numbers.whole(found) if plain["type"] == "integer" else numbers.decimal(found)
+    return None if pattern is None else Token(pattern)
+
+
+# ---- size
+
+
+def string_states(plain: Any) -> int:
+    """The states of all strings and names in a plain schema, as automata: what a compile by states has to work on."""
+    return sum(map(_states, dict.fromkeys(_texts(plain))))
+
+
+def _texts(plain: Any) -> Iterator[Text]:
+    if isinstance(plain, list):
+        for part in plain:
+            yield from _texts(part)
+    elif isinstance(plain, dict) and "enum" not in plain:
+        if plain.get("type") == "string":
+            yield string_node(plain)
+        for entry in plain.get("x-names", ()):
+            yield name_node(entry)
+            yield from _texts(entry["value"])
+        for name, value in plain.items():
+            if name in ("properties", "$defs"):
+                yield from _texts(list(value.values()))
+            elif name in ("anyOf", "items", "prefixItems"):
+                yield from _texts(value)
+
+
+def _states(text: Text) -> int:
+    try:
+        return len(deterministic(text.pattern).edges)
+    except TooLarge:
+        return UNCOUNTED

@@ -1,0 +1,196 @@
+"""Whether a value is valid: the `jsonschema` library with what a hostile schema could abuse taken out of its hands.
+
+Values of an enum are judged here while a schema is lowered, and clients write both. So patterns are matched in linear
+time instead of by backtracking, an enum is looked up instead of gone through, and the whole is given so many steps.
+Forms of earlier drafts are read as `schema_source` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from bough.constrained.automata import TooLarge, matches
+from bough.constrained.regexes import PatternError, parse_regex
+
+MAX_STEPS = 200_000  # keywords looked at, for all values of a schema together
+COSTS = {"$ref": 20, "$dynamicRef": 20, "allOf": 5, "anyOf": 5, "oneOf": 5, "if": 5}  # steps that one of these takes
+Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
+
+
+class Undecided(Exception):
+    """No word on a value, and why: too many steps, or a pattern that no automaton can match."""
+
+
+def same(value: Any) -> Any:
+    """A key that equal JSON values share, and no others: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, bool) or value is None:
+        return ("constant", value)
+    if isinstance(value, list):
+        return ("array", tuple(map(same, value)))
+    if isinstance(value, dict):
+        return ("object", frozenset((name, same(inner)) for name, inner in value.items()))
+    return value
+
+
+def found_in(pattern: str, text: str) -> bool:
+    """Whether a pattern matches some part of a text, in time that grows with their lengths only."""
+    try:
+        return matches(parse_regex(pattern, search=True, field="pattern"), text)
+    except PatternError as error:
+        raise Undecided(f"has a pattern, {pattern!r}, that cannot be decided: {error.reason}") from None
+    except TooLarge:
+        raise Undecided(f"has a pattern, {pattern[:80]!r}, that is too large to be decided") from None
+
+
+class Judge:
+    """The judge of one schema document."""
+
+    def __init__(self, root: Any) -> None:
+        from jsonschema import Draft202012Validator, validators
+
+        self._left = MAX_STEPS
+        self._enums: dict[int, frozenset[Any]] = {}
+        ours: dict[str, Keyword] = {
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional_properties,
+            "unevaluatedProperties": _unevaluated,
+            "unevaluatedItems": _unevaluated,
+            "enum": self._enum,
+            "items": _items(Draft202012Validator.VALIDATORS["items"]),
+            "required": _required(Draft202012Validator.VALIDATORS["required"]),
+            "dependencies": _dependencies,
+            **{name: _bound(name, Draft202012Validator.VALIDATORS[name]) for name in BOUNDS},
+        }
+        keywords = {**Draft202012Validator.VALIDATORS, **ours}
+        judged: Any = validators.extend(
+            Draft202012Validator, {name: self._counted(check, COSTS.get(name, 1)) for name, check in keywords.items()}
+        )  # type: ignore[no-untyped-call]
+        judged.evolve = _evolve
+        self._validator = judged(root, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        self._parts: dict[str, Any] = {}
+
+    def accepts(self, pointer: str, value: Any) -> bool:
+        """Whether a value is valid against the part at a pointer, references followed."""
+        from referencing.exceptions import Unresolvable
+
+        if pointer not in self._parts:
+            found = self._validator.schema
+            for step in pointer.split("/")[1:]:
+                key = step.replace("~1", "/").replace("~0", "~")
+                found = found[int(key)] if isinstance(found, list) else found[key]
+            self._parts[pointer] = self._validator.evolve(schema=found)
+        try:
+            return bool(self._parts[pointer].is_valid(value))
+        except Unresolvable as error:
+            raise Undecided(f"has a reference that leads out of the schema ({error.ref})") from None
+
+    def _counted(self, check: Keyword, cost: int) -> Keyword:
+        def run(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+            self._left -= cost
+            if self._left < 0:
+                raise Undecided("has too many values and combinations of subschemas to judge them; make it smaller")
+            return check(validator, value, instance, schema)
+
+        return run
+
+    def _enum(self, validator: Any, enum: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        del validator, schema
+        known = self._enums.get(id(enum))
+        if known is None:
+            known = self._enums[id(enum)] = frozenset(map(same, enum))
+        if same(instance) not in known:
+            yield _error("is none of the values")
+
+
+# ---- keywords
+
+
+def _error(message: str) -> Any:
+    from jsonschema.exceptions import ValidationError
+
+    return ValidationError(message)
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    del validator, schema
+    if isinstance(instance, str) and not found_in(pattern, instance):
+        yield _error("does not match")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    del schema
+    if isinstance(instance, dict):
+        for pattern, subschema in patterns.items():
+            for name, value in instance.items():
+                if found_in(pattern, name):
+                    yield from validator.descend(value, subschema)
+
+
+def _additional_properties(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(instance, dict):
+        for name, value in instance.items():
+            known = name in schema.get("properties", {})
+            if not known and not any(found_in(pattern, name) for pattern in schema.get("patternProperties", {})):
+                yield from validator.descend(value, subschema)
+
+
+def _unevaluated(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    del validator, schema
+    if isinstance(instance, dict | list) and instance and subschema not in (True, {}):
+        raise Undecided("has an enum beside unevaluatedProperties or unevaluatedItems, which cannot be decided")
+    yield from ()
+
+
+def _items(newer: Keyword) -> Keyword:
+    def check(validator: Any, items: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if not isinstance(items, list):
+            yield from newer(validator, items, instance, schema) or ()
+        elif isinstance(instance, list):
+            for item, subschema in zip(instance, items, strict=False):
+                yield from validator.descend(item, subschema)
+            for item in instance[len(items) :]:
+                yield from validator.descend(item, schema.get("additionalItems", True))
+
+    return check
+
+
+def _required(newer: Keyword) -> Keyword:
+    def check(validator: Any, required: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(required, list):
+            yield from newer(validator, required, instance, schema) or ()
+
+    return check
+
+
+def _dependencies(validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    del schema
+    if isinstance(instance, dict):
+        for name, rule in rules.items():
+            if name in instance:
+                names = rule if isinstance(rule, list) else []
+                if any(other not in instance for other in names):
+                    yield _error("lacks a property that another asks for")
+                if isinstance(rule, dict | bool):
+                    yield from validator.descend(instance, rule)
+
+
+BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+
+
+def _bound(keyword: str, newer: Keyword) -> Keyword:
+    def check(validator: Any, bound: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if bound is True and BOUNDS[keyword] in schema:
+            bound = schema[BOUNDS[keyword]]
+        if not isinstance(bound, bool):
+            yield from newer(validator, bound, instance, schema) or ()
+
+    return check
+
+
+def _evolve(validator: Any, **changes: Any) -> Any:
+    """The same validator over another part: the library's own would go on with one of its own at every `$schema`."""
+    import attrs
+
+    return attrs.evolve(validator, **changes)

@@ -1,0 +1,131 @@
+"""The work of one request's grammar: done on the spot while it is quick, masks on a thread of their own once not.
+
+A mask takes microseconds, but a grammar can be written for which it takes long, and a step waits for the masks of all
+its rows. So whoever was slow is worked out beside the loop (the back ends let go of the interpreter for it) until it
+has been quick for a while: steps go on without that row, which goes on when its mask is there. A mask that takes far
+too long ends its request, and so does taking more than a fair share of the loop's own time. Owns the thread; the
+matcher belongs to the request's `Constraint`, which does not touch it while a mask is awaited.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+
+from bough.constrained.interface import Matcher
+from bough.core.errors import RequestError
+from bough.core.plan import IntArray
+
+SLOW_S = 0.005  # of computing for one mask: from then on nobody waits for this request
+QUICK_RUN = 8  # masks without being slow, until it is trusted again
+PATIENCE_S = 0.004  # that a step waits for all its slow rows together
+LIMIT_S = 5.0  # of computing for one mask
+FAIR_S = 0.002  # of the loop's time for each token
+CREDIT_S = 0.25  # that a request may take beyond it, all in all
+NICE = 10  # the model goes first
+_places = threading.Semaphore(2)  # slow masks that are worked out at the same time, in the whole process
+
+
+class MaskWork:
+    """`accept` each token, `fill` as often as a mask is wanted: it says whether the mask has come."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._task: _Task | None = None
+        self._distrust = 0  # masks that must be quick before one is worked out on the spot
+        self._debt_s = 0.0  # what it took of the loop's time beyond its share
+
+    @property
+    def slow(self) -> bool:
+        return self._distrust > 0
+
+    @property
+    def busy(self) -> bool:
+        """A mask is being worked out, and there is no sense in asking for it yet."""
+        return self._task is not None and not self._task.done.is_set() and self._task.cost_s <= LIMIT_S
+
+    def accept(self, token: int) -> bool:
+        """Steps over a token; False, and nothing has changed, where the grammar does not allow it."""
+        began = time.thread_time()
+        taken = self._matcher.accept(token)
+        self._debt_s = max(0.0, self._debt_s + time.thread_time() - began - FAIR_S)
+        return taken
+
+    def fill(self, words: IntArray, deadline: float | None = None) -> bool:
+        """Writes what may come next. False: it is not worked out by the `deadline` (of `time.monotonic`); ask again. A
+        `RequestError` when it takes too long, or the back end gives up."""
+        if self._debt_s > CREDIT_S:
+            raise _too_ambiguous("more time than others can spare")
+        if not self.slow:
+            cost_s = _timed_fill(self._matcher, words)
+            self._debt_s += cost_s
+            self._note(cost_s)
+            return True
+        if self._task is None:
+            self._task = _Task(self._matcher, len(words))
+        if not self._task.done.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if self._task.cost_s > LIMIT_S:
+                raise _too_ambiguous(f"longer than {LIMIT_S:g} s")
+            return False
+        task, self._task = self._task, None
+        words[:] = task.result()
+        self._note(task.cost_s)
+        return True
+
+    def _note(self, cost_s: float) -> None:
+        self._distrust = QUICK_RUN if cost_s > SLOW_S else max(0, self._distrust - 1)
+
+
+def _too_ambiguous(how_long: str) -> RequestError:
+    return RequestError(
+        f"The grammar is too ambiguous: what may come next takes {how_long} to work out; write it so that one "
+        "character decides how a text is read."
+    )
+
+
+def _timed_fill(matcher: Matcher, words: IntArray) -> float:
+    """Fills a mask; the seconds of computing that it took, whoever else uses the machine."""
+    began = time.thread_time()
+    matcher.fill(words)
+    return time.thread_time() - began
+
+
+class _Task:
+    """One mask on one thread. Nothing waits for it at the engine's end."""
+
+    def __init__(self, matcher: Matcher, size: int) -> None:
+        self.done = threading.Event()
+        self._matcher = matcher
+        self._words: IntArray = np.zeros(size, dtype=np.int32)
+        self._error: BaseException | None = None
+        self._spent_s = 0.0
+        self._clock: int | None = None  # of the thread's computing, while it does
+        threading.Thread(target=self._run, name="slow-mask", daemon=True).start()
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of computing so far, whoever else uses the machine."""
+        clock = self._clock
+        try:
+            return self._spent_s if clock is None else time.clock_gettime(clock)
+        except OSError:  # the thread has just ended
+            return self._spent_s
+
+    def result(self) -> IntArray:
+        if self._error is not None:
+            raise self._error
+        return self._words
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with _places:
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            try:
+                self._matcher.fill(self._words)
+            except BaseException as error:  # noqa: BLE001  (the loop raises it where it asks)
+                self._error = error
+            self._spent_s, self._clock = time.thread_time(), None
+        self.done.set()

@@ -152,7 +152,10 @@ def _digits(first: int, last: int) -> Node:
 
 
 def _exact(bound: Number | None) -> Decimal | None:
-    return None if bound is None else Decimal(repr(bound))
+    """A bound as it is written; a large float is whole, and compared as such with the whole numbers beside it."""
+    if bound is None:
+        return None
+    return Decimal(int(bound)) if abs(bound) >= 2**53 else Decimal(repr(bound))
 
 
 def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: bool) -> Node | None:

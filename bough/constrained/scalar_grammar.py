@@ -15,11 +15,13 @@ from bough.constrained import charsets, numbers
 from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.automaton_forms import regular
 from bough.constrained.features import Features
-from bough.constrained.pattern_tree import ANYTHING, EMPTY, Chars, Meet, Node, Repeat, Row, Text, Token, choice
+from bough.constrained.pattern_tree import EMPTY, Chars, Meet, Node, Repeat, Row, Text, Token, choice
 from bough.constrained.regexes import parse_regex
 
 MAX_NAME = 48  # characters of a name that a further name must differ from it in
 MAX_TOLD_APART = 400  # and of all names together
+NAME_CHARS = charsets.difference(charsets.ALL, charsets.ranges([(0, 0x1F)]))  # nobody names a property by a newline
+ANY_NAME = Repeat(Chars(NAME_CHARS), 0, None)
 UNCOUNTED = 10_000  # states of a string whose automaton is too large to be made
 
 
@@ -71,9 +73,9 @@ def all_names_but(names: Iterable[str]) -> Node:
 
 def _all_but(names: set[str], depth: int) -> Node:
     firsts = sorted({name[0] for name in names if name})
-    others = charsets.difference(charsets.ALL, charsets.characters("".join(firsts)))
+    others = charsets.difference(NAME_CHARS, charsets.characters("".join(firsts)))
     options: list[Node] = [] if "" in names else [EMPTY]
-    options.append(Row((Chars(others), ANYTHING)))
+    options.append(Row((Chars(others), ANY_NAME)))
     for first in firsts if depth > 1 else ():
         rest = {name[1:] for name in names if name[:1] == first}
         options.append(Row((Chars(charsets.characters(first)), _all_but(rest, depth - 1))))
@@ -86,9 +88,9 @@ def name_node(entry: Mapping[str, Any]) -> Text:
     without = [parse_regex(pattern) for pattern in entry["none"]]
     if entry["but"]:
         parts.append(all_names_but(entry["but"]))
-    if len(parts) < 2 and not without:
-        return Text(parts[0] if parts else ANYTHING)
-    return Text(Meet(tuple(parts or [ANYTHING]), tuple(without)))
+    if without or not parts:
+        parts.append(ANY_NAME)
+    return Text(Meet(tuple(parts), tuple(without)) if len(parts) > 1 or without else parts[0])
 
 
 # ---- numbers

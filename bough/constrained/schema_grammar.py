@@ -15,7 +15,6 @@ from bough.constrained import charsets
 from bough.constrained.ebnf import ROOT, Rules
 from bough.constrained.object_grammar import Member, object_rules
 from bough.constrained.pattern_tree import (
-    ANYTHING,
     EMPTY,
     Chars,
     Node,
@@ -28,11 +27,10 @@ from bough.constrained.pattern_tree import (
     literal,
     repeat,
 )
-from bough.constrained.scalar_grammar import name_node, number_node, spelt, string_node
+from bough.constrained.scalar_grammar import ANY_NAME, name_node, number_node, spelt, string_node
 
 ANY_DEPTH = 1  # of values where anything may stand, for a back end without recursion
 BLANKS = Repeat(Token(Repeat(Chars(charsets.characters(" \t\n\r")), 1, None)), 0, 1)
-ANY_NAME = Text(ANYTHING)
 CONSTANTS = {"null": Token(literal("null")), "boolean": Token(choice([literal("true"), literal("false")]))}
 
 
@@ -121,7 +119,7 @@ class _Writer:
         if inner is None:
             return choice(scalars)
         items = self._around("[", self._listed(inner, 0, None), "]")
-        members = self._around("{", self._listed(Row((ANY_NAME, self._colon, inner)), 0, None), "}")
+        members = self._around("{", self._listed(Row((Text(ANY_NAME), self._colon, inner)), 0, None), "}")
         return choice([*scalars, self._rule("array", items), self._rule("object", members)])
 
     # ---- arrays

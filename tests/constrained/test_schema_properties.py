@@ -76,7 +76,7 @@ ENUMS = st.fixed_dictionaries(
     },
     optional={"type": st.sampled_from(["string", "number", "integer", "object"]), "pattern": PATTERNS},
 )
-NAMES = st.sampled_from(["a", "ab", "b", "x_1", "", 'q"', "é", "a\n", "long name"])
+NAMES = st.sampled_from(["a", "ab", "b", "x_1", "", 'q"', "é", "a\tb", "long name"])
 
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

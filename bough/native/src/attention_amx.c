@@ -42,9 +42,7 @@ typedef struct {
     int32_t *last_key;         /* [tiles][COLUMNS] that a column sees; -1: it is none */
     int32_t *lowest, *highest; /* [tiles] of those */
     uint8_t *keys;             /* of a run: [KEY_TILES][groups] */
-    uint8_t *values;           /* [2 * groups][KEY_GROUPS], transposed or not */
-    int64_t loaded[KEYS];      /* where those keys and values are from */
-    bool transposed;
+    uint8_t *values;           /* [2 * groups][KEY_GROUPS] */
     float *scores;             /* of two tiles of columns: [2][KEYS][COLUMNS] */
     uint8_t *weights;          /* [2][KEY_GROUPS] */
     float *sums;               /* [2][dimensions][COLUMNS], of one run */
@@ -92,13 +90,6 @@ typedef struct {
     __m512i great, less;
 } parts;
 
-/* 32 numbers as 32 bfloat16. */
-ALWAYS_INLINE parts split_line(__m512 low, __m512 high) {
-    __m512 great_low = greater_part(low), great_high = greater_part(high);
-    __m512 less_low = _mm512_sub_ps(low, great_low), less_high = _mm512_sub_ps(high, great_high);
-    return (parts){(__m512i)_mm512_cvtne2ps_pbh(great_high, great_low), (__m512i)_mm512_cvtne2ps_pbh(less_high, less_low)};
-}
-
 ALWAYS_INLINE void store_line(uint8_t *to, parts line) {
     _mm512_store_si512((void *)to, line.great);
     _mm512_store_si512((void *)(to + REGISTER), line.less);
@@ -116,7 +107,9 @@ ALWAYS_INLINE parts split_pair(__m512 first, __m512 second) {
     return (parts){pair(first, second), pair(less_first, less_second)};
 }
 
-ALWAYS_INLINE __m512 widen(int number, __m256i x) {
+/* Some of 16 numbers of a cache, and zeros. */
+ALWAYS_INLINE __m512 load_numbers(int number, __mmask16 taken, const uint16_t *from) {
+    __m256i x = _mm256_maskz_loadu_epi16(taken, from);
     if (number == BOUGH_FLOAT16)
         return _mm512_cvtph_ps(x);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
@@ -200,7 +193,7 @@ static void load_queries(workspace *w) {
                 const float *q = columns[tile * COLUMNS + i];
                 __mmask32 taken = q == NULL ? 0 : there(w->dim - group * WIDTH);
                 q = q == NULL ? w->set->q : q + group * WIDTH;
-                parts line = split_line(_mm512_maskz_loadu_ps((__mmask16)taken, q),
+                parts line = split_pair(_mm512_maskz_loadu_ps((__mmask16)taken, q),
                                         _mm512_maskz_loadu_ps((__mmask16)(taken >> 16), q + 16));
                 great[i] = line.great;
                 less[i] = line.less;
@@ -212,84 +205,119 @@ static void load_queries(workspace *w) {
         }
 }
 
-/* Where the keys of a run lie in their cache, in numbers; behind the last there is none. */
-static void find_slots(const workspace *w, const int32_t *pages, int64_t first, int count, int64_t offsets[KEYS]) {
-    const bough_attention_spec *spec = w->set->spec;
-    int64_t size = w->set->page_size, stride = (int64_t)spec->kv_heads * w->dim;
-    for (int j = 0; j < count; j++) {
-        int64_t key = first + j, slot = size == 1 ? pages[key] : (int64_t)pages[key / size] * size + key % size;
-        offsets[j] = slot * stride + w->set->kv_head * w->dim;
+/* A run of keys as some pieces see it. */
+typedef struct {
+    int64_t number, first_key;
+    int keys, groups;               /* that any of them sees, and how many times WIDTH that is */
+    const bough_piece *first, *end; /* the pieces */
+    int64_t offsets[KEYS];          /* of the keys in their cache, in numbers; -1: there is no key */
+} run;
+
+static void find_slots(const bough_set *set, int kv_head, run *r) {
+    int64_t size = set->page_size, dim = set->spec->dim, page = r->first_key / size, within = r->first_key % size;
+    for (int j = 0; j < r->keys; j++) {
+        r->offsets[j] = ((r->first->pages[page] * size + within) * set->spec->kv_heads + kv_head) * dim;
+        if (++within == size) {
+            page++;
+            within = 0;
+        }
     }
-    for (int j = count; j < KEYS; j++)
-        offsets[j] = -1;
+    for (int j = r->keys; j < KEYS; j++)
+        r->offsets[j] = -1;
 }
 
-ALWAYS_INLINE void load_keys(int number, workspace *w, const int64_t offsets[WIDTH], int first) {
-    const uint16_t *cache = w->set->spec->keys;
+/* The numbers of a key or value; of one that is not there, zeros. */
+ALWAYS_INLINE const uint16_t *numbers_of(const uint16_t *cache, int64_t offset) {
+    static const uint16_t zeros[BOUGH_MAX_HEAD_DIM];
+    return offset < 0 ? zeros : cache + offset;
+}
+
+/* Asks for what will be loaded in the next run. */
+ALWAYS_INLINE void fetch(const workspace *w, const uint16_t *cache, int64_t offset) {
+    const uint16_t *next = numbers_of(cache, offset);
+    for (int at = 0; at < w->dim; at += WIDTH)
+        __builtin_prefetch(next + at, 0, 2);
+}
+
+/* 32 keys, in two rows of tiles. */
+ALWAYS_INLINE void load_keys_as(int number, bool whole, const workspace *w, const int64_t *offsets, const int64_t *next,
+                                uint8_t *to) {
     for (int j = 0; j < WIDTH; j++) {
-        uint8_t *to = w->keys + (first + j) / 16 * w->groups * BOTH_PARTS + j % 16 * LINE;
-        for (int group = 0; group < w->groups; group++, to += BOTH_PARTS) {
-            __mmask32 taken = offsets[j] < 0 ? 0 : there(w->dim - group * WIDTH);
-            __m512i x = _mm512_maskz_loadu_epi16(taken, cache + (taken ? offsets[j] + group * WIDTH : 0));
-            if (number == BOUGH_BFLOAT16)
-                _mm512_store_si512((void *)to, x);
-            else
-                store_line(to, split_line(widen(number, _mm512_castsi512_si256(x)),
-                                          widen(number, _mm512_extracti64x4_epi64(x, 1))));
+        const uint16_t *from = numbers_of(w->set->spec->keys, offsets[j]);
+        fetch(w, w->set->spec->keys, next[j]);
+        uint8_t *line = to + j / 16 * w->groups * BOTH_PARTS + j % 16 * LINE;
+        for (int group = 0; group < w->groups; group++, line += BOTH_PARTS, from += WIDTH) {
+            __mmask32 taken = whole ? ~0u : there(w->dim - group * WIDTH);
+            parts both = split_pair(load_numbers(number, (__mmask16)taken, from),
+                                    load_numbers(number, (__mmask16)(taken >> 16), from + 16));
+            _mm512_store_si512((void *)line, both.great);
+            if (number == BOUGH_FLOAT16)
+                _mm512_store_si512((void *)(line + REGISTER), both.less);
         }
     }
 }
 
-ALWAYS_INLINE __m512 load_value(int number, const uint16_t *cache, int64_t offset, int at, int dim) {
-    __mmask16 taken = offset < 0 ? 0 : (__mmask16)there(dim - at);
-    return widen(number, _mm256_maskz_loadu_epi16(taken, cache + (taken ? offset + at : 0)));
+/* Some dimensions, 16 in a tile, of 32 values: pairs of values by dimensions. */
+ALWAYS_INLINE void load_values_as(int number, bool whole, const workspace *w, const int64_t *offsets,
+                                  const int64_t *next, int first, int tiles, uint8_t *to, int64_t stride) {
+    for (int i = 0; i < 16; i++, to += LINE) {
+        const uint16_t *even = numbers_of(w->set->spec->values, offsets[2 * i]);
+        const uint16_t *odd = numbers_of(w->set->spec->values, offsets[2 * i + 1]);
+        fetch(w, w->set->spec->values, next[2 * i]);
+        fetch(w, w->set->spec->values, next[2 * i + 1]);
+        for (int tile = 0; tile < tiles; tile++) {
+            int at = (first + tile) * 16;
+            __mmask16 taken = (__mmask16)(whole ? ~0u : there(w->dim - at));
+            parts both = split_pair(load_numbers(number, taken, even + at), load_numbers(number, taken, odd + at));
+            _mm512_store_si512((void *)(to + tile * stride), both.great);
+            if (number == BOUGH_FLOAT16)
+                _mm512_store_si512((void *)(to + tile * stride + REGISTER), both.less);
+        }
+    }
 }
 
-/* 16 dimensions of 32 keys: pairs of keys by dimensions, or transposed. */
-ALWAYS_INLINE void load_value_tile(int number, const workspace *w, const int64_t offsets[WIDTH], int at, uint8_t *to) {
-    const uint16_t *cache = w->set->spec->values;
-    __m512i great[16], less[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        parts both = split_pair(load_value(number, cache, offsets[2 * i], at, w->dim),
-                                load_value(number, cache, offsets[2 * i + 1], at, w->dim));
-        great[i] = both.great;
-        less[i] = both.less;
-    }
-    if (w->transposed) {
-        transpose(great);
-        transpose(less);
-    }
+static void load_keys(const workspace *w, const run *r, const run *next, int group, uint8_t *to) {
+    const int64_t *offsets = r->offsets + group * WIDTH, *fetched = next->offsets + group * WIDTH;
+    if (w->number == BOUGH_BFLOAT16)
+        load_keys_as(BOUGH_BFLOAT16, false, w, offsets, fetched, to);
+    else if (w->dim % WIDTH != 0)
+        load_keys_as(BOUGH_FLOAT16, false, w, offsets, fetched, to);
+    else
+        load_keys_as(BOUGH_FLOAT16, true, w, offsets, fetched, to);
+}
+
+static void load_values(const workspace *w, const run *r, const run *next, int group, int first, int tiles, uint8_t *to,
+                        int64_t stride) {
+    const int64_t *offsets = r->offsets + group * WIDTH, *fetched = next->offsets + group * WIDTH;
+    if (w->number == BOUGH_BFLOAT16)
+        load_values_as(BOUGH_BFLOAT16, false, w, offsets, fetched, first, tiles, to, stride);
+    else if (w->dim % WIDTH != 0)
+        load_values_as(BOUGH_FLOAT16, false, w, offsets, fetched, first, tiles, to, stride);
+    else
+        load_values_as(BOUGH_FLOAT16, true, w, offsets, fetched, first, tiles, to, stride);
+}
+
+static void transpose_tile(uint8_t *tile) {
+    __m512i rows[16];
     for (int i = 0; i < 16; i++)
-        store_line(to + i * LINE, (parts){great[i], less[i]});
+        rows[i] = _mm512_load_si512(tile + i * LINE);
+    transpose(rows);
+    for (int i = 0; i < 16; i++)
+        _mm512_store_si512((void *)(tile + i * LINE), rows[i]);
 }
 
-/* 32 keys and values. */
-ALWAYS_INLINE void load_group(int number, workspace *w, int group) {
-    const int64_t *offsets = w->loaded + group * WIDTH;
-    load_keys(number, w, offsets, group * WIDTH);
-    for (int tile = 0; tile < 2 * w->groups; tile++)
-        load_value_tile(number, w, offsets, tile * 16, w->values + (tile * KEY_GROUPS + group) * BOTH_PARTS);
-}
-
-/* Makes the keys and values of a run ready, as far as they are not. */
-static void load_run(workspace *w, const int32_t *pages, int64_t first, int count, bool transposed) {
-    int64_t offsets[KEYS];
-    bool stale = w->transposed != transposed;
-    w->transposed = transposed;
-    find_slots(w, pages, first, count, offsets);
-    for (int group = 0; group * WIDTH < count; group++) {
-        int64_t *loaded = w->loaded + group * WIDTH;
-        if (!stale && memcmp(loaded, offsets + group * WIDTH, WIDTH * sizeof *loaded) == 0)
-            continue;
-        memcpy(loaded, offsets + group * WIDTH, WIDTH * sizeof *loaded);
-        if (w->number == BOUGH_FLOAT16)
-            load_group(BOUGH_FLOAT16, w, group);
-        else
-            load_group(BOUGH_BFLOAT16, w, group);
+/* Makes the keys and the values, transposed, of a run ready. */
+static void load_run(const workspace *w, const run *r, const run *next) {
+    for (int group = 0; group < r->groups; group++) {
+        uint8_t *values = w->values + group * BOTH_PARTS;
+        load_keys(w, r, next, group, w->keys + 2 * group * w->groups * BOTH_PARTS);
+        load_values(w, r, next, group, 0, 2 * w->groups, values, KEY_GROUPS * BOTH_PARTS);
+        for (int tile = 0; tile < 2 * w->groups; tile++) {
+            transpose_tile(values + tile * KEY_GROUPS * BOTH_PARTS);
+            if (w->number == BOUGH_FLOAT16)
+                transpose_tile(values + tile * KEY_GROUPS * BOTH_PARTS + REGISTER);
+        }
     }
-    for (int group = (count + WIDTH - 1) / WIDTH; stale && group < KEY_GROUPS; group++)
-        memset(w->loaded + group * WIDTH, 0xFF, WIDTH * sizeof *w->loaded);
 }
 
 /* ---- products: a of tiles by `groups` (of those that a row of tiles has) with b of columns by groups. For each group the
@@ -375,20 +403,19 @@ ALWAYS_INLINE void multiply_square(const product *p, int row) {
             _tile_dpbf16ps(sum, row, one);                                                                             \
     } while (0)
 
-/* Two or four rows of tiles by one column. */
-ALWAYS_INLINE void multiply_rows(const product *p, int row, bool four) {
-    clear_sums();
-    const uint8_t *a = p->a + row * p->a_row, *b = p->b;
-    for (int group = 0; group < p->groups; group++, a += BOTH_PARTS, b += BOTH_PARTS) {
-        const uint8_t *from = a;
-        _tile_loadd(6, b + REGISTER, LINE);
-        _tile_loadd(7, b, LINE);
-        MULTIPLY_ROWS(6);
+/* Two or four rows of tiles by one column, of one group. */
+ALWAYS_INLINE void multiply_group(const product *p, const uint8_t *from, const uint8_t *b, bool four) {
+    __asm__ __volatile__("" ::: "memory"); /* compilers do not know what tiles are loaded from */
+    _tile_loadd(6, b + REGISTER, LINE);
+    _tile_loadd(7, b, LINE);
+    MULTIPLY_ROWS(6);
+    MULTIPLY_ROWS(7);
+    from += REGISTER;
+    if (!p->exact)
         MULTIPLY_ROWS(7);
-        from += REGISTER;
-        if (!p->exact)
-            MULTIPLY_ROWS(7);
-    }
+}
+
+ALWAYS_INLINE void store_rows(const product *p, int row, bool four) {
     uint8_t *to = (uint8_t *)p->sums + row * REGISTER;
     _tile_stored(0, to, LINE);
     _tile_stored(1, to + REGISTER, LINE);
@@ -396,6 +423,13 @@ ALWAYS_INLINE void multiply_rows(const product *p, int row, bool four) {
         _tile_stored(2, to + 2 * REGISTER, LINE);
         _tile_stored(3, to + 3 * REGISTER, LINE);
     }
+}
+
+ALWAYS_INLINE void multiply_rows(const product *p, int row, bool four) {
+    clear_sums();
+    for (int group = 0; group < p->groups; group++)
+        multiply_group(p, p->a + row * p->a_row + group * BOTH_PARTS, p->b + group * BOTH_PARTS, four);
+    store_rows(p, row, four);
 }
 
 /* An even number of rows of tiles by one or two columns. */
@@ -494,19 +528,19 @@ typedef struct {
 } factors;
 
 /* Brings a run and those before it to the same maximum, for some of the columns. */
-static factors meet(const workspace *w, int tile, __mmask16 columns, extent run) {
+static factors meet(const workspace *w, int tile, __mmask16 columns, extent added) {
     float *peak = w->peak + tile * COLUMNS, *total = w->total + tile * COLUMNS;
-    __m512 peak_before = _mm512_load_ps(peak), top = _mm512_max_ps(run.peak, peak_before);
-    factors by = {power_of_two(_mm512_sub_ps(peak_before, top)), power_of_two(_mm512_sub_ps(run.peak, top))};
-    __m512 both = _mm512_fmadd_ps(_mm512_load_ps(total), by.old, _mm512_mul_ps(run.total, by.fresh));
+    __m512 peak_before = _mm512_load_ps(peak), top = _mm512_max_ps(added.peak, peak_before);
+    factors by = {power_of_two(_mm512_sub_ps(peak_before, top)), power_of_two(_mm512_sub_ps(added.peak, top))};
+    __m512 both = _mm512_fmadd_ps(_mm512_load_ps(total), by.old, _mm512_mul_ps(added.total, by.fresh));
     _mm512_mask_store_ps(total, columns, both);
     _mm512_mask_store_ps(peak, columns, top);
     return by;
 }
 
-static void fold(const workspace *w, int tile, __mmask16 columns, const float *sums, extent run) {
+static void fold(const workspace *w, int tile, __mmask16 columns, const float *sums, extent added) {
     float *out = w->out + tile * w->groups * WIDTH * COLUMNS;
-    factors by = meet(w, tile, columns, run);
+    factors by = meet(w, tile, columns, added);
     for (int d = 0; d < w->groups * WIDTH * COLUMNS; d += COLUMNS) {
         __m512 fresh = _mm512_mul_ps(_mm512_load_ps(sums + d), by.fresh);
         _mm512_mask_store_ps(out + d, columns, _mm512_fmadd_ps(_mm512_load_ps(out + d), by.old, fresh));
@@ -543,8 +577,7 @@ static void combine(const workspace *w, int count, int groups) {
                  .sums = w->sums,
                  .sums_column = w->groups * WIDTH * LINE,
                  .groups = groups,
-                 .exact = w->number == BOUGH_BFLOAT16,
-                 .turned = !w->transposed};
+                 .exact = w->number == BOUGH_BFLOAT16};
     multiply(&p, 2 * w->groups, count);
 }
 
@@ -651,10 +684,10 @@ static void turn_scores(const workspace *w, int column, int blocks, int64_t firs
 }
 
 /* As `fold`; of the sums, the columns from `column` on are rows. */
-static void fold_few(const workspace *w, int column, int blocks, __mmask16 columns, const float *sums, extent run) {
+static void fold_few(const workspace *w, int column, int blocks, __mmask16 columns, const float *sums, extent added) {
     int tile = column / COLUMNS, base = column % COLUMNS;
     _Alignas(LINE) float old[COLUMNS], fresh[COLUMNS];
-    factors by = meet(w, tile, columns, run);
+    factors by = meet(w, tile, columns, added);
     _mm512_store_ps(old, by.old);
     _mm512_store_ps(fresh, by.fresh);
     for (int block = 0; block < blocks; block++, base += BLOCK) {
@@ -677,19 +710,52 @@ static void fold_few(const workspace *w, int column, int blocks, __mmask16 colum
     }
 }
 
-/* The columns from `first` to `end`, few and in one tile, with the run whose keys and values are loaded. */
-static void attend_few(workspace *w, int64_t first_key, int groups, int first, int end) {
+/* Scores of a tile; keys are made ready while those before are multiplied. */
+static void score_few(const workspace *w, int tile, const run *r, const run *next) {
+    int64_t bytes = w->groups * BOTH_PARTS;
+    product p = {.a = w->keys,
+                 .a_row = bytes,
+                 .b = w->queries + tile * bytes,
+                 .sums = w->scores,
+                 .groups = w->groups,
+                 .exact = w->number == BOUGH_BFLOAT16};
+    for (int group = 0; group < r->groups; group++, p.sums += WIDTH * COLUMNS) {
+        load_keys(w, r, next, group, w->keys);
+        multiply_rows(&p, 0, false);
+    }
+}
+
+/* Weighted sums of values, up to 64 dimensions at a time; a column's are a row. */
+static void combine_few(const workspace *w, const run *r, const run *next) {
+    product p = {.a = w->values,
+                 .a_row = BOTH_PARTS,
+                 .sums = w->sums,
+                 .exact = w->number == BOUGH_BFLOAT16,
+                 .turned = true};
+    for (int tile = 0; tile < 2 * w->groups; tile += 4) {
+        bool four = tile + 4 <= 2 * w->groups;
+        clear_sums();
+        for (int group = 0; group < r->groups; group++) {
+            load_values(w, r, next, group, tile, four ? 4 : 2, w->values, BOTH_PARTS);
+            multiply_group(&p, w->values, w->weights + group * BOTH_PARTS, four);
+        }
+        store_rows(&p, tile, four);
+    }
+}
+
+/* The columns from `first` to `end`, few and in one tile, with a run of keys. */
+static void attend_few(workspace *w, const run *r, const run *next, int first, int end) {
     const bough_attention_spec *spec = w->set->spec;
     int tile = first / COLUMNS, blocks = (end - first + BLOCK - 1) / BLOCK;
     int column = first % COLUMNS + blocks * BLOCK <= COLUMNS ? first : (tile + 1) * COLUMNS - blocks * BLOCK;
     float unit = (spec->softcap != 0.0f ? spec->softcap : spec->scale) * LOG2_E, *turned = w->scores + KEYS * COLUMNS;
-    score(w, tile, 1, groups);
-    turn_scores(w, column, blocks, first_key, groups, turned);
+    score_few(w, tile, r, next);
+    turn_scores(w, column, blocks, r->first_key, r->groups, turned);
     _Alignas(LINE) float peaks[COLUMNS] = {0}, totals[COLUMNS] = {0};
     for (int i = first - column; i < end - column; i++)
-        weigh_column(turned + i * KEYS, groups, unit, w->weights + i * LINE, peaks + column % COLUMNS + i,
+        weigh_column(turned + i * KEYS, r->groups, unit, w->weights + i * LINE, peaks + column % COLUMNS + i,
                      totals + column % COLUMNS + i);
-    combine(w, 1, groups);
+    combine_few(w, r, next);
     fold_few(w, column, blocks, columns_between(tile, first, end), w->sums,
              (extent){_mm512_load_ps(peaks), _mm512_load_ps(totals)});
 }
@@ -698,54 +764,77 @@ static void attend_few(workspace *w, int64_t first_key, int groups, int first, i
 
 static int64_t last_seen(const bough_piece *piece) { return piece->position + piece->tokens - 1; }
 
-static bool sees(const bough_set *set, const bough_piece *piece, int64_t run) {
-    int64_t first = run * KEYS, window = set->spec->window;
-    return last_seen(piece) >= first && (window == 0 || piece->position - window + 1 < first + KEYS);
+static bool sees(const bough_set *set, const bough_piece *piece, int64_t first_key) {
+    int64_t window = set->spec->window;
+    return last_seen(piece) >= first_key && (window == 0 || piece->position - window + 1 < first_key + KEYS);
 }
 
 /* Whether both see the whole run, in the same slots. */
-static bool share(const bough_set *set, const bough_piece *a, const bough_piece *b, int64_t run) {
-    int64_t first = run * KEYS, last = first + KEYS - 1, page = first / set->page_size;
-    if (last_seen(a) < last || last_seen(b) < last || !sees(set, a, run) || !sees(set, b, run))
+static bool share(const bough_set *set, const bough_piece *a, const bough_piece *b, int64_t first_key) {
+    int64_t last = first_key + KEYS - 1, page = first_key / set->page_size;
+    if (last_seen(a) < last || last_seen(b) < last || !sees(set, b, first_key))
         return false;
     size_t bytes = (size_t)(last / set->page_size - page + 1) * sizeof *a->pages;
     return memcmp(a->pages + page, b->pages + page, bytes) == 0;
 }
 
-/* The pieces from `first` to `end`, which see the same keys. */
-static void attend_pieces(workspace *w, const bough_piece *first, const bough_piece *end, int64_t run) {
-    int64_t first_key = run * KEYS, keys = last_seen(first) + 1 - first_key;
-    int from = first->first_column, to = end[-1].first_column + end[-1].tokens * w->set->heads;
-    bool few = to - from <= FEW_COLUMNS && from / COLUMNS == (to - 1) / COLUMNS;
-    keys = keys < KEYS ? keys : KEYS;
-    load_run(w, first->pages, first_key, (int)keys, !few);
-    if (few) {
-        attend_few(w, first_key, (int)(keys + WIDTH - 1) / WIDTH, from, to);
+/* Goes on to the next pieces that see the same keys, in this run or the next; false if there are none. */
+static bool advance(const bough_set *set, run *r) {
+    const bough_piece *after = set->pieces + set->count, *piece = r->end;
+    for (; r->number < set->end_run; r->number++, piece = set->pieces) {
+        r->first_key = r->number * KEYS;
+        while (piece < after && !sees(set, piece, r->first_key))
+            piece++;
+        if (piece == after)
+            continue;
+        r->first = piece;
+        r->end = piece + 1;
+        while (r->end < after && share(set, piece, r->end, r->first_key))
+            r->end++;
+        int64_t keys = last_seen(piece) + 1 - r->first_key;
+        r->keys = keys < KEYS ? (int)keys : KEYS;
+        r->groups = (r->keys + WIDTH - 1) / WIDTH;
+        find_slots(set, set->kv_head, r);
+        return true;
+    }
+    return false;
+}
+
+/* What is to be asked for after the last run: likely the next head's first. */
+static void guess(const bough_set *set, run *r) {
+    *r = (run){.number = set->first_run, .end = set->pieces};
+    if (advance(set, r))
+        find_slots(set, (set->kv_head + 1) % set->spec->kv_heads, r);
+}
+
+static void attend_pieces(workspace *w, const run *r, const run *next) {
+    int from = r->first->first_column, to = r->end[-1].first_column + r->end[-1].tokens * w->set->heads;
+    if (to - from <= FEW_COLUMNS && from / COLUMNS == (to - 1) / COLUMNS) {
+        attend_few(w, r, next, from, to);
         return;
     }
+    load_run(w, r, next);
     for (int tile = from / COLUMNS, count; tile * COLUMNS < to; tile += count) {
         count = (tile + 1) * COLUMNS < to ? 2 : 1;
         int32_t last = w->highest[tile];
         if (count == 2 && w->highest[tile + 1] > last)
             last = w->highest[tile + 1];
-        int64_t seen = last + 1 - first_key < keys ? last + 1 - first_key : keys;
+        int64_t seen = last + 1 - r->first_key < r->keys ? last + 1 - r->first_key : r->keys;
         if (seen > 0)
-            attend_tiles(w, tile, count, first_key, (int)(seen + WIDTH - 1) / WIDTH, from, to);
+            attend_tiles(w, tile, count, r->first_key, (int)(seen + WIDTH - 1) / WIDTH, from, to);
     }
 }
 
 static void attend_runs(workspace *w) {
-    const bough_set *set = w->set;
-    const bough_piece *after = set->pieces + set->count;
-    for (int64_t run = set->first_run; run < set->end_run; run++)
-        for (const bough_piece *piece = set->pieces, *end; piece < after; piece = end) {
-            end = piece + 1;
-            if (!sees(set, piece, run))
-                continue;
-            while (end < after && share(set, piece, end, run))
-                end++;
-            attend_pieces(w, piece, end, run);
-        }
+    run runs[2] = {{.number = w->set->first_run, .end = w->set->pieces}};
+    bool more = advance(w->set, &runs[0]);
+    for (int at = 0; more; at = !at) {
+        runs[!at] = runs[at];
+        more = advance(w->set, &runs[!at]);
+        if (!more)
+            guess(w->set, &runs[!at]);
+        attend_pieces(w, &runs[at], &runs[!at]);
+    }
 }
 
 /* Outputs to where they belong, divided by the sums of the weights. */
@@ -779,7 +868,6 @@ static void store_outputs(const workspace *w) {
 
 static void clear(workspace *w) {
     int64_t columns = w->set->tiles * COLUMNS;
-    memset(w->loaded, 0xFF, sizeof w->loaded);
     memset(w->out, 0, (size_t)(columns * w->groups * WIDTH) * sizeof(float));
     memset(w->total, 0, (size_t)columns * sizeof(float));
     for (int64_t i = 0; i < columns; i++)
@@ -824,7 +912,7 @@ static void attend_run(const bough_set *set, float *result, void *scratch) {
 static void join_runs(const bough_set *set, const float *results, void *scratch) {
     workspace w = open_set(set, scratch);
     int64_t floats = (int64_t)w.groups * WIDTH * COLUMNS;
-    for (int64_t run = set->first_run; run < set->end_run; run++, results += bough_result_floats(w.dim)) {
+    for (int64_t i = set->first_run; i < set->end_run; i++, results += bough_result_floats(w.dim)) {
         extent of_run = {_mm512_load_ps(results + floats), _mm512_load_ps(results + floats + COLUMNS)};
         fold(&w, 0, 0xFFFF, results, of_run);
     }

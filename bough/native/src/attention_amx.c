@@ -146,6 +146,7 @@ static workspace open_set(const bough_set *set, void *scratch) {
     workspace w = {.set = set, .number = set->spec->number};
     lay_out(&w, set->spec->dim, scratch);
     clear(&w);
+    keep_nothing(&w);
     return w;
 }
 

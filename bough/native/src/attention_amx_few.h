@@ -1,8 +1,11 @@
 /* A run of keys with few columns of one tile, as one sequence that decodes has them: of `attention_amx.c`.
  *
- * A tile of keys or values is multiplied when the next is made ready: so products cost next to nothing. Vectors are of
- * keys, as soon as scores are there, and values need not be transposed: outputs are. All sums are the same to the last
- * bit as with many columns.
+ * A tile of keys or values is multiplied after the next is made ready, when what was stored can be loaded without
+ * waiting. Vectors are of keys, as soon as scores are there, and values need not be transposed: outputs are. All sums are
+ * the same to the last bit as with many columns.
+ *
+ * Sequences with a common beginning that ends within a run come one after the other. What is the same stays: scores,
+ * which are of all columns of a tile, and values.
  */
 #ifndef BOUGH_ATTENTION_AMX_FEW_H
 #define BOUGH_ATTENTION_AMX_FEW_H
@@ -11,10 +14,6 @@
 
 /* A block is four columns; `FEW_BLOCKS` of them are not too many. */
 enum { BLOCK = 4, FEW_BLOCKS = 2, FEW_COLUMNS = BLOCK * FEW_BLOCKS };
-
-/* Tiles are made ready by turns in four places, so that none is loaded from where others are stored, by the last 12 bits
- * of the address, which are all that CPUs look at in a hurry. */
-ALWAYS_INLINE uint8_t *place_of(uint8_t *tiles, int step) { return tiles + step % 4 * BOTH_PARTS; }
 
 /* Adds a tile of keys, times queries, to register `sum`. */
 #define ADD_SCORES(sum)                                                                                                \
@@ -30,7 +29,7 @@ ALWAYS_INLINE uint8_t *place_of(uint8_t *tiles, int step) { return tiles + step 
     } while (0)
 
 ALWAYS_INLINE void add_scores(const workspace *w, const uint8_t *queries, int step) {
-    const uint8_t *keys = place_of(w->keys, step);
+    const uint8_t *keys = w->keys + step * BOTH_PARTS;
     int tile = step / w->groups, group = step % w->groups;
     __asm__ __volatile__("" ::: "memory"); /* compilers do not know what tiles are loaded from */
     _tile_loadd(4, keys, LINE);
@@ -43,15 +42,25 @@ ALWAYS_INLINE void add_scores(const workspace *w, const uint8_t *queries, int st
         ADD_SCORES(1);
 }
 
-static void score_few(const workspace *w, int tile, const run *r, const run *next) {
+/* A step is a tile of keys by a group of dimensions. */
+static void score_few(workspace *w, int tile, const run *r, const run *next) {
     const uint8_t *queries = w->queries + tile * w->groups * BOTH_PARTS;
-    int steps = 2 * r->groups * w->groups;
-    for (int step = 0; step < steps; step++) {
-        load_keys(w, r, next, step / w->groups, step % w->groups, place_of(w->keys, step));
-        if (step > 0)
-            add_scores(w, queries, step - 1);
+    int behind = -1;
+    if (w->scored != tile)
+        memset(w->scored_keys, 0xFF, sizeof w->scored_keys);
+    w->scored = tile;
+    for (int keys = 0; keys < 2 * r->groups; keys++) {
+        if (is_kept(w->scored_keys + keys * 16, r->offsets + keys * 16, 16))
+            continue;
+        for (int group = 0, step = keys * w->groups; group < w->groups; group++, step++) {
+            load_keys(w, r, next, keys, group, w->keys + step * BOTH_PARTS);
+            if (behind >= 0)
+                add_scores(w, queries, behind);
+            behind = step;
+        }
     }
-    add_scores(w, queries, steps - 1);
+    if (behind >= 0)
+        add_scores(w, queries, behind);
 }
 
 /* Adds weights, times a tile of values, to register `sum`. */
@@ -63,16 +72,21 @@ static void score_few(const workspace *w, int tile, const run *r, const run *nex
             _tile_dpbf16ps(sum, 7, 5);                                                                                 \
     } while (0)
 
-ALWAYS_INLINE void add_values(const workspace *w, int step, int tiles) {
-    const uint8_t *values = place_of(w->values, step), *weights = w->weights + step / tiles * BOTH_PARTS;
+/* Where a group of values has a tile of dimensions. */
+ALWAYS_INLINE uint8_t *values_at(const workspace *w, int group, int tile) {
+    return w->values + (group * 2 * w->groups + tile) * BOTH_PARTS;
+}
+
+ALWAYS_INLINE void add_values(const workspace *w, int group, int first, int tile) {
+    const uint8_t *values = values_at(w, group, first + tile), *weights = w->weights + group * BOTH_PARTS;
     __asm__ __volatile__("" ::: "memory");
     _tile_loadd(4, values, LINE);
     _tile_loadd(5, values + REGISTER, LINE);
-    if (step % tiles == 0) {
+    if (tile == 0) {
         _tile_loadd(6, weights + REGISTER, LINE);
         _tile_loadd(7, weights, LINE);
     }
-    switch (step % tiles) {
+    switch (tile) {
     case 0: ADD_VALUES(0); break;
     case 1: ADD_VALUES(1); break;
     case 2: ADD_VALUES(2); break;
@@ -80,28 +94,33 @@ ALWAYS_INLINE void add_values(const workspace *w, int step, int tiles) {
     }
 }
 
-/* Weighted sums of values, 64 dimensions at a time, or the last 32; a column's are a row. */
-static void combine_few(const workspace *w, const run *r, const run *next) {
-    for (int first = 0; first < 2 * w->groups; first += 4) {
-        int tiles = 2 * w->groups - first < 4 ? 2 : 4, steps = r->groups * tiles;
-        uint8_t *to = (uint8_t *)w->sums + first * REGISTER;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int step = 0; step < steps; step++) {
-            load_values(w, r, next, step / tiles, first + step % tiles, place_of(w->values, step));
-            if (step > 0)
-                add_values(w, step - 1, tiles);
-        }
-        add_values(w, steps - 1, tiles);
-        _tile_stored(0, to, LINE);
-        _tile_stored(1, to + REGISTER, LINE);
-        if (tiles == 2)
-            continue;
-        _tile_stored(2, to + 2 * REGISTER, LINE);
-        _tile_stored(3, to + 3 * REGISTER, LINE);
+/* Weighted sums of up to four tiles of dimensions; a column's are a row. */
+static void combine_tiles(const workspace *w, const run *r, const run *next, const bool *kept, int first, int tiles) {
+    uint8_t *to = (uint8_t *)w->sums + first * REGISTER;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int step = 0; step <= r->groups * tiles; step++) {
+        if (step < r->groups * tiles && !kept[step / tiles])
+            load_values(w, r, next, step / tiles, first + step % tiles, values_at(w, step / tiles, first + step % tiles));
+        if (step > 0)
+            add_values(w, (step - 1) / tiles, first, (step - 1) % tiles);
     }
+    _tile_stored(0, to, LINE);
+    _tile_stored(1, to + REGISTER, LINE);
+    if (tiles == 2)
+        return;
+    _tile_stored(2, to + 2 * REGISTER, LINE);
+    _tile_stored(3, to + 3 * REGISTER, LINE);
+}
+
+static void combine_few(workspace *w, const run *r, const run *next) {
+    bool kept[KEY_GROUPS];
+    for (int group = 0; group < r->groups; group++)
+        kept[group] = is_kept(w->ready_values + group * WIDTH, r->offsets + group * WIDTH, WIDTH);
+    for (int first = 0; first < 2 * w->groups; first += 4)
+        combine_tiles(w, r, next, kept, first, 2 * w->groups - first < 4 ? 2 : 4);
 }
 
 /* Scores of 16 keys for each of four columns. */

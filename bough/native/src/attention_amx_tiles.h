@@ -30,6 +30,9 @@ typedef struct {
     float *scores;             /* of two tiles of columns: [2][KEYS][COLUMNS] */
     uint8_t *weights;          /* [2][KEY_GROUPS] */
     float *sums;               /* [2][dimensions][COLUMNS], of one run */
+    int scored;                /* with few columns: the tile whose scores there are, or -1, … */
+    int64_t scored_keys[KEYS]; /* … the keys of these, by their places, and the values that are ready, or -1 */
+    int64_t ready_values[KEYS];
 } workspace;
 
 static void *take(char **at, size_t bytes) {
@@ -196,8 +199,22 @@ static void load_values(const workspace *w, const run *r, const run *next, int g
         convert_values(BOUGH_FLOAT16, 0xFFFF, cache + tile * 16, offsets, to);
 }
 
+/* Whether some keys or values are those that are kept; else notes that they will be. */
+static bool is_kept(int64_t *kept, const int64_t *wanted, int count) {
+    if (memcmp(kept, wanted, (size_t)count * sizeof *kept) == 0)
+        return true;
+    memcpy(kept, wanted, (size_t)count * sizeof *kept);
+    return false;
+}
+
+static void keep_nothing(workspace *w) {
+    w->scored = -1;
+    memset(w->ready_values, 0xFF, sizeof w->ready_values);
+}
+
 /* Makes the keys and the values, transposed, of a run ready. */
-static void load_run(const workspace *w, const run *r, const run *next) {
+static void load_run(workspace *w, const run *r, const run *next) {
+    keep_nothing(w);
     for (int tile = 0; tile < 2 * r->groups; tile++)
         for (int group = 0; group < w->groups; group++)
             load_keys(w, r, next, tile, group, w->keys + (tile * w->groups + group) * BOTH_PARTS);

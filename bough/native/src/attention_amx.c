@@ -72,11 +72,13 @@ static bool advance(const bough_set *set, run *r) {
 static void guess(const bough_set *set, run *r) {
     *r = (run){.number = set->first_run, .end = set->pieces};
     if (advance(set, r))
-        find_slots(set, (set->kv_head + 1) % set->spec->kv_heads, r);
+        find_slots(set, (set->kv_head + set->kv_heads) % set->spec->kv_heads, r);
 }
 
+/* The pieces of a run with the key head in hand. */
 static void attend_pieces(workspace *w, const run *r, const run *next) {
-    int from = r->first->first_column, to = r->end[-1].first_column + r->end[-1].tokens * w->set->heads;
+    int before = w->head * w->set->tiles * COLUMNS, from = before + r->first->first_column;
+    int to = before + r->end[-1].first_column + r->end[-1].tokens * w->set->heads;
     if (to - from <= FEW_COLUMNS && from / COLUMNS == (to - 1) / COLUMNS) {
         attend_few(w, r, next, from, to);
         return;
@@ -101,41 +103,38 @@ static void attend_runs(workspace *w) {
         more = advance(w->set, &runs[!at]);
         if (!more)
             guess(w->set, &runs[!at]);
-        attend_pieces(w, &runs[at], &runs[!at]);
+        for (w->head = 0; w->head < w->set->kv_heads; w->head++) {
+            attend_pieces(w, &runs[at], &runs[!at]);
+            for (int i = 0; i < KEYS; i++) /* on to the next head's keys */
+                runs[at].offsets[i] += w->dim;
+        }
     }
 }
 
 /* Outputs to where they belong, divided by the sums of the weights. */
 static void store_outputs(const workspace *w) {
     const bough_set *set = w->set;
-    _Alignas(LINE) float rows[COLUMNS][COLUMNS];
-    for (const bough_piece *piece = set->pieces; piece < set->pieces + set->count; piece++) {
-        int columns = piece->tokens * set->heads, end = piece->first_column + columns;
-        for (int tile = piece->first_column / COLUMNS; tile * COLUMNS < end; tile++) {
-            __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(w->total + tile * COLUMNS));
-            for (int d = 0; d < w->dim; d += 16) {
-                const float *from = w->out + (tile * w->groups * WIDTH + d) * COLUMNS;
-                __m512i block[16];
-                for (int i = 0; i < 16; i++)
-                    block[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(from + i * COLUMNS), factor));
-                transpose(block);
-                for (int i = 0; i < 16; i++)
-                    _mm512_store_si512((void *)rows[i], block[i]);
-                for (int i = 0; i < COLUMNS; i++) {
-                    int column = tile * COLUMNS + i - piece->first_column;
-                    if (column < 0 || column >= columns)
-                        continue;
-                    int64_t token = piece->token + column / set->heads, head = set->first_head + column % set->heads;
-                    float *to = set->out + token * set->out_stride + head * w->dim + d;
-                    _mm512_mask_storeu_ps(to, (__mmask16)there(w->dim - d), _mm512_load_ps(rows[i]));
-                }
+    for (int tile = 0; tile < set->tiles * set->kv_heads; tile++) {
+        __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(w->total + tile * COLUMNS));
+        for (int d = 0; d < w->dim; d += 16) {
+            const float *from = w->out + (tile * w->groups * WIDTH + d) * COLUMNS;
+            __m512i block[16];
+            for (int i = 0; i < 16; i++)
+                block[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(from + i * COLUMNS), factor));
+            transpose(block);
+            for (int i = 0; i < 16; i++) {
+                int column = tile * COLUMNS + i;
+                if (w->token[column] < 0)
+                    continue;
+                float *to = set->out + w->token[column] * set->out_stride + w->of_head[column] * w->dim + d;
+                _mm512_mask_storeu_ps(to, (__mmask16)there(w->dim - d), _mm512_castsi512_ps(block[i]));
             }
         }
     }
 }
 
 static void clear(workspace *w) {
-    int64_t columns = w->set->tiles * COLUMNS;
+    int64_t columns = w->set->tiles * w->set->kv_heads * COLUMNS;
     memset(w->out, 0, (size_t)(columns * w->groups * WIDTH) * sizeof(float));
     memset(w->total, 0, (size_t)columns * sizeof(float));
     for (int64_t i = 0; i < columns; i++)
@@ -145,6 +144,7 @@ static void clear(workspace *w) {
 static workspace open_set(const bough_set *set, void *scratch) {
     workspace w = {.set = set, .number = set->spec->number};
     lay_out(&w, set->spec->dim, scratch);
+    find_columns(&w);
     clear(&w);
     keep_nothing(&w);
     return w;

@@ -18,12 +18,14 @@ enum {
 
 typedef struct {
     const bough_set *set;
+    int head; /* of the set's key heads, the one in hand; each has its own tiles */
     int dim, number;
     int groups;                /* of WIDTH dimensions */
     uint8_t *queries;          /* [tiles][groups] */
     float *out;                /* [tiles][dimensions][COLUMNS], of all runs so far, as peak and total */
     float *peak, *total;       /* [tiles][COLUMNS] */
-    int32_t *last_key;         /* [tiles][COLUMNS] that a column sees; -1: it is none */
+    int32_t *token, *of_head;  /* [tiles][COLUMNS] what a column is; token -1: none */
+    int32_t *last_key;         /* [tiles][COLUMNS] that it sees; -1: it is none */
     int32_t *lowest, *highest; /* [tiles] of those */
     uint8_t *keys;             /* of a run: [KEY_TILES][groups] */
     uint8_t *values;           /* transposed: [2 * groups][KEY_GROUPS] */
@@ -51,6 +53,8 @@ static size_t lay_out(workspace *w, int dim, void *scratch) {
     w->out = take(&at, tiles * padded * line);
     w->peak = take(&at, tiles * line);
     w->total = take(&at, tiles * line);
+    w->token = take(&at, tiles * line);
+    w->of_head = take(&at, tiles * line);
     w->last_key = take(&at, tiles * line);
     w->lowest = take(&at, tiles * sizeof(int32_t));
     w->highest = take(&at, tiles * sizeof(int32_t));
@@ -67,20 +71,21 @@ static size_t scratch_bytes(int dim) {
     return lay_out(&w, dim, NULL);
 }
 
-/* Which columns there are, what they ask, and how far they see. */
-static void find_columns(workspace *w, const float *columns[BOUGH_SET_TILES * COLUMNS]) {
+/* Which columns there are, and how far they see. */
+static void find_columns(workspace *w) {
     const bough_set *set = w->set;
-    memset(w->last_key, 0xFF, (size_t)(set->tiles * COLUMNS) * sizeof(int32_t));
-    for (int i = 0; i < set->tiles * COLUMNS; i++)
-        columns[i] = NULL;
+    int tiles = set->tiles * set->kv_heads, group = set->spec->heads / set->spec->kv_heads;
+    memset(w->last_key, 0xFF, (size_t)(tiles * COLUMNS) * sizeof(int32_t));
+    memset(w->token, 0xFF, (size_t)(tiles * COLUMNS) * sizeof(int32_t));
     for (const bough_piece *piece = set->pieces; piece < set->pieces + set->count; piece++)
-        for (int token = 0; token < piece->tokens; token++)
-            for (int head = 0; head < set->heads; head++) {
-                int column = piece->first_column + token * set->heads + head;
-                columns[column] = set->q + (piece->token + token) * set->q_stride + (set->first_head + head) * w->dim;
-                w->last_key[column] = (int32_t)(piece->position + token);
-            }
-    for (int tile = 0; tile < set->tiles; tile++) {
+        for (int i = 0; i < piece->tokens * set->heads * set->kv_heads; i++) {
+            int token = i / set->heads % piece->tokens, kv_head = i / set->heads / piece->tokens, head = i % set->heads;
+            int column = kv_head * set->tiles * COLUMNS + piece->first_column + token * set->heads + head;
+            w->token[column] = (int32_t)piece->token + token;
+            w->of_head[column] = set->first_head + kv_head * group + head;
+            w->last_key[column] = (int32_t)piece->position + token;
+        }
+    for (int tile = 0; tile < tiles; tile++) {
         __m512i last = _mm512_load_si512(w->last_key + tile * COLUMNS);
         w->lowest[tile] = _mm512_mask_reduce_min_epi32(_mm512_cmpge_epi32_mask(last, _mm512_setzero_si512()), last);
         w->highest[tile] = _mm512_reduce_max_epi32(last);
@@ -89,16 +94,16 @@ static void find_columns(workspace *w, const float *columns[BOUGH_SET_TILES * CO
 
 /* Columns that are no queries have zeros. */
 static void load_queries(workspace *w) {
-    const float *columns[BOUGH_SET_TILES * COLUMNS];
-    find_columns(w, columns);
     uint8_t *to = w->queries;
-    for (int tile = 0; tile < w->set->tiles; tile++)
+    for (int tile = 0; tile < w->set->tiles * w->set->kv_heads; tile++)
         for (int group = 0; group < w->groups; group++, to += BOTH_PARTS) {
             __m512i great[16], less[16];
             for (int i = 0; i < 16; i++) {
-                const float *q = columns[tile * COLUMNS + i];
-                __mmask32 taken = q == NULL ? 0 : there(w->dim - group * WIDTH);
-                q = q == NULL ? w->set->q : q + group * WIDTH;
+                int column = tile * COLUMNS + i;
+                __mmask32 taken = w->token[column] < 0 ? 0 : there(w->dim - group * WIDTH);
+                const float *q = w->set->q;
+                if (taken)
+                    q += w->token[column] * w->set->q_stride + w->of_head[column] * w->dim + group * WIDTH;
                 parts line = split_pair(_mm512_maskz_loadu_ps((__mmask16)taken, q),
                                         _mm512_maskz_loadu_ps((__mmask16)(taken >> 16), q + 16));
                 great[i] = line.great;
@@ -137,9 +142,9 @@ static void find_slots(const bough_set *set, int kv_head, run *r) {
 }
 
 /* Asks for what will be loaded in the next run. */
-ALWAYS_INLINE void fetch(const uint16_t *cache, const int64_t *offsets, int count, int dim) {
+ALWAYS_INLINE void fetch(const uint16_t *cache, const int64_t *offsets, int count, int numbers) {
     for (int i = 0; i < count; i++)
-        for (int at = 0; at < dim; at += WIDTH)
+        for (int at = 0; at < numbers; at += WIDTH)
             __builtin_prefetch(cache + offsets[i] + at, 0, 2);
 }
 
@@ -174,8 +179,8 @@ static void load_keys(const workspace *w, const run *r, const run *next, int til
     const uint16_t *cache = w->set->spec->keys;
     const int64_t *offsets = r->offsets + tile * 16;
     __mmask32 taken = there(w->dim - group * WIDTH);
-    if (group == 0)
-        fetch(cache, next->offsets + tile * 16, 16, w->dim);
+    if (group == 0 && w->head == 0)
+        fetch(cache, next->offsets + tile * 16, 16, w->dim * w->set->kv_heads);
     if (w->number == BOUGH_BFLOAT16)
         convert_keys(BOUGH_BFLOAT16, taken, cache + group * WIDTH, offsets, to);
     else if (taken != ~0u)
@@ -189,8 +194,8 @@ static void load_values(const workspace *w, const run *r, const run *next, int g
     const uint16_t *cache = w->set->spec->values;
     const int64_t *offsets = r->offsets + group * WIDTH;
     __mmask16 taken = (__mmask16)there(w->dim - tile * 16);
-    if (tile == 0)
-        fetch(cache, next->offsets + group * WIDTH, WIDTH, w->dim);
+    if (tile == 0 && w->head == 0)
+        fetch(cache, next->offsets + group * WIDTH, WIDTH, w->dim * w->set->kv_heads);
     if (w->number == BOUGH_BFLOAT16)
         convert_values(BOUGH_BFLOAT16, taken, cache + tile * 16, offsets, to);
     else if (taken != 0xFFFF)

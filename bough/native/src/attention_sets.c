@@ -8,7 +8,7 @@
 
 enum {
     FEW = 4,       /* sets for each thread, below which keys are cut into runs */
-    DEALS = 3,     /* how often each thread takes a set, at least */
+    DEALS = 2,     /* how often each thread takes a set, at least */
     MAX_RUNS = 64, /* of one set that is cut; with more keys than that a set has work enough */
 };
 
@@ -29,6 +29,7 @@ typedef struct {
     const bough_step *step;
     int heads;           /* of a key head, in one set */
     int head_parts;      /* sets that share the heads of a key head */
+    int kv_heads;        /* in one set */
     int64_t max_columns; /* of a set; a token more than none may be in it all the same */
     bool cut;
     int64_t set_row;    /* with which the set in hand begins */
@@ -39,6 +40,17 @@ static int64_t queries_of(const maker *m, int64_t row) {
     return m->spec->ends_only ? 1 : m->step->query_starts[row + 1] - m->step->query_starts[row];
 }
 
+/* Whether a sequence has the beginning of the one before it. */
+static bool any_shared(const bough_step *step) {
+    for (int64_t row = 1; row < step->batch; row++) {
+        const int32_t *pages = step->page_table + step->rows[row] * step->page_table_width;
+        const int32_t *before = step->page_table + step->rows[row - 1] * step->page_table_width;
+        if (pages[0] == before[0] && step->context_lens[row] >= BOUGH_RUN_KEYS)
+            return true;
+    }
+    return false;
+}
+
 static maker start(const bough_attention_spec *spec, const bough_step *step, int threads) {
     int group = spec->heads / spec->kv_heads;
     maker m = {.spec = spec, .step = step, .heads = (int)at_most(group, BOUGH_TILE_COLUMNS)};
@@ -47,9 +59,12 @@ static maker start(const bough_attention_spec *spec, const bough_step *step, int
     int64_t queries = 0;
     for (int64_t row = 0; row < step->batch; row++)
         queries += queries_of(&m, row);
-    m.max_columns = BOUGH_SET_TILES * BOUGH_TILE_COLUMNS;
+    /* The keys of a slot's heads are neighbours in memory: better read together where no others read them too. */
+    bool together = queries == step->batch && step->batch >= (int64_t)DEALS * threads && !m.cut && m.head_parts == 1;
+    m.kv_heads = together && spec->kv_heads <= BOUGH_SET_TILES && !any_shared(step) ? spec->kv_heads : 1;
+    m.max_columns = BOUGH_SET_TILES / m.kv_heads * BOUGH_TILE_COLUMNS;
     if (threads > 1)
-        m.max_columns = at_most(m.max_columns, ceil_div(queries * spec->heads, (int64_t)DEALS * threads));
+        m.max_columns = at_most(m.max_columns, ceil_div(queries * spec->heads, (int64_t)DEALS * threads * m.kv_heads));
     if (m.max_columns > 2 * BOUGH_TILE_COLUMNS) /* products are of two tiles at a time */
         m.max_columns -= m.max_columns % (2 * BOUGH_TILE_COLUMNS);
     return m;
@@ -111,11 +126,12 @@ static int64_t cuts_of(const maker *m, const bough_set *set) {
     return m->cut && queries_of(m, m->set_row) == 1 && runs <= MAX_RUNS ? runs : 1;
 }
 
-static int64_t pieces_of_heads(const maker *m) { return (int64_t)m->spec->kv_heads * m->head_parts; }
+static int64_t pieces_of_heads(const maker *m) { return (int64_t)m->spec->kv_heads / m->kv_heads * m->head_parts; }
 
 static void choose_heads(const maker *m, int64_t index, bough_set *set) {
     int group = m->spec->heads / m->spec->kv_heads, part = (int)(index % m->head_parts);
-    set->kv_head = (int)(index / m->head_parts);
+    set->kv_head = (int)(index / m->head_parts) * m->kv_heads;
+    set->kv_heads = m->kv_heads;
     set->first_head = set->kv_head * group + part * m->heads;
     set->heads = (int)at_most(m->heads, group - part * m->heads);
 }

@@ -1,8 +1,8 @@
 /* Attention where a CPU has matrix tiles: queries of several sequences in one set, so that keys which they share are
  * made ready once.
  *
- * A set has some neighbouring tokens of a step with the query heads of one key head. Each head of a token is a column of
- * the products; 16 columns fill a tile register. A set goes through its keys run by run. In a run in which neighbouring
+ * A set has some neighbouring tokens of a step with the query heads of a key head, or of all key heads one after the
+ * other. Each head of a token is a column of the products; 16 columns fill a tile register. A set goes through its keys run by run. In a run in which neighbouring
  * pieces see the same slots, as sequences with a common beginning do, one product has the columns of all of them.
  *
  * No column's result depends on the columns beside it, so neither does it on how the sets are made.
@@ -25,12 +25,14 @@ typedef struct {
 typedef struct {
     const bough_attention_spec *spec;
     int page_size;
-    int kv_head, first_head, heads; /* the query heads in hand, at most BOUGH_TILE_COLUMNS */
+    int kv_head, kv_heads;          /* the first key head in hand, and how many */
+    int first_head, heads;          /* of each, the query heads in hand, at most BOUGH_TILE_COLUMNS */
     const float *q;                 /* token 0's; head after head */
     int64_t q_stride;
     float *out; /* likewise */
     int64_t out_stride;
-    int tiles, count;
+    int tiles; /* of each key head; BOUGH_SET_TILES in all, at most */
+    int count;
     bough_piece pieces[BOUGH_SET_PIECES];
     int64_t first_run, end_run;
 } bough_set;

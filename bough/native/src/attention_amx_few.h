@@ -15,6 +15,10 @@
 /* A block is four columns; `FEW_BLOCKS` of them are not too many. */
 enum { BLOCK = 4, FEW_BLOCKS = 2, FEW_COLUMNS = BLOCK * FEW_BLOCKS };
 
+/* Keys are made ready by turns in four places: few, which stay in the nearest cache; and none is loaded from where others
+ * are stored by the last 12 bits of the address, which are all that CPUs look at in a hurry. */
+ALWAYS_INLINE uint8_t *place_of(uint8_t *tiles, int step) { return tiles + step % 4 * BOTH_PARTS; }
+
 /* Adds a tile of keys, times queries, to register `sum`. */
 #define ADD_SCORES(sum)                                                                                                \
     do {                                                                                                               \
@@ -29,7 +33,7 @@ enum { BLOCK = 4, FEW_BLOCKS = 2, FEW_COLUMNS = BLOCK * FEW_BLOCKS };
     } while (0)
 
 ALWAYS_INLINE void add_scores(const workspace *w, const uint8_t *queries, int step) {
-    const uint8_t *keys = w->keys + step * BOTH_PARTS;
+    const uint8_t *keys = place_of(w->keys, step);
     int tile = step / w->groups, group = step % w->groups;
     __asm__ __volatile__("" ::: "memory"); /* compilers do not know what tiles are loaded from */
     _tile_loadd(4, keys, LINE);
@@ -53,7 +57,7 @@ static void score_few(workspace *w, int tile, const run *r, const run *next) {
         if (is_kept(w->scored_keys + keys * 16, r->offsets + keys * 16, 16))
             continue;
         for (int group = 0, step = keys * w->groups; group < w->groups; group++, step++) {
-            load_keys(w, r, next, keys, group, w->keys + step * BOTH_PARTS);
+            load_keys(w, r, next, keys, group, place_of(w->keys, step));
             if (behind >= 0)
                 add_scores(w, queries, behind);
             behind = step;

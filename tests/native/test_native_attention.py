@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import Crew, Step, Tape
 
 SLOTS, ROWS = 1400, 8
-NUMBERS: dict[str, tuple[int, Any]] = {"float32": (0, np.float32), "bfloat16": (1, np.uint16), "float16": (2, np.float16)}
+NUMBERS: dict[str, tuple[int, Any]] = {  # `enum bough_number`; bfloat16 are kept as their bits
+    "float32": (0, np.float32),
+    "bfloat16": (1, np.uint16),
+    "float16": (2, np.float16),
+}
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -49,7 +54,7 @@ LAYERS = {
 
 
 def widened(cache: np.ndarray[Any, Any]) -> Floats:
-    """A cache's numbers; bfloat16 are kept as their bits."""
+    """A cache's numbers."""
     if cache.dtype == np.uint16:
         return (cache.astype(np.uint32) << 16).view(np.float32)
     return cache.astype(np.float32)
@@ -94,7 +99,7 @@ class Attention:
         step.context_lens, step.page_table = before.ctypes.data, self.pages.ctypes.data
         step.page_table_width, step.page_size = self.pages.shape[1], self.layer.page_size
         self.crew.run(self.tape, step, self.scratch.ctypes.data)
-        return [self.out[a:b].copy() for a, b in zip(starts, starts[1:], strict=False)]
+        return [self.out[a:b].copy() for a, b in pairwise(starts)]
 
     def expected(self, row: int, first: int, queries: Floats) -> Floats:
         """In double precision."""

@@ -1,8 +1,8 @@
 /* A run of keys with few columns of one tile, as one sequence that decodes has them: of `attention_amx.c`.
  *
  * A tile of keys or values is multiplied after the next is made ready, when what was stored can be loaded without
- * waiting. Vectors are of keys, as soon as scores are there, and values need not be transposed: outputs are. All sums are
- * the same to the last bit as with many columns.
+ * waiting. Vectors are of keys, as soon as scores are there, and values need not be transposed: outputs are. All sums
+ * are the same to the last bit as with many columns.
  *
  * Sequences with a common beginning that ends within a run come one after the other. What is the same stays: scores,
  * which are of all columns of a tile, and values.
@@ -15,8 +15,8 @@
 /* A block is four columns; `FEW_BLOCKS` of them are not too many. */
 enum { BLOCK = 4, FEW_BLOCKS = 2, FEW_COLUMNS = BLOCK * FEW_BLOCKS };
 
-/* Keys are made ready by turns in four places: few, which stay in the nearest cache; and none is loaded from where others
- * are stored by the last 12 bits of the address, which are all that CPUs look at in a hurry. */
+/* Keys are made ready by turns in four places: few, which stay in the nearest cache; and none is loaded from where
+ * others are stored by the last 12 bits of the address, which are all that CPUs look at in a hurry. */
 ALWAYS_INLINE uint8_t *place_of(uint8_t *tiles, int step) { return tiles + step % 4 * BOTH_PARTS; }
 
 /* Adds a tile of keys, times queries, to register `sum`. */
@@ -106,8 +106,9 @@ static void combine_tiles(const workspace *w, const run *r, const run *next, con
     _tile_zero(2);
     _tile_zero(3);
     for (int step = 0; step <= r->groups * tiles; step++) {
-        if (step < r->groups * tiles && !kept[step / tiles])
-            load_values(w, r, next, step / tiles, first + step % tiles, values_at(w, step / tiles, first + step % tiles));
+        int group = step / tiles, tile = first + step % tiles;
+        if (group < r->groups && !kept[group])
+            load_values(w, r, next, group, tile, values_at(w, group, tile));
         if (step > 0)
             add_values(w, (step - 1) / tiles, first, (step - 1) % tiles);
     }
@@ -173,7 +174,7 @@ static void weigh_column(float *scores, int groups, float unit, uint8_t *weights
     *total = _mm512_cvtss_f32(sum);
 }
 
-/* Puts the scores of a tile's columns from `base` on one behind the other, [KEYS] each; hidden ones are hidden. */
+/* Puts the scores of a tile's columns from `column` on one behind the other, [KEYS] each; hidden ones are hidden. */
 static void turn_scores(const workspace *w, int column, int blocks, int64_t first, int groups, float *to) {
     const bough_attention_spec *spec = w->set->spec;
     const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

@@ -1,5 +1,5 @@
-/* How `attention_amx.c` computes with numbers: bfloat16 in two parts, powers of two, transposed blocks. Included by that
- * file alone and by what it is made of. */
+/* How `attention_amx.c` computes with numbers: bfloat16 in two parts, powers of two, transposed blocks. Included by
+ * that file alone and by what it is made of. */
 #ifndef BOUGH_ATTENTION_AMX_NUMBERS_H
 #define BOUGH_ATTENTION_AMX_NUMBERS_H
 

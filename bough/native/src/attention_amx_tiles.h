@@ -28,7 +28,7 @@ typedef struct {
     int32_t *last_key;         /* [tiles][COLUMNS] that it sees; -1: it is none */
     int32_t *lowest, *highest; /* [tiles] of those */
     uint8_t *keys;             /* of a run: [KEY_TILES][groups] */
-    uint8_t *values;           /* transposed: [2 * groups][KEY_GROUPS] */
+    uint8_t *values;           /* transposed: [2 * groups][KEY_GROUPS]; with few columns not: [KEY_GROUPS][2 * groups] */
     float *scores;             /* of two tiles of columns: [2][KEYS][COLUMNS] */
     uint8_t *weights;          /* [2][KEY_GROUPS] */
     float *sums;               /* [2][dimensions][COLUMNS], of one run */
@@ -149,7 +149,8 @@ ALWAYS_INLINE void fetch(const uint16_t *cache, const int64_t *offsets, int coun
 }
 
 /* 16 keys by 32 dimensions; a line has the first 16 and the last 16 by turns, as those of queries have. */
-ALWAYS_INLINE void convert_keys(int number, __mmask32 taken, const uint16_t *from, const int64_t *offsets, uint8_t *to) {
+ALWAYS_INLINE void convert_keys(int number, __mmask32 taken, const uint16_t *from, const int64_t *offsets,
+                                uint8_t *to) {
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i++, to += LINE) {
         const uint16_t *key = from + offsets[i];

@@ -1,10 +1,11 @@
-/* Scores to weights, and a run's outputs to those of the runs before it: of `attention_amx.c`. A vector is 16 columns. */
+/* Scores to weights, and a run's outputs to those of the runs before it: of `attention_amx.c`. A vector is 16
+ * columns. */
 #ifndef BOUGH_ATTENTION_AMX_WEIGHTS_H
 #define BOUGH_ATTENTION_AMX_WEIGHTS_H
 
 #include "attention_amx_tiles.h"
 
-/* Scores in units of the exponent, with those that a column does not see hidden. */
+/* Hides the scores of keys that a column does not see. */
 static void hide(const workspace *w, int tile, int64_t first, int keys, float *scores) {
     const bough_attention_spec *spec = w->set->spec;
     __m512i last = _mm512_load_si512(w->last_key + tile * COLUMNS);
@@ -19,6 +20,7 @@ static void hide(const workspace *w, int tile, int64_t first, int keys, float *s
     }
 }
 
+/* tanh of the scores by their cap, of `keys` vectors. */
 static void cap(const bough_attention_spec *spec, int keys, float *scores) {
     const __m512 one = _mm512_set1_ps(1.0f), twice = _mm512_set1_ps(-2.8853901f * spec->scale / spec->softcap);
     const __m512 sign = _mm512_set1_ps(-0.0f);

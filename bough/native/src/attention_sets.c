@@ -1,5 +1,5 @@
-/* Makes the sets of a step and deals them out. Every thread makes them all, in the same order, which is cheap: a set is a
- * list of the sequences in it. Where there are few, as with one sequence that decodes, each run of keys is dealt out
+/* Makes the sets of a step and deals them out. Every thread makes them all, in the same order, which is cheap: a set is
+ * a list of the sequences in it. Where there are few, as with one sequence that decodes, each run of keys is dealt out
  * alone; their results are then joined.
  */
 #include "attention_sets.h"

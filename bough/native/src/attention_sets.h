@@ -2,8 +2,9 @@
  * made ready once.
  *
  * A set has some neighbouring tokens of a step with the query heads of a key head, or of all key heads one after the
- * other. Each head of a token is a column of the products; 16 columns fill a tile register. A set goes through its keys run by run. In a run in which neighbouring
- * pieces see the same slots, as sequences with a common beginning do, one product has the columns of all of them.
+ * other. Each head of a token is a column of the products; 16 columns fill a tile register. A set goes through its keys
+ * run by run. In a run in which neighbouring pieces see the same slots, as sequences with a common beginning do, one
+ * product has the columns of all of them.
  *
  * No column's result depends on the columns beside it, so neither does it on how the sets are made.
  */

@@ -1,6 +1,6 @@
 /* Products of tiles for `attention_amx.c`, of many columns: a's rows of tiles with b's columns, over some groups. For
- * each group the greater part of a with the lesser of b, with the greater, and its lesser with b's greater, in this order
- * always. */
+ * each group the greater part of a with the lesser of b, with the greater, and its lesser with b's greater, in this
+ * order always. */
 #ifndef BOUGH_ATTENTION_AMX_PRODUCTS_H
 #define BOUGH_ATTENTION_AMX_PRODUCTS_H
 

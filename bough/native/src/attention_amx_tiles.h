@@ -28,7 +28,7 @@ typedef struct {
     int32_t *last_key;         /* [tiles][COLUMNS] that it sees; -1: it is none */
     int32_t *lowest, *highest; /* [tiles] of those */
     uint8_t *keys;             /* of a run: [KEY_TILES][groups] */
-    uint8_t *values;           /* transposed: [2 * groups][KEY_GROUPS]; with few columns not: [KEY_GROUPS][2 * groups] */
+    uint8_t *values;           /* transposed: [2 * groups][KEY_GROUPS]; of few columns not: [KEY_GROUPS][2 * groups] */
     float *scores;             /* of two tiles of columns: [2][KEYS][COLUMNS] */
     uint8_t *weights;          /* [2][KEY_GROUPS] */
     float *sums;               /* [2][dimensions][COLUMNS], of one run */

@@ -180,9 +180,11 @@ def test_a_prompt_in_chunks_of_any_size(library: ctypes.CDLL, name: str, threads
             np.testing.assert_array_equal(found, expected[first : first + size])
 
 
-def test_the_same_on_shared_pages_and_on_copies(library: ctypes.CDLL) -> None:
-    layer = Layer()
-    shared, copied = Attention(library, layer), Attention(library, layer)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["three heads for a key", "large heads", "a window", "bfloat16"])
+def test_the_same_on_shared_pages_and_on_copies(library: ctypes.CDLL, name: str, threads: int) -> None:
+    layer = LAYERS[name]
+    shared, copied = Attention(library, layer), Attention(library, layer, threads)
     lay_out(shared, SHARED, LENGTHS)
     lay_out(copied, 0, LENGTHS)
     for row, length in enumerate(LENGTHS):

@@ -76,9 +76,10 @@ static void score_few(workspace *w, int tile, const run *r, const run *next) {
             _tile_dpbf16ps(sum, 7, 5);                                                                                 \
     } while (0)
 
-/* Where a group of values has a tile of dimensions. */
+/* Where a group of values has a tile of dimensions: by turns too, if no other sequence can need it. */
 ALWAYS_INLINE uint8_t *values_at(const workspace *w, int group, int tile) {
-    return w->values + (group * 2 * w->groups + tile) * BOTH_PARTS;
+    int step = group * 2 * w->groups + tile;
+    return w->set->count == 1 ? place_of(w->values, step) : w->values + step * BOTH_PARTS;
 }
 
 ALWAYS_INLINE void add_values(const workspace *w, int group, int first, int tile) {
@@ -123,7 +124,8 @@ static void combine_tiles(const workspace *w, const run *r, const run *next, con
 static void combine_few(workspace *w, const run *r, const run *next) {
     bool kept[KEY_GROUPS];
     for (int group = 0; group < r->groups; group++)
-        kept[group] = is_kept(w->ready_values + group * WIDTH, r->offsets + group * WIDTH, WIDTH);
+        kept[group] = w->set->count > 1 &&
+                      is_kept(w->ready_values + group * WIDTH, r->offsets + group * WIDTH, WIDTH);
     for (int first = 0; first < 2 * w->groups; first += 4)
         combine_tiles(w, r, next, kept, first, 2 * w->groups - first < 4 ? 2 : 4);
 }

@@ -3,6 +3,8 @@
  */
 #include "attention.h"
 
+#include "attention_sets.h"
+
 enum {
     FEW = 4,       /* tiles for each thread, below which keys are cut */
     MAX_RUNS = 64, /* of one tile that is cut; with more keys than that a tile has work enough */
@@ -65,6 +67,9 @@ static int64_t run_floats(const bough_attention_spec *spec, const tiling *how) {
 }
 
 size_t bough_attention_scratch(const bough_attention_spec *spec, int threads) {
+    const bough_set_kernels *kernels = bough_set_kernels_for(spec);
+    if (kernels != NULL)
+        return bough_sets_scratch(kernels, spec, threads);
     tiling how = lay_out(spec, &(bough_step){.batch = 0}, threads);
     return (size_t)((int64_t)FEW * threads * MAX_RUNS * run_floats(spec, &how)) * sizeof(float);
 }
@@ -132,6 +137,11 @@ static void join_runs(const bough_attention_spec *spec, const bough_step *step, 
 
 void bough_attention(const bough_attention_spec *spec, const bough_step *step, const float *q, int64_t q_stride,
                      float *out, int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team) {
+    const bough_set_kernels *kernels = bough_set_kernels_for(spec);
+    if (kernels != NULL) {
+        bough_attend_sets(kernels, spec, step, q, q_stride, out, out_stride, scratch, team);
+        return;
+    }
     tiling how = lay_out(spec, step, team->threads);
     int64_t pieces = (int64_t)spec->kv_heads * how.head_parts, floats = run_floats(spec, &how);
     int64_t row = 0, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */

@@ -21,7 +21,7 @@ BOUGH_EXPORT void bough_tape_destroy(bough_tape *tape);
 BOUGH_EXPORT size_t bough_tape_scratch(const bough_tape *tape, int64_t tokens, int threads);
 BOUGH_EXPORT void bough_tape_run(const bough_tape *tape, const bough_step *step, void *scratch, bough_crew *crew);
 
-/* Seconds that the first thread has spent so far in operation `index`, if `BOUGH_NATIVE_PROFILE` is set. */
+/* Seconds that the first thread has computed so far in operation `index`, if `BOUGH_NATIVE_PROFILE` is set. */
 BOUGH_EXPORT double bough_tape_seconds(const bough_tape *tape, int64_t index);
 
 BOUGH_EXPORT int bough_tape_embedding(bough_tape *tape, const bough_weight *table, float scale, float *out);

@@ -117,7 +117,7 @@ def invariant_attention(
         BLOCK_M=chosen.block_m,
         BLOCK_N=chosen.block_n,
         BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         enable_fp_fusion=False,

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import triton
-from compile_all import AbsentDevice
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -27,6 +26,7 @@ from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
+from tests.kernels.compile_all import AbsentDevice
 
 VOCABULARY, HIDDEN = 151_936, 1024
 BATCHES = (1, 2, 8, 16, 27, 28, 32, 100, 256, 512)

@@ -35,7 +35,9 @@ from bough.executor.device_clock import DeviceClock
 from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses
 from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
+from bough.executor.padding import padding_batch
 from bough.executor.staging import Staging
+from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.tuned_linear.products import products_on
 from bough.memory.pools.kv_pool import KVPool
@@ -47,6 +49,7 @@ from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
 
+UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anything
 TUNING_TOKENS = 32  # of a forward pass in which every product is left to the library
 WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
 
@@ -74,6 +77,7 @@ class CudaExecutor:
         sampling: SamplingState,
         *,
         graphs: GraphSizes,
+        dtype: torch.dtype,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -88,7 +92,10 @@ class CudaExecutor:
         self._decode_graphs = Ladder("decode", graphs.decode, self._capture_decode, pauses)
         self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graph_memory = torch.cuda.graph_pool_handle()
-        self._products = products_on(inputs.page_table.device)
+        device = inputs.page_table.device
+        pieces = rare_pieces(limits.vocab_size, dtype, device)
+        self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
+        self._products = products_on(device)
         self._prepared = not graphs.mixed  # it is known which products to measure, or nothing is
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
 
@@ -96,12 +103,15 @@ class CudaExecutor:
         return self._limits
 
     def close(self) -> None:
+        self._warm_up.close()
         torch.cuda.synchronize()
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Uses a quiet moment to measure a product or to capture one graph, which keeps the algorithms that it was
-        captured with; False when there is nothing left to do."""
+        """Uses a quiet moment to have rare kernels compiled, to measure a product, or to capture one graph, which keeps
+        the algorithms that it was captured with; False when there is nothing left to do."""
+        if self._warm_up.advance():
+            return True
         if not self._prepared:
             self._prepared = True
             self._staging.next_step()
@@ -166,6 +176,14 @@ class CudaExecutor:
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         return hidden.index_select(0, wanted), inputs
+
+    def _run_unusual(self) -> None:
+        """A step of prompts of a length that nothing else begins with, kernel by kernel."""
+        self._staging.next_step()
+        limits, device = self._limits, self._inputs.page_table.device
+        tokens = min(UNUSUAL_TOKENS, limits.chunk_tokens)
+        batch = padding_batch(tokens, limits.context_length, limits.page_size, device)
+        self._forward(torch.zeros_like(batch.positions), batch)
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 

@@ -43,6 +43,7 @@ def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: 
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device),
         graphs=graphs,
+        dtype=loaded.dtype,
     )
 
 

@@ -2,7 +2,7 @@
 
 Compiling the kernels takes most of a cold start, and mostly runs outside the interpreter's lock: so the largest step, a
 short prompt and a decode are run at the same time, each by a thread on parts of its own. What they leave behind is the
-kernels, compiled, and the number of bytes.
+kernels, compiled, and the number of bytes. What only some requests need is left to quiet moments: see `warm_up`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
 from bough.executor.build import LoadedWeights
 from bough.executor.cuda_parts import assemble, build_attention, build_pool
 from bough.executor.graphs import GraphSizes
+from bough.executor.padding import padding_batch
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.staging import Staging
 
@@ -57,22 +57,11 @@ def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     tokens = chunk + rows
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    positions = torch.arange(tokens, device=device) % config.context_length
-    batch = AttentionBatch(
-        rows=torch.zeros(1, dtype=torch.int32, device=device),
-        lengths=torch.full((1,), tokens, dtype=torch.int32, device=device),
-        decodes=0,
-        query_lens=np.array([tokens], dtype=np.int32),
-        query_starts=np.array([0, tokens], dtype=np.int32),
-        context_lens=np.zeros(1, dtype=np.int32),
-        page_table=torch.zeros((1, -(-tokens // limits.page_size)), dtype=torch.int32, device=device),
-        slots=torch.zeros(tokens, dtype=torch.int64, device=device),
-        positions=positions,
-        page_size=limits.page_size,
-    )
+    batch = padding_batch(tokens, config.context_length, limits.page_size, device)
+    ids, positions = torch.zeros_like(batch.positions), batch.positions
     with torch.inference_mode():
         attention.prepare(batch)
-        hidden = loaded.model.forward(torch.zeros_like(positions), positions, ForwardContext(attention, pool, batch))
+        hidden = loaded.model.forward(ids, positions, ForwardContext(attention, pool, batch))
         logits = loaded.model.logits(hidden[:rows])
         del hidden, logits
     torch.cuda.synchronize(device)

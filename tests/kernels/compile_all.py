@@ -1,11 +1,14 @@
+# mypy: disable-error-code="import-untyped"
 """Compiles every Triton kernel ahead of time, through the very launches that the engine makes, for a device that need
-not be there: `python tests/kernels/compile_all.py cuda 90` or `... hip gfx942`.
+not be there, and checks that each fits its shared memory: `python tests/kernels/compile_all.py cuda 90`, or
+`... hip gfx942`. With `--quick`, only attention of wide heads, which needs the most of it.
 
 The interpreter, in which the other tests run, checks no types and knows no device. Nothing is run here.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -24,19 +27,37 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
-from bough.kernels.decode_attention.triton import decode_attention
+from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
+from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.invariant_attention.work import DecodeItems
+from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
+from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.blocks import query_blocks
-from bough.kernels.prefill_attention.triton import config_for, prefill_attention
+from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
+from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
 
-ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 1000
+ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
+HIDDEN, INNER = 4096, 14336
+HEAD_DIMS = (64, 80, 96, 128, 256)
+EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
+SHARED_BYTES = {  # that a program may have
+    "80": 166_912,
+    "86": 101_376,
+    "89": 101_376,
+    "90": 232_448,
+    "gfx90a": 65_536,
+    "gfx942": 65_536,
+}
+EIGHT_BITS = ("89", "90", "gfx942")  # have the type of 8-bit weights and activations
 
 
 class AbsentDevice:
@@ -59,74 +80,162 @@ class AbsentDevice:
 
 
 def compile_launches(target: GPUTarget) -> None:
-    """From here on a launch only compiles."""
+    """From here on a launch only compiles, and fails if the device would not have the shared memory."""
     driver.set_active(AbsentDevice(target))
     run: Callable[..., Any] = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         began = time.monotonic()
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        print(f"{self.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+        shared = kernel.metadata.shared
+        print(f"{self.__name__}: {time.monotonic() - began:.1f} s, {shared} B of shared memory", flush=True)
+        room = SHARED_BYTES[str(target.arch)]
+        assert shared <= room, f"{self.__name__} wants {shared} B of shared memory, {target.arch} has {room}"
         return kernel
 
     JITFunction.run = compile_only
 
 
-def launch_attention(dtype: torch.dtype, head_dim: int) -> None:
-    q = torch.zeros(ROWS, HEADS, head_dim, dtype=dtype)
-    k, v = torch.zeros(2, ROWS, KV_HEADS, head_dim, dtype=dtype)
-    keys, values = torch.zeros(2, 100, KV_HEADS, head_dim, dtype=dtype)
-    table = torch.zeros(8, 16, dtype=torch.int32)
-    rows, lengths = torch.arange(ROWS, dtype=torch.int32), torch.ones(ROWS, dtype=torch.int32)
-    config = config_for(HEADS, KV_HEADS, head_dim, dtype)
-    blocks = torch.from_numpy(query_blocks(np.array([2, 2], dtype=np.int32), config.block_queries))
-    starts = torch.tensor([0, 2, 4], dtype=torch.int32)
-    for window, softcap in ((None, None), (64, 30.0)):
-        more: dict[str, Any] = {"page_size": 1, "scale": 0.1, "window": window, "softcap": softcap}
-        decode_attention(q, keys, values, table, rows, lengths, None, **more)
-        prefill_attention(
-            q, k, v, keys, values, table, rows[:2], starts, lengths[:2], blocks, config=config, **more
-        )  # fmt: skip
-    qkv = torch.zeros(ROWS, HEADS + 2 * KV_HEADS, head_dim, dtype=dtype)
-    norm, angles, places = torch.ones(head_dim, dtype=dtype), torch.zeros(32, head_dim // 2), torch.arange(ROWS)
-    for weight in (norm, None):
-        norm_rope_store_(
-            qkv, HEADS, KV_HEADS, weight, weight, 1e-5, False, angles, angles, places, places, keys, values
-        )  # fmt: skip
+class Attention:
+    """Attention of one kind of head, in tiles for a device with so much shared memory."""
+
+    def __init__(self, dtype: torch.dtype, head_dim: int, room: int) -> None:
+        self._dtype, self._head_dim, self._room = dtype, head_dim, room
+        self._q = torch.zeros(ROWS, HEADS, head_dim, dtype=dtype)
+        self._table = torch.zeros(8, 16, dtype=torch.int32)
+        self._rows, self._lengths = torch.arange(ROWS, dtype=torch.int32), torch.ones(ROWS, dtype=torch.int32)
+
+    def prefill(self, cache: torch.dtype, **more: Any) -> None:
+        k, v = torch.zeros(2, ROWS, KV_HEADS, self._head_dim, dtype=self._dtype)
+        config = prefill.config_for(HEADS, KV_HEADS, self._head_dim, self._dtype, room=self._room)
+        blocks = torch.from_numpy(query_blocks(np.array([2, 2], dtype=np.int32), config.block_queries))
+        places = (self._rows[:2], torch.tensor([0, 2, 4], dtype=torch.int32), self._lengths[:2], blocks)
+        caches = self._caches(cache)
+        prefill.prefill_attention(
+            self._q, k, v, *caches, self._table, *places, page_size=1, scale=0.1, config=config, **more
+        )
+
+    def decode(self, cache: torch.dtype, **more: Any) -> None:
+        wide = self._dtype if self._dtype.itemsize > 2 else cache
+        config = decode.config_for(self._head_dim, HEADS // KV_HEADS, wide, room=self._room)
+        keys, values = self._caches(cache)
+        places = (self._table, self._rows, self._lengths)
+        decode.decode_attention(
+            self._q, keys, values, *places, work=None, page_size=1, scale=0.1, config=config, **more
+        )
+
+    def invariant(self, cache: torch.dtype, **more: Any) -> None:
+        config = invariant.config_for(HEADS, KV_HEADS, self._head_dim, self._dtype, room=self._room)
+        work = DecodeItems(ROWS, HEADS, self._head_dim, torch.device("cpu"), chunk=config.chunk)
+        work.plan(self._lengths)
+        invariant.invariant_attention(
+            self._q,
+            *self._caches(cache),
+            self._table,
+            self._rows,
+            torch.arange(ROWS + 1, dtype=torch.int32),
+            self._lengths,
+            work.items,
+            programs=8,
+            partials=work.partials,
+            split_rows=ROWS,
+            page_size=1,
+            scale=0.1,
+            config=config,
+            **more,
+        )
+
+    def store(self) -> None:
+        keys, values = self._caches(self._dtype)
+        qkv = torch.zeros(ROWS, HEADS + 2 * KV_HEADS, self._head_dim, dtype=self._dtype)
+        norm, angles = torch.ones(self._head_dim, dtype=self._dtype), torch.zeros(32, self._head_dim // 2)
+        places = torch.arange(ROWS)
+        for weight in (norm, None):
+            norm_rope_store_(
+                qkv, HEADS, KV_HEADS, weight, weight, 1e-5, False, angles, angles, places, places, keys, values
+            )  # fmt: skip
+
+    def _caches(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (100, KV_HEADS, self._head_dim)
+        return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
 
 
-def launch_layers(dtype: torch.dtype) -> None:
-    x, weight = torch.zeros(12, 256, dtype=dtype), torch.zeros(512, 256, dtype=dtype)
+def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
+    attention = Attention(dtype, head_dim, SHARED_BYTES[arch])
+    attention.store()
+    caches = [dtype]
+    if dtype == torch.bfloat16 and arch in EIGHT_BITS:
+        caches.append(torch.float8_e4m3fn)
+    for cache in caches:
+        for kind in (attention.prefill, attention.decode, attention.invariant):
+            kind(cache)
+    if head_dim in EDGES:
+        for kind in (attention.prefill, attention.decode, attention.invariant):
+            kind(dtype, window=64, softcap=30.0)
+
+
+def launch_layers(dtype: torch.dtype, arch: str) -> None:
+    x, weight = torch.zeros(12, HIDDEN, dtype=dtype), torch.empty(VOCABULARY, HIDDEN, dtype=dtype)
     norm = weight[0]
     rms_norm(x, norm, 1e-5, x.clone(), False)
     embedding(torch.zeros(ROWS, dtype=torch.int64), weight, 1.0)
     silu_mul(x)
     gelu_tanh_mul(x)
+    for rows in (4, 100, 2048):  # tiles of each size
+        for outputs in (512, INNER):  # in several pieces, and in one
+            invariant_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs])
     if dtype != torch.float32:
-        skinny_linear(x[:1], weight)
-        skinny_linear(x, weight)
+        for rows, outputs in ((1, INNER), (12, 512), (12, INNER), (12, VOCABULARY)):  # each kind of cut
+            cut = fitted(config_for(rows, outputs, HIDDEN), 2, SHARED_BYTES[arch])
+            skinny_linear(x[:rows], weight[:outputs], config=cut)
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)
         skinny_gate_up(x[:2], None, norm, 1e-5, False, weight, "silu")
+        if arch in EIGHT_BITS:
+            quantize_rows(x)
+            norm_quantize_rows(x, norm, 1e-5, x.clone())
+            gated_quantize_rows(x, "silu")
 
 
 def launch_step(dtype: torch.dtype) -> None:
     small, long = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int64)
     decode_inputs_(small, small, small, torch.zeros(8, 16, dtype=torch.int32), long, long, long, long, 1)
     parameters = SamplingState(ROWS, VOCABULARY, "cpu").parameters
+    logits = torch.zeros(ROWS, VOCABULARY, dtype=dtype)
     for filtered in (False, True):
-        sample_rows(torch.zeros(ROWS, VOCABULARY, dtype=dtype), torch.arange(ROWS), parameters, filtered)
-    words = torch.zeros(ROWS, -(-VOCABULARY // 32), dtype=torch.int32)
-    forbid_tokens_(torch.zeros(ROWS, VOCABULARY, dtype=dtype), words, torch.arange(ROWS))
+        sample_rows(logits, torch.arange(ROWS), parameters, filtered)
+    log_normaliser(logits)
+    forbid_tokens_(logits, torch.zeros(ROWS, -(-VOCABULARY // 32), dtype=torch.int32), torch.arange(ROWS))
+
+
+def launch_all(arch: str) -> None:
+    """Half-precision kernels differ from bfloat16's in types alone: one head is enough."""
+    for dtype, head_dims in ((torch.bfloat16, HEAD_DIMS), (torch.float32, HEAD_DIMS), (torch.float16, HEAD_DIMS[:1])):
+        print(dtype)
+        launch_layers(dtype, arch)
+        launch_step(dtype)
+        for head_dim in head_dims:
+            print(f"heads of {head_dim}")
+            launch_attention(dtype, head_dim, arch)
+
+
+def launch_largest(arch: str) -> None:
+    """Of prefill attention and invariant attention what wants the most shared memory."""
+    room = SHARED_BYTES[arch]
+    for head_dim in (128, 256):
+        Attention(torch.bfloat16, head_dim, room).prefill(torch.bfloat16)
+    Attention(torch.bfloat16, 128, room).invariant(torch.bfloat16)
 
 
 if __name__ == "__main__":
-    kind, arch = sys.argv[1:]
-    if kind == "hip":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("cuda", "hip"))
+    parser.add_argument("arch", choices=SHARED_BYTES)
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    if asked.kind == "hip":
         triton.knobs.amd.use_buffer_ops = False  # as `sampling.triton` does where torch is made for AMD
-    compile_launches(GPUTarget(kind, int(arch), 32) if kind == "cuda" else GPUTarget(kind, arch, 64))
-    for each in (torch.bfloat16, torch.float16, torch.float32):
-        print(each)
-        launch_attention(each, 64)
-        launch_layers(each)
-        launch_step(each)
+    compile_launches(
+        GPUTarget("cuda", int(asked.arch), 32) if asked.kind == "cuda" else GPUTarget("hip", asked.arch, 64)
+    )
+    (launch_largest if asked.quick else launch_all)(asked.arch)
     print("all compiled")

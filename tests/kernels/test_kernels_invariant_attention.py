@@ -185,7 +185,7 @@ def test_a_row_with_nan_spoils_no_other(device: torch.device) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (16, 8), (32, 8)])
 @pytest.mark.parametrize("window", [None, 300])
 def test_on_the_gpu(

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
+from bough.kernels.shared_memory import LITTLE, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
@@ -33,10 +34,13 @@ class DecodeConfig:
     num_stages: int
 
 
-def config_for(head_dim: int, group: int, kv_dtype: torch.dtype) -> DecodeConfig:
-    """Tiles of about 16 KiB: several in flight and two or more programs fit in a multiprocessor's shared memory."""
+def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | None = None) -> DecodeConfig:
+    """Tiles of about 16 KiB: several in flight and two or more programs fit in a multiprocessor's shared memory. `room`
+    is what a program may have of that, in bytes; this machine's when left out."""
+    room = shared_bytes() if room is None else room
     if kv_dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
-        return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=3)
+        stages = 2 if head_dim > 128 and room <= LITTLE else 3
+        return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=stages)
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
     block_n = min(128, max(MIN_DOT, 16384 // row_bytes))
     return DecodeConfig(block_n=block_n, num_warps=4, num_stages=3)

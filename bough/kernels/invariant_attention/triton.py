@@ -13,6 +13,7 @@ import triton
 
 from bough.kernels.invariant_attention.device import attend, merge
 from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
+from bough.kernels.shared_memory import LITTLE, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MERGE_WIDTH = 256
@@ -22,7 +23,7 @@ PROMPT_LINES = 64  # may be another number only if `gpu_check_deterministic.py` 
 
 @dataclass(frozen=True, slots=True)
 class InvariantConfig:
-    """Depends on the model alone. `chunk` and `block_n` define the result to the bit."""
+    """Depends on the model and the device alone. `chunk` and `block_n` define the result to the bit."""
 
     chunk: int  # keys attended by themselves; a multiple of block_n
     block_m: int  # lines of the tile of scores: queries times packed heads
@@ -38,9 +39,11 @@ class InvariantConfig:
 
 
 def config_for(
-    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, prompts: bool = False
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, prompts: bool = False, room: int | None = None
 ) -> InvariantConfig:
-    """For decodes or for prompts. The two have the same chunks and blocks of keys, and compute a line alike."""
+    """For decodes or for prompts. The two have the same chunks and blocks of keys, and compute a line alike. `room` is
+    the shared memory of a program, in bytes; this machine's when left out."""
+    room = shared_bytes() if room is None else room
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
@@ -48,7 +51,8 @@ def config_for(
     if head_dim > 128:
         return InvariantConfig(chunk=512, block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
     lines = PROMPT_LINES if prompts else DECODE_LINES
-    return InvariantConfig(chunk=512, block_m=lines, block_n=64, pack=pack, num_warps=lines // 16, num_stages=3)
+    stages = 2 if head_dim > 64 and room <= LITTLE else 3  # says when keys are fetched, nothing of the arithmetic
+    return InvariantConfig(chunk=512, block_m=lines, block_n=64, pack=pack, num_warps=lines // 16, num_stages=stages)
 
 
 def invariant_attention(
@@ -113,7 +117,7 @@ def invariant_attention(
         BLOCK_M=chosen.block_m,
         BLOCK_N=chosen.block_n,
         BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         enable_fp_fusion=False,

@@ -14,6 +14,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.kernels.prefill_attention.device import attend
+from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 LOG2_E = 1.4426950408889634
 
@@ -35,15 +36,22 @@ class PrefillConfig:
         return self.block_m // self.pack
 
 
-def config_for(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """Depends on the model alone: whoever makes the blocks and whoever runs them get the same."""
+def config_for(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, room: int | None = None
+) -> PrefillConfig:
+    """Depends on the model and the device alone: whoever makes the blocks and whoever runs them get the same. `room` is
+    the shared memory of a program, in bytes; this machine's when left out."""
+    room = shared_bytes() if room is None else room
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         return PrefillConfig(block_m=32, block_n=16, pack=pack, num_warps=8, num_stages=2)
+    if head_dim > 128 and room < PLENTY:
+        return PrefillConfig(block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
     if head_dim > 128:
         return PrefillConfig(block_m=128, block_n=64, pack=pack, num_warps=8, num_stages=2)
-    return PrefillConfig(block_m=128, block_n=64, pack=pack, num_warps=8, num_stages=3, descriptors=True)
+    stages = 2 if head_dim > 64 and room <= LITTLE else 3
+    return PrefillConfig(block_m=128, block_n=64, pack=pack, num_warps=8, num_stages=stages, descriptors=True)
 
 
 def prefill_attention(

@@ -69,7 +69,8 @@ def rms_norm(
     return normed, stream
 
 
-@triton.jit
+# `rows` is left general: a step of another length must not wait for a kernel of its own.
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x,
     residual,

@@ -17,7 +17,8 @@ from bough.kernels.sampling.triton_filters import draw_filtered
 from bough.kernels.sampling.triton_tools import load_tiles, uniform, weight_of
 
 
-@triton.jit
+# Counts are left general: a batch of another size must not wait for a kernel of its own.
+@triton.jit(do_not_specialize=["tiles", "steps"])
 def scan_kernel(
     logits,
     stride,

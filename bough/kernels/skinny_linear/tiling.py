@@ -10,7 +10,7 @@ The rules below follow what an H200 measured for the products of a 0.6B and an 8
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_ROWS = 16  # the smallest side of a tensor-core product
 MAX_ROWS_BY_ROWS = 4  # beyond, multiplying without tensor cores takes longer than reading the weight
@@ -60,6 +60,14 @@ def config_for(m: int, n: int, k: int, itemsize: int = 2) -> Tiling:
     if (m == 1 and k <= MAX_WIDTH_BY_ROWS) or (m == 2 and k <= LONG_ROW):
         return _by_rows(m, n, k, itemsize)
     return _by_tiles(n, k, itemsize)
+
+
+def fitted(cut: Tiling, itemsize: int, room: int) -> Tiling:
+    """The cut with no more tiles in flight than have room in a program's shared memory, where all but one are kept."""
+    if cut.by_rows:
+        return cut
+    stages = 1 + room // ((MAX_ROWS + cut.block_n) * cut.block_k * itemsize)
+    return cut if stages >= cut.num_stages else replace(cut, num_stages=stages)
 
 
 def fused_config_for(m: int, k: int, itemsize: int = 2, *, gated: bool) -> Tiling:

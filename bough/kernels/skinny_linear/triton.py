@@ -13,6 +13,7 @@ import torch
 import triton
 
 from bough.kernels.overlap import overlap
+from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.device import product_by_rows, product_by_tiles
 from bough.kernels.skinny_linear.tiling import (
     MAX_ROWS,
@@ -20,6 +21,7 @@ from bough.kernels.skinny_linear.tiling import (
     MAX_WIDTH_BY_ROWS,
     Tiling,
     config_for,
+    fitted,
     fused_config_for,
     power_of_two_above,
 )
@@ -38,7 +40,7 @@ def skinny_linear(
     """`x @ weight.T + bias`, summed in float32, written to `out` if given."""
     (m, k), n = x.shape, weight.shape[0]
     out = x.new_empty((m, n)) if out is None else out
-    tiling = config or config_for(m, n, k, x.element_size())
+    tiling = config or fitted(config_for(m, n, k, x.element_size()), x.element_size(), shared_bytes())
     if tiling.by_rows:
         _by_rows(tiling, x, weight, out, bias=bias)
     else:

@@ -1,0 +1,95 @@
+"""Kernels that only some requests need, compiled before the first of them comes.
+
+The rehearsal compiles what every engine needs before it can answer. Filters, logprobs or a grammar's mask must not
+delay that, nor may the first request that has one hold up all others for the seconds that compiling takes. So their
+kernels are compiled in quiet moments by a thread, which runs them on data of its own: the scheduler's loop looks in on
+it every few milliseconds, and goes on as soon as a request comes. Owns that thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+
+import torch
+
+from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.sampling.triton import sample_rows
+from bough.kernels.token_mask.triton import forbid_tokens_
+from bough.sampling.state import SamplingState
+
+log = logging.getLogger(__name__)
+
+LOOK_IN_S = 0.005  # that a request waits at most
+
+Piece = Callable[[], None]
+
+
+def rare_pieces(vocab_size: int, dtype: torch.dtype, device: torch.device) -> list[Piece]:
+    """Sampling with filters, scoring and masking, the likeliest first. Logits come as the model makes them, or in
+    float32 where a penalty has widened them."""
+    return [
+        partial(piece, vocab_size, kind, device)
+        for kind in dict.fromkeys((dtype, torch.float32))
+        for piece in (_sample_filtered, _score, _mask)
+    ]
+
+
+def _sample_filtered(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    parameters = SamplingState(1, vocab_size, device).parameters
+    sample_rows(_logits(vocab_size, dtype, device), _first(device), parameters, filtered=True)
+
+
+def _score(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    log_normaliser(_logits(vocab_size, dtype, device))
+
+
+def _mask(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    words = torch.zeros((1, -(-vocab_size // 32)), dtype=torch.int32, device=device)
+    forbid_tokens_(_logits(vocab_size, dtype, device), words, _first(device))
+
+
+def _logits(vocab_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((1, vocab_size), dtype=dtype, device=device)
+
+
+def _first(device: torch.device) -> torch.Tensor:
+    """The number of the one row there is."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+class WarmUp:
+    """Runs `pieces` beside the loop, on a thread that begins with `enter`, and when they are done `last` on the loop's
+    own: what needs the executor's parts."""
+
+    def __init__(self, pieces: Sequence[Piece], last: Piece, enter: Piece | None = None) -> None:
+        self._pieces = pieces
+        self._last: Piece | None = last
+        self._enter = enter
+        self._thread: ThreadPoolExecutor | None = None
+        self._left: list[Future[None]] = []
+
+    def advance(self) -> bool:
+        """Begins, or looks in for a moment; False once there is nothing left to do."""
+        if self._last is None:
+            return False
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "warm-up", initializer=self._enter)
+            self._left = [self._thread.submit(piece) for piece in self._pieces]
+        wait(self._left, LOOK_IN_S)
+        while self._left and self._left[0].done():
+            error = self._left.pop(0).exception()
+            if error is not None:  # an engine that serves must not end by what was to make it quicker
+                log.warning("a kernel that only some requests need could not be made ready: %s", error)
+        if not self._left:
+            self._thread.shutdown()
+            last, self._last = self._last, None
+            last()
+        return True
+
+    def close(self) -> None:
+        """Ends after the piece that is at work."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -24,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """An engine that an earlier test has started in this process may have kept our logs to itself, above some level."""
+    monkeypatch.setattr(logging.getLogger("bough"), "propagate", True)
+    caplog.set_level(logging.NOTSET, logger="bough")
+    return caplog
 
 
 TINY_LLAMA = {

@@ -280,8 +280,10 @@ class _Ties:
             if self.supervisor is not None:
                 endings.callback(self.supervisor.close)
                 self.supervisor.expect_endings()
-            if self.link is not None:
+            if self.link is not None and self.link.is_open:
                 endings.callback(self.link.say_goodbye)
+            elif self.supervisor is not None:
+                endings.callback(self.supervisor.end_now)  # there is no way yet to tell them
 
 
 def _close_beside(link: Link, cleanup: contextlib.ExitStack) -> None:

@@ -27,10 +27,12 @@ class Link:
         self._end = ClientEnd(addresses)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
+        self.is_open = False
 
     def open(self) -> None:
         self._thread.start()
         self._do(self._end.open)
+        self.is_open = True
 
     def connect(self, tokenizer: Tokenizer | None) -> EngineClient:
         return self._do(lambda: self._end.connect(tokenizer))

@@ -173,9 +173,13 @@ class Supervisor:
             text = child.obituary(code)
             self.error = _as_error(child, text)
             self._changed.notify_all()
-        for other in list(self.children):
-            other.end_now()
+        self.end_now()
         self._on_death(EngineDeadError(text))
+
+    def end_now(self) -> None:
+        """Ends all children without a word."""
+        for child in list(self.children):
+            child.end_now()
 
     def _notify(self) -> None:
         with self._changed:

@@ -67,15 +67,12 @@ class HalfBusyExecutor(FakeExecutor):
 @pytest.mark.parametrize("interval", [4, 0])
 def test_the_state_and_the_log_tell_it(interval: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="bough")
-    logger = logging.getLogger("bough")
-    propagated, logger.propagate = logger.propagate, True
     bench = Bench(HalfBusyExecutor(), decode_log_interval=interval)
     bench.submit(GetState(1))
     bench.ask(0, [1, 2, 3], max_new_tokens=50)
     bench.run()
     bench.submit(GetState(2))
     bench.turn()
-    logger.propagate = propagated
     before, after = (reply.data["device_busy_share"] for reply in bench.out.replies)
     assert before is None
     assert after == pytest.approx(0.5, abs=0.02)

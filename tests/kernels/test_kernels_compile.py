@@ -30,9 +30,7 @@ def run(cache: Path, script: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "arch"), [("cuda", "90"), ("cuda", "89"), ("cuda", "80"), ("hip", "gfx942"), ("hip", "gfx90a")]
-)
+@pytest.mark.parametrize(("kind", "arch"), [("cuda", "89"), ("hip", "gfx942")])  # the ones with the least room
 def test_every_kernel_compiles_and_fits(kind: str, arch: str, tmp_path: Path) -> None:
     assert run(tmp_path, "compile_all.py", kind, arch).endswith("all compiled\n")
 

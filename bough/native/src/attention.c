@@ -125,7 +125,7 @@ static float *results_of(void *scratch, int64_t row, int64_t pieces, int64_t pie
 static void join_runs(const bough_attention_spec *spec, const bough_step *step, const tiling *how, float *out,
                       int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team) {
     int64_t pieces = (int64_t)spec->kv_heads * how->head_parts, floats = run_floats(spec, how);
-    for (int64_t tile; (tile = bough_tile(team)) < step->batch * pieces;) {
+    for (int64_t tile; (tile = bough_tile(team, step->batch * pieces)) < step->batch * pieces;) {
         int64_t row = tile / pieces, piece = tile % pieces, runs = runs_of(spec, step, how, row);
         if (runs == 1)
             continue;
@@ -145,7 +145,7 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
     tiling how = lay_out(spec, step, team->threads);
     int64_t pieces = (int64_t)spec->kv_heads * how.head_parts, floats = run_floats(spec, &how);
     int64_t row = 0, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */
-    for (int64_t tile; (tile = bough_tile(team)) < BOUGH_NO_TILE;) {
+    for (int64_t tile; (tile = bough_tile(team, BOUGH_NO_TILE)) < BOUGH_NO_TILE;) {
         while (row < step->batch && tile - before >= tiles_of(spec, step, &how, row))
             before += tiles_of(spec, step, &how, row++);
         if (row == step->batch)

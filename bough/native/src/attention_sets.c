@@ -157,7 +157,7 @@ static void attend_all(const bough_set_kernels *kernels, maker m, bough_set *set
                        bough_team *team) {
     bool more = next_set(&m, set);
     int64_t before = 0, heads = pieces_of_heads(&m);
-    for (int64_t tile; (tile = bough_tile(team)) < BOUGH_NO_TILE && more;) {
+    for (int64_t tile; (tile = bough_tile(team, BOUGH_NO_TILE)) < BOUGH_NO_TILE && more;) {
         int64_t cuts;
         while (more && tile - before >= heads * (cuts = cuts_of(&m, set))) {
             before += heads * cuts;
@@ -186,7 +186,7 @@ static void join_all(const bough_set_kernels *kernels, maker m, bough_set *set, 
                      bough_team *team) {
     bool more = next_set(&m, set);
     int64_t before = 0, heads = pieces_of_heads(&m);
-    for (int64_t tile; (tile = bough_tile(team)) < BOUGH_NO_TILE && more;) {
+    for (int64_t tile; (tile = bough_tile(team, BOUGH_NO_TILE)) < BOUGH_NO_TILE && more;) {
         for (; more && tile - before >= heads; more = next_set(&m, set))
             before += heads;
         if (!more)

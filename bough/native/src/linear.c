@@ -135,7 +135,7 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
         return tokens;
     }
     int64_t piece = at_least(ALONE / k, 1);
-    for (int64_t first; (first = bough_tiles(team, piece)) < call->m;)
+    for (int64_t first; (first = bough_tiles(team, piece, call->m)) < call->m;)
         for (int64_t token = first; token < at_most(first + piece, call->m); token++)
             kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
     bough_barrier(team);
@@ -178,8 +178,9 @@ static void multiply_narrow(const linear_call *call, bough_team *team) {
     int64_t size = run_size(call->parts, call->count, panels, team->threads);
     int64_t runs = count_runs(call->parts, call->count, size);
     /* A run is drawn while the one before it is still to be multiplied, so that its weights can be on their way. */
-    for (int64_t item = bough_tile(team), following; item < runs * panels; item = following) {
-        following = bough_tile(team);
+    int64_t items = runs * panels;
+    for (int64_t item = bough_shared_out_tile(team, items), following; item < items; item = following) {
+        following = bough_shared_out_tile(team, items);
         tile_run run = find_run(call->parts, size, item % runs);
         const uint8_t *next = start_of(call->parts, size, runs, panels, following);
         int64_t first = item / runs * panel;
@@ -191,14 +192,15 @@ static void multiply_wide(const linear_call *call, const linear_wide_kernels *wi
     int64_t k = call->parts[0].k;
     uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
     uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + team->thread * align(wide->unpacked_bytes(k));
-    for (int64_t first; (first = bough_tile(team) * TILE_ROWS) < call->m;)
+    for (int64_t first; (first = bough_tile(team, call->m) * TILE_ROWS) < call->m;)
         wide->convert(call->x, call->x_stride, k, first, at_most(TILE_ROWS, call->m - first), tokens);
     bough_barrier(team);
     int64_t panel = at_least(CACHED_BYTES / wide->panel_bytes(k, 2 * TILE_ROWS), 1) * 2 * TILE_ROWS;
     int64_t panels = (call->m + panel - 1) / panel, runs = count_runs(call->parts, call->count, WIDE_TILES);
     wide->begin();
-    for (int64_t item = bough_tile(team), following; item < runs * panels; item = following) {
-        following = bough_tile(team);
+    int64_t items = runs * panels;
+    for (int64_t item = bough_tile(team, items), following; item < items; item = following) {
+        following = bough_tile(team, items);
         tile_run run = find_run(call->parts, WIDE_TILES, item % runs);
         const uint8_t *next = start_of(call->parts, WIDE_TILES, runs, panels, following);
         int64_t first = item / runs * panel;

@@ -258,12 +258,17 @@ static void sample_all(bough_team *team, void *argument) {
     const sampling_job *job = argument;
     int64_t vocabulary = job->rows->vocabulary;
     room own = room_in((char *)job->rows->scratch + team->thread * slice_bytes(vocabulary), vocabulary);
-    for (int64_t place; (place = bough_tile(team)) < job->rows->count;)
+    for (int64_t place; (place = bough_tile(team, job->rows->count)) < job->rows->count;)
         sample_row(job->rows, job->ops, place, &own);
     bough_barrier(team);
 }
 
 void bough_sample(const bough_sampling *rows, bough_crew *crew) {
     sampling_job job = {rows, bough_ops_here()};
+    if (rows->count == 1) { /* nothing to share: the others need not be woken */
+        room own = room_in(rows->scratch, rows->vocabulary);
+        sample_row(rows, job.ops, 0, &own);
+        return;
+    }
     bough_crew_run(crew, sample_all, &job);
 }

@@ -107,7 +107,7 @@ struct bough_tape {
 static void run_embedding(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const embedding_op *o = &op->embedding;
     int64_t size = o->table.k;
-    for (int64_t row; (row = bough_tile(team)) < rows;) {
+    for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
         float *out = o->out + row * size;
         bough_weight_row(&o->table, r->step->token_ids[row], out);
         for (int64_t i = 0; o->scale != 1.0f && i < size; i++)
@@ -118,7 +118,7 @@ static void run_embedding(const operation *op, int64_t rows, const running *r, b
 
 static void run_rms_norm(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const rms_norm_op *o = &op->rms_norm;
-    for (int64_t row; (row = bough_tile(team)) < rows;) {
+    for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
         int64_t at = row * o->size;
         r->ops->rms_norm(o->x + at, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
                          o->size, o->out + at, o->sum == NULL ? NULL : o->sum + at);
@@ -135,7 +135,7 @@ static void run_linear(const operation *op, int64_t rows, const running *r, boug
 static void run_norm_rope_store(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const norm_rope_store_op *o = &op->norm_rope_store;
     int64_t half = o->dim / 2, stored = (int64_t)o->kv_heads * o->dim;
-    for (int64_t row; (row = bough_tile(team)) < rows;) {
+    for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
         float *token = o->qkv + row * (o->heads + 2 * o->kv_heads) * o->dim;
         int64_t position = r->step->positions[row], slot = r->step->slots[row];
         for (int head = 0; head < o->heads + o->kv_heads; head++) {
@@ -164,7 +164,7 @@ static void run_gate(const operation *op, int64_t rows, const running *r, bough_
     const gate_op *o = &op->gate;
     enum { PIECE = 1024 };
     int64_t pieces = (o->size + PIECE - 1) / PIECE;
-    for (int64_t tile; (tile = bough_tile(team)) < rows * pieces;) {
+    for (int64_t tile; (tile = bough_tile(team, rows * pieces)) < rows * pieces;) {
         int64_t row = tile / pieces, at = tile % pieces * PIECE;
         int64_t size = o->size - at < PIECE ? o->size - at : PIECE;
         const float *gate = o->x + row * 2 * o->size + at;
@@ -176,7 +176,7 @@ static void run_gate(const operation *op, int64_t rows, const running *r, bough_
 
 static void run_take(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const take_op *o = &op->take;
-    for (int64_t row; (row = bough_tile(team)) < rows;)
+    for (int64_t row; (row = bough_tile(team, rows)) < rows;)
         memcpy(o->out + row * o->size, o->x + r->step->wanted_tokens[row] * o->x_stride,
                (size_t)o->size * sizeof(float));
     bough_barrier(team);
@@ -184,7 +184,7 @@ static void run_take(const operation *op, int64_t rows, const running *r, bough_
 
 static void run_softcap(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const softcap_op *o = &op->softcap;
-    for (int64_t row; (row = bough_tile(team)) < rows;)
+    for (int64_t row; (row = bough_tile(team, rows)) < rows;)
         r->ops->softcap(o->x + row * o->size, o->size, o->cap);
     bough_barrier(team);
 }

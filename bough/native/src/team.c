@@ -22,7 +22,9 @@
 #include <unistd.h>
 #endif
 
-enum { SPINS = 4000, YIELDS = 20, CACHE_LINE = 128 };
+/* Yields last about a millisecond: longer than what lies between two steps, as waking a thread costs more than its share of
+ * one. */
+enum { SPINS = 4000, YIELDS = 1000, CACHE_LINE = 128 };
 
 /* A number that threads wait for a change of. */
 typedef struct {
@@ -40,6 +42,15 @@ enum { TILE_BITS = 32, WORKING_BITS = 8 };
 #define ONE_PHASE (ONE_WORKING << WORKING_BITS)
 #define PHASE_MASK ((UINT32_C(1) << (64 - TILE_BITS - WORKING_BITS)) - 1)
 
+/* A thread, and what is dealt out to it. Each on lines of its own: a line that two cores write to wanders between them. */
+typedef struct {
+    _Alignas(CACHE_LINE) bough_team view;
+    pthread_t worker;
+    /* How much of its share is drawn: the phase, and the number of tiles. What stands there of another phase counts as
+     * nothing drawn, so that nobody need clear it. */
+    _Alignas(CACHE_LINE) _Atomic uint64_t drawn;
+} member;
+
 struct bough_crew {
     _Alignas(CACHE_LINE) _Atomic uint64_t common;
     signal_word closed;     /* changes with each phase that is closed */
@@ -52,8 +63,7 @@ struct bough_crew {
     void *argument;
     uint32_t first_phase; /* of the job */
     int threads;
-    bough_team *views;
-    pthread_t *workers;
+    member *members;
 };
 
 static uint32_t phase_of(uint64_t common) { return (uint32_t)(common >> (TILE_BITS + WORKING_BITS)); }
@@ -118,20 +128,53 @@ static void word_advance(signal_word *word) {
 #endif
 }
 
-int64_t bough_tile(bough_team *team) { return bough_tiles(team, 1); }
-
-int64_t bough_tiles(bough_team *team, int64_t count) {
+/* Draws `count` of the common tiles, or just enters the phase with `count` 0; false if it is closed, or none is left. */
+static bool enter(bough_team *team, int64_t count, int64_t tiles, uint64_t *seen) {
     bough_crew *crew = team->crew;
-    if (team->working) /* so the phase cannot end */
-        return (uint32_t)atomic_fetch_add_explicit(&crew->common, (uint64_t)count, memory_order_relaxed);
-    uint64_t seen = atomic_load_explicit(&crew->common, memory_order_acquire);
+    *seen = atomic_load_explicit(&crew->common, memory_order_acquire);
     do {
-        if (phase_of(seen) != team->phase)
-            return BOUGH_NO_TILE;
-    } while (!atomic_compare_exchange_weak_explicit(&crew->common, &seen, seen + ONE_WORKING + (uint64_t)count,
+        if (phase_of(*seen) != team->phase || (uint32_t)*seen >= tiles)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&crew->common, seen, *seen + ONE_WORKING + (uint64_t)count,
                                                     memory_order_acquire, memory_order_acquire));
     team->working = 1;
-    return (uint32_t)seen;
+    return true;
+}
+
+int64_t bough_tile(bough_team *team, int64_t tiles) { return bough_tiles(team, 1, tiles); }
+
+int64_t bough_tiles(bough_team *team, int64_t count, int64_t tiles) {
+    uint64_t seen;
+    if (team->working) /* so the phase cannot end */
+        return (uint32_t)atomic_fetch_add_explicit(&team->crew->common, (uint64_t)count, memory_order_relaxed);
+    return enter(team, count, tiles, &seen) ? (uint32_t)seen : BOUGH_NO_TILE;
+}
+
+/* One tile of the share of thread `owner`, which is `size` large. */
+static int64_t draw(bough_team *team, int owner, int64_t size) {
+    _Atomic uint64_t *drawn = &team->crew->members[owner].drawn;
+    uint64_t seen = atomic_load_explicit(drawn, memory_order_relaxed), next;
+    do {
+        uint64_t count = seen >> 32 == team->phase ? (uint32_t)seen : 0;
+        if ((int64_t)count >= size)
+            return BOUGH_NO_TILE;
+        next = ((uint64_t)team->phase << 32) + count + 1;
+    } while (!atomic_compare_exchange_weak_explicit(drawn, &seen, next, memory_order_relaxed, memory_order_relaxed));
+    return (uint32_t)next - 1;
+}
+
+int64_t bough_shared_out_tile(bough_team *team, int64_t tiles) {
+    uint64_t seen;
+    if (!team->working && !enter(team, 0, BOUGH_NO_TILE, &seen))
+        return BOUGH_NO_TILE;
+    for (; team->host < team->threads; team->host++) {
+        int owner = (team->thread + team->host) % team->threads;
+        int64_t first = tiles * owner / team->threads, end = tiles * (owner + 1) / team->threads;
+        int64_t tile = draw(team, owner, end - first);
+        if (tile != BOUGH_NO_TILE)
+            return first + tile;
+    }
+    return BOUGH_NO_TILE;
 }
 
 /* Whether the phase is over, as far as one can know without waiting; the last to come closes it. */
@@ -142,6 +185,8 @@ static bool arrive(bough_team *team) {
         if (phase_of(seen) != team->phase)
             return true; /* closed without this thread */
         next = seen - (team->working ? ONE_WORKING : 0);
+        if (working_of(next) > 0 && !team->working)
+            return false; /* nothing to say: whoever works closes the phase */
         if (working_of(next) == 0)
             next = (uint64_t)((team->phase + 1) & PHASE_MASK) * ONE_PHASE;
     } while (!atomic_compare_exchange_weak_explicit(&crew->common, &seen, next, memory_order_acq_rel,
@@ -152,24 +197,25 @@ static bool arrive(bough_team *team) {
     return true;
 }
 
+static void begin_phase(bough_team *team, uint32_t phase) {
+    team->phase = phase & PHASE_MASK;
+    team->working = team->host = 0;
+}
+
 static bool is_closed(const bough_team *team) {
     return phase_of(atomic_load_explicit(&team->crew->common, memory_order_acquire)) != team->phase;
 }
 
 void bough_barrier(bough_team *team) {
     signal_word *closed = &team->crew->closed;
-    if (!arrive(team)) {
-        for (int spin = 0; spin < SPINS && !is_closed(team); spin++)
-            relax();
-        for (;;) {
-            uint32_t seen = atomic_load(&closed->value);
+    if (!arrive(team))
+        for (;;) { /* not for the common number: looking at it all the time would slow down those that still draw */
+            uint32_t seen = atomic_load_explicit(&closed->value, memory_order_acquire);
             if (is_closed(team))
                 break;
             word_await_change(closed, seen);
         }
-    }
-    team->phase = (team->phase + 1) & PHASE_MASK;
-    team->working = 0;
+    begin_phase(team, team->phase + 1);
 }
 
 /* Takes part in the job if it is still open. */
@@ -180,8 +226,7 @@ static void join(bough_team *team) {
         if (!(gate & 1))
             return;
     } while (!atomic_compare_exchange_weak(&crew->gate, &gate, gate + 2));
-    team->phase = crew->first_phase;
-    team->working = 0;
+    begin_phase(team, crew->first_phase);
     crew->job(team, crew->argument);
     atomic_fetch_sub(&crew->gate, 2);
     word_advance(&crew->departures);
@@ -200,11 +245,11 @@ static void *work(void *view) {
 }
 
 void bough_crew_run(bough_crew *crew, bough_job job, void *argument) {
-    bough_team *team = &crew->views[0];
+    bough_team *team = &crew->members[0].view;
     crew->job = job;
     crew->argument = argument;
-    team->phase = crew->first_phase = phase_of(atomic_load(&crew->common));
-    team->working = 0;
+    crew->first_phase = phase_of(atomic_load(&crew->common));
+    begin_phase(team, crew->first_phase);
     if (crew->threads == 1) {
         job(team, argument);
         return;
@@ -227,7 +272,7 @@ static bool start_workers(bough_crew *crew) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &earlier);
     int wanted = crew->threads, started = 1;
-    while (started < wanted && pthread_create(&crew->workers[started], NULL, work, &crew->views[started]) == 0)
+    while (started < wanted && pthread_create(&crew->members[started].worker, NULL, work, &crew->members[started].view) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &earlier, NULL);
     crew->threads = started; /* so that, short of some, those that are there can be sent home */
@@ -245,13 +290,14 @@ bough_crew *bough_crew_create(int threads) {
     word_init(&crew->job_number);
     word_init(&crew->departures);
     crew->threads = threads;
-    crew->views = calloc((size_t)threads, sizeof *crew->views);
-    crew->workers = calloc((size_t)threads, sizeof *crew->workers);
-    for (int thread = 0; crew->views != NULL && thread < threads; thread++)
-        crew->views[thread] = (bough_team){.thread = thread, .threads = threads, .crew = crew};
-    if (crew->views != NULL && crew->workers != NULL && start_workers(crew))
+    crew->members = aligned_alloc(CACHE_LINE, (size_t)threads * sizeof *crew->members);
+    for (int thread = 0; crew->members != NULL && thread < threads; thread++) {
+        memset(&crew->members[thread], 0, sizeof *crew->members);
+        crew->members[thread].view = (bough_team){.thread = thread, .threads = threads, .crew = crew};
+    }
+    if (crew->members != NULL && start_workers(crew))
         return crew;
-    if (crew->views == NULL || crew->workers == NULL)
+    if (crew->members == NULL)
         crew->threads = 1;
     bough_crew_destroy(crew);
     return NULL;
@@ -263,8 +309,7 @@ void bough_crew_destroy(bough_crew *crew) {
     atomic_store(&crew->dismissed, true);
     word_advance(&crew->job_number);
     for (int thread = 1; thread < crew->threads; thread++)
-        pthread_join(crew->workers[thread], NULL);
-    free(crew->workers);
-    free(crew->views);
+        pthread_join(crew->members[thread].worker, NULL);
+    free(crew->members);
     free(crew);
 }

@@ -3,7 +3,7 @@
  * Every operation is called by all threads of a team. It deals out its work with `bough_tile`, which hands out 0, 1, 2, …
  * to whichever thread asks next, counted anew from every barrier on.
  *
- *     for (int64_t tile; (tile = bough_tile(team)) < tiles;)
+ *     for (int64_t tile; (tile = bough_tile(team, tiles)) < tiles;)
  *         work_on(tile);
  *     bough_barrier(team);        // all tiles are done, and their results visible to all
  *
@@ -33,6 +33,7 @@ typedef struct bough_team {
     bough_crew *crew;
     uint32_t phase; /* barriers that this thread has passed */
     int working;    /* it has drawn a tile since the last one */
+    int host;       /* counted from this thread, the one whose share it draws from */
 } bough_team;
 
 typedef void (*bough_job)(bough_team *team, void *argument);
@@ -50,10 +51,16 @@ void bough_barrier(bough_team *team);
 
 #define BOUGH_NO_TILE (INT64_C(1) << 40) /* more tiles than anybody has */
 
-/* The next tile since the last barrier. */
-int64_t bough_tile(bough_team *team);
+/* The next of `tiles` since the last barrier; `tiles` or more when there is none left. BOUGH_NO_TILE for `tiles` where
+ * their number is not known. */
+int64_t bough_tile(bough_team *team, int64_t tiles);
 
 /* The first of `count` tiles that no other thread gets; for work in pieces so small that asking would cost. */
-int64_t bough_tiles(bough_team *team, int64_t count);
+int64_t bough_tiles(bough_team *team, int64_t count, int64_t tiles);
+
+/* The same for many tiles: each thread has a share of neighbours, and takes from the others' when it is through with its
+ * own. Threads that draw from one counter wait for each other's draws, which eight of them do for as long as a small
+ * product takes. One operation deals either so or with the others, not both between two barriers. */
+int64_t bough_shared_out_tile(bough_team *team, int64_t tiles);
 
 #endif

@@ -40,7 +40,7 @@ class TorchAttention:
     """Attention on any torch device."""
 
     def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:
-        # cuDNN makes a plan for every length that it meets, and a context grows by one a step: half a second each time.
+        # cuDNN makes a plan for every length that it meets, which takes longer than a step, and contexts grow with every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self._to_device = to_device
         self._batch: AttentionBatch | None = None

@@ -40,8 +40,6 @@ class TorchAttention:
     """Attention on any torch device."""
 
     def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:
-        # cuDNN makes a plan for every length that it meets, which takes longer than a step, and contexts grow with every step.
-        torch.backends.cuda.enable_cudnn_sdp(False)
         self._to_device = to_device
         self._batch: AttentionBatch | None = None
         self._reads: dict[int | None, Reads] = {}

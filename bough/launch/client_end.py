@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from bough.client.handle import EngineClient
 from bough.client.watching import RequestWatcher
 from bough.core.errors import EngineDeadError
-from bough.messages.channels import Addresses, Sender, decoder_of
+from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.outputs import ToClient
 from bough.messages.requests import Shutdown
 from bough.observability.request_meter import RequestMeter
@@ -31,23 +30,21 @@ class ClientEnd:
     def __init__(self, addresses: Addresses, number: int = 0) -> None:
         self._addresses = addresses
         self.number = number
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[Any] = zmq.Context()
         self._senders: list[Sender] = []  # to the scheduler, to the detokenizer
-        self._inbox: zmq.asyncio.Socket | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._inbox: Receiver[ToClient] | None = None
         self._client: EngineClient | None = None
         self._death: EngineDeadError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        plain: zmq.Context[Any] = zmq.Context.shadow(self._context)
         for address in (self._addresses.scheduler, self._addresses.detokenizer):
-            self._senders.append(Sender(plain, address))
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.bind(self._addresses.clients[self.number])
-        self._receiving = asyncio.create_task(self._receive(self._inbox))
+            self._senders.append(Sender(self._context, address))
+        self._inbox = Receiver(self._context, self._addresses.clients[self.number], ToClient)
+        # Not zmq's own asyncio sockets: their futures cost more than all else that is done for a token here.
+        self._loop.add_reader(self._inbox.fd, self._receive)
+        self._loop.call_soon(self._receive)  # for what came before somebody looked
 
     @property
     def folder(self) -> Path:
@@ -85,10 +82,10 @@ class ClientEnd:
             self._client.die(EngineDeadError("This engine was shut down."))
 
     def close(self) -> None:
-        if self._receiving is not None:
-            self._receiving.cancel()
-        if self._inbox is not None:
+        if self._inbox is not None and self._loop is not None:
+            self._loop.remove_reader(self._inbox.fd)
             self._inbox.close()
+            self._inbox = None
         for sender in self._senders:
             sender.close()
 
@@ -96,9 +93,8 @@ class ClientEnd:
         """Waits until the last words are out; after `close`, on any thread."""
         self._context.term()
 
-    async def _receive(self, inbox: zmq.asyncio.Socket) -> None:
-        decoder = decoder_of(ToClient)
-        while True:
-            message = decoder.decode(await inbox.recv())
+    def _receive(self) -> None:
+        """Everything that has arrived: the descriptor tells once of a message, not for as long as it lies there."""
+        for message in self._inbox.receive() if self._inbox is not None else ():
             if self._client is not None:
                 self._client.receive(message)

@@ -105,6 +105,11 @@ class Receiver(Generic[M]):
         self._decoder = decoder_of(union)
         self._garbled = garbled
 
+    @property
+    def fd(self) -> int:
+        """Becomes readable when something arrives, once until everything is received."""
+        return int(self._socket.getsockopt(zmq.FD))
+
     def receive(self, timeout_s: float | None = 0.0) -> list[M]:
         """Everything that has arrived. Waits up to `timeout_s` (None: for ever) for a first message."""
         messages: list[M] = []

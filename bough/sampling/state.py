@@ -14,11 +14,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
+from bough.kernels.penalties.lines import PenaltyLines, PenaltyStore
+from bough.kernels.penalties.reference import count_tokens_
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
@@ -58,9 +61,13 @@ class RowFlags:
         """Which of these rows count their tokens."""
         return self.repetition[rows] | self.additive[rows]
 
+    def exact(self, rows: IntArray) -> BoolArray:
+        """Which of these rows sample from numbers that 16 bits may not hold."""
+        return self.penalised(rows) | self.biased[rows] | self.processed[rows]
+
     def adjusted(self, rows: IntArray) -> BoolArray:
         """Which of these rows sample from other logits than the model's."""
-        return self.penalised(rows) | self.biased[rows] | self.guarded[rows] | self.processed[rows]
+        return self.exact(rows) | self.guarded[rows]
 
 
 class SamplingState:
@@ -127,18 +134,29 @@ class SamplingState:
             generated=self.generated,
         )
 
-    def advance(self, batch: Part, tokens: Tensor) -> None:
-        """Counts one sampled token for every row of the batch."""
-        self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
-        self.count(batch.numbers, tokens)
+    @property
+    def penalties(self) -> PenaltyStore:
+        """Penalties, and the slots that go with them, which may be others after the next setup."""
+        return PenaltyStore(
+            repetition=self.repetition_penalty,
+            frequency=self.frequency_penalty,
+            presence=self.presence_penalty,
+            counts=self.output_counts.tensor,
+            prompts=self.prompt_tokens.tensor,
+            bias=self.bias.tensor,
+        )
 
-    def count(self, rows: IntArray, tokens: Tensor) -> None:
-        """Notes the sampled tokens of those of `rows` whose penalties depend on them."""
-        counting = Part.where(self.flags.penalised(rows), rows, self.device)
-        if counting is not None:
-            flat = self.output_counts.at(counting.numbers) * self.vocab_size + counting.take(tokens)
-            counts = self.output_counts.tensor
-            counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
+    def penalty_lines(self, places: npt.NDArray[np.int64], rows: IntArray) -> PenaltyLines:
+        """The rows that stand at these places of a batch, with what they hold; a single copy to the device."""
+        slots = (held.slot_of[rows] for held in (self.output_counts, self.prompt_tokens, self.bias))
+        return PenaltyLines(*to_device(np.stack((places, rows, *slots)).astype(np.int64), self.device))
+
+    def advance(self, batch: Part, tokens: Tensor) -> None:
+        """Counts one sampled token for every row of the batch, on a CPU; on devices the kernels do."""
+        self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
+        slots = self.output_counts.slot_of[batch.numbers]
+        if (slots >= 0).any():
+            count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""

@@ -58,11 +58,10 @@ def run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> None
 
 
 def bar_stop_ids(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray) -> None:
-    """Touches only the stop ids' own logits, so a guarded row costs next to nothing once its minimum is reached."""
+    """Touches only the stop ids' own logits."""
     part = Part.where(guarded, rows, state.device)
     if part is None:
         return
     places = torch.arange(len(logits), device=logits.device) if part.places is None else part.places
-    at = (places[:, None], state.stop_ids[part.rows])  # [part, width]
-    early = state.generated[part.rows] < state.min_new_tokens[part.rows]
-    logits[at] = logits[at].masked_fill_(early[:, None], -torch.inf)
+    at = (places[:, None], state.bars.ids[part.rows])  # [part, width]
+    logits.index_put_(at, logits.new_full((), -torch.inf))

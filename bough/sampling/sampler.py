@@ -86,6 +86,7 @@ def sample_rows_on_device(
         return Sampled(*sample_rows(lines, of, state.parameters, some, tokens, bad))
 
     apart = set_apart(state, logits, numbers, masks)
+    state.lift_bars(numbers)
     if apart is None:
         return draw_from(logits, rows, numbers, tokens, bad)
     places, alone = apart.lines.places, bool(apart.chosen.all())

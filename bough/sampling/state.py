@@ -27,6 +27,7 @@ from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
 from bough.sampling.rowwise import Workspace
 from bough.sampling.slots import VocabularySlots
+from bough.sampling.stop_bars import StopBars
 
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
 
@@ -90,11 +91,10 @@ class SamplingState:
         self.min_p = self._column(rows, torch.float32)
         self.seed = self._column(rows, torch.int64)
         self.generated = self._column(rows, torch.int64)
-        self.min_new_tokens = self._column(rows, torch.int64)
         self.frequency_penalty = self._column(rows, torch.float32)
         self.presence_penalty = self._column(rows, torch.float32)
         self.repetition_penalty = self._column(rows, torch.float32)
-        self.stop_ids = torch.zeros((rows, 0), dtype=torch.int64, device=self.device)
+        self.bars = StopBars(rows, self.device)
         self.output_counts = VocabularySlots(rows, vocab_size, torch.float32, self.device)  # exact up to 2**24
         self.prompt_tokens = VocabularySlots(rows, vocab_size, torch.bool, self.device)
         self.bias = VocabularySlots(rows, vocab_size, torch.float32, self.device)
@@ -107,7 +107,7 @@ class SamplingState:
         self.release(rows)
         self._set_flags(rows, setups)
         self._set_columns(rows, setups)
-        self._set_stop_ids([s for s in setups if self.flags.guarded[s.row]])
+        self._set_bars([s for s in setups if self.flags.guarded[s.row]])
         self._set_histories([s for s in setups if s.sampling.penalised])
         self._set_bias([s for s in setups if self.flags.biased[s.row]])
 
@@ -119,6 +119,7 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
             self.adjusted_rows.discard(row)
+            self.bars.take_down(row)
             self.processors.pop(row, None)
 
     @property
@@ -157,6 +158,14 @@ class SamplingState:
         slots = self.output_counts.slot_of[batch.numbers]
         if (slots >= 0).any():
             count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
+        self.lift_bars(batch.numbers)
+
+    def lift_bars(self, rows: IntArray) -> None:
+        """These rows sample a token each: those that then have enough of them need nothing special for it any more."""
+        for row in self.bars.count_down(rows):
+            self.flags.guarded[row] = False
+            if not self.flags.exact(np.array([row])).any():
+                self.adjusted_rows.discard(row)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
@@ -212,7 +221,6 @@ class SamplingState:
         self._write(self.min_p, at, (p.min_p for p in params))
         self._write(self.seed, at, (as_int64(s.seed) for s in setups))
         self._write(self.generated, at, (s.generated for s in setups))
-        self._write(self.min_new_tokens, at, (p.min_new_tokens for p in params))
         self._write(self.frequency_penalty, at, (p.frequency_penalty for p in params))
         self._write(self.presence_penalty, at, (p.presence_penalty for p in params))
         self._write(self.repetition_penalty, at, (p.repetition_penalty for p in params))
@@ -223,22 +231,9 @@ class SamplingState:
     def _stops(self, setup: RowSetup) -> list[int]:
         return [token for token in setup.stop_ids if 0 <= token < self.vocab_size]
 
-    def _set_stop_ids(self, setups: Sequence[RowSetup]) -> None:
-        """Writes one line per row; shorter ones repeat their first id, which bars the same token twice."""
-        if not setups:
-            return
-        lines = [self._stops(s) for s in setups]
-        width = max(self.stop_ids.shape[1], *(len(line) for line in lines))
-        if width > self.stop_ids.shape[1]:
-            grown = self.stop_ids.new_zeros((self.stop_ids.shape[0], width))
-            held = self.stop_ids.shape[1]
-            grown[:, :held] = self.stop_ids
-            if held:
-                grown[:, held:] = self.stop_ids[:, :1]
-            self.stop_ids = grown
-        padded = np.array([line + line[:1] * (width - len(line)) for line in lines], dtype=np.int64)
-        rows = np.array([s.row for s in setups], dtype=np.int64)
-        self.stop_ids.index_copy_(0, to_device(rows, self.device), to_device(padded, self.device))
+    def _set_bars(self, setups: Sequence[RowSetup]) -> None:
+        lacking = [s.sampling.min_new_tokens - s.generated for s in setups]
+        self.bars.put_up([s.row for s in setups], [self._stops(s) for s in setups], lacking)
 
     def _set_histories(self, setups: Sequence[RowSetup]) -> None:
         """Lends count slots and fills them with the tokens so far, which may have come from a cached prefix."""

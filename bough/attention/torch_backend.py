@@ -36,6 +36,16 @@ def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsi
     return gathered + masks + repeated + 3 * max(MAX_SCORES, heads * context) * 4
 
 
+def leave_out_cudnn() -> None:
+    """For this process: torch's attention is not cuDNN's, which torch prefers on Hopper and later.
+
+    cuDNN builds and loads a kernel for every number of rows and keys that it has not seen, and decodes bring a new
+    number of keys with every step: tens of milliseconds each, in which the launch may wait for all that is queued. The
+    other kernels take any length.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 class TorchAttention:
     """Attention on any torch device."""
 

@@ -12,6 +12,7 @@ import json
 import time
 from typing import Any
 
+from bough.bench.process_age import process_age_s
 from bough.bench.workloads import WORKLOADS, Job, random_jobs, sampling_of, shared_prefix_jobs, workload
 from bough.core.errors import RequestError, SettingsError
 
@@ -41,9 +42,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     _check(args)
     loads = {name: _jobs_of(name, args) for name in args.workload}
-    results = _measure(settings, loads, args.repeat, "")
-    if args.compare_no_cache:
-        plain = _measure({**settings, "disable_radix_cache": True}, loads, args.repeat, " without prefix cache")
+    results = _measure(settings, loads, args.repeat, "", process_age_s())
+    if args.compare_no_cache:  # the second engine of a process: its start is its own
+        plain = _measure({**settings, "disable_radix_cache": True}, loads, args.repeat, " without prefix cache", 0.0)
         for cached, uncached in zip(results, plain, strict=True):
             cached["speed_up"] = uncached["duration_s"] / cached["duration_s"]
         results += plain
@@ -68,11 +69,14 @@ def _jobs_of(name: str, args: argparse.Namespace) -> list[Job]:
     return workload(name, args.seed, args.vocab)
 
 
-def _measure(settings: dict[str, Any], loads: dict[str, list[Job]], repeat: int, label: str) -> list[dict[str, Any]]:
-    """Starts an engine, lets it warm up, and runs each load `repeat` times on an empty cache; the best run counts."""
-    from bough.launch.engine import Engine
+def _measure(
+    settings: dict[str, Any], loads: dict[str, list[Job]], repeat: int, label: str, before_s: float
+) -> list[dict[str, Any]]:
+    """Starts an engine, lets it warm up, and runs each load `repeat` times on an empty cache; the best run counts. Its
+    start has already taken `before_s`."""
+    began = time.perf_counter() - before_s
+    from bough.launch.engine import Engine  # which takes its time, and is part of the start
 
-    began = time.perf_counter()
     with Engine(**settings) as engine:
         engine.generate(input_ids=[1, 2, 3, 4], sampling_params={"max_new_tokens": 2, "ignore_eos": True})
         first_token_s = time.perf_counter() - began
@@ -85,8 +89,8 @@ def _measure(settings: dict[str, Any], loads: dict[str, list[Job]], repeat: int,
             "run": name + label,
             **min(of_load, key=lambda run: float(run["duration_s"])),
             "durations_s": [run["duration_s"] for run in of_load],
-            "first_token_s": first_token_s,  # from the start of the engine
-            "warm_s": warm_s,  # until every graph is captured
+            "first_token_s": first_token_s,  # from the start of the process
+            "warm_s": warm_s,  # and until every graph is captured
         }
         for name, of_load in runs.items()
     ]

@@ -11,7 +11,6 @@ then the device is at work on the forward pass, so it hardly ever waits for a gr
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses
+from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, waits_for_host
 from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -51,7 +50,6 @@ log = logging.getLogger(__name__)
 
 UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anything
 TUNING_TOKENS = 32  # of a forward pass in which every product is left to the library
-WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +197,9 @@ class CudaExecutor:
         self._staging.next_step()
         self._mixed.pad(size)
         self._captured_hidden(size)  # compiles
-        if min(self._work_per_launch(size) for _ in range(2)) > WORTH_A_GRAPH:
+        if not waits_for_host(lambda: self._captured_hidden(size)):
             return None
         return Captured(lambda: self._captured_hidden(size), self._graph_memory)
-
-    def _work_per_launch(self, size: int) -> float:
-        """How many times longer a mixed step takes than its launching, kernel by kernel."""
-        torch.cuda.synchronize()
-        began = time.monotonic()
-        self._captured_hidden(size)
-        launched = time.monotonic()
-        torch.cuda.synchronize()
-        return (time.monotonic() - began) / (launched - began)
 
     def _captured_hidden(self, size: int) -> torch.Tensor:
         """The hidden states of the tokens that sample, of the step in the persistent buffers. Can be captured."""

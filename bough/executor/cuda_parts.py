@@ -7,7 +7,7 @@ import logging
 from bough.attention.base import AttentionBackend
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.registry import build_backend, choose_backends
-from bough.attention.torch_backend import TorchAttention, scratch_bytes
+from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
 from bough.core.plan import Limits
 from bough.core.settings import Settings
@@ -69,9 +69,14 @@ def graph_sizes(settings: Settings, rows: int, chunk: int) -> GraphSizes:
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     makers = {
         "triton": lambda: _build_triton(loaded, settings, limits, staging),
-        "torch": lambda: TorchAttention(staging.to_device),
+        "torch": lambda: _build_torch(staging),
     }
     return build_backend(choose_backends(settings.model, "cuda"), makers)
+
+
+def _build_torch(staging: Staging) -> AttentionBackend:
+    leave_out_cudnn()
+    return TorchAttention(staging.to_device)
 
 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

@@ -7,6 +7,7 @@ that comes back. All share one memory pool: only one graph runs at a time.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 PAUSE_STEPS = 32  # a capture takes tens of milliseconds, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
+WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
+MEASUREMENTS = 2  # of which the better counts
 
 Output = TypeVar("Output")
 Graph = TypeVar("Graph")
@@ -40,6 +43,20 @@ def mixed_sizes(chunk: int, largest: int) -> list[int]:
         size += max(16, 1 << (size.bit_length() - 4))
     beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
     return sorted({*sizes, *beside, largest})
+
+
+def waits_for_host(run: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> bool:
+    """Whether launching this work, kernel by kernel, takes about as long as the work itself: then a graph would pay."""
+    return min(_work_per_launch(run, clock) for _ in range(MEASUREMENTS)) <= WORTH_A_GRAPH
+
+
+def _work_per_launch(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    torch.cuda.synchronize()
+    began = clock()
+    run()
+    launched = clock()
+    torch.cuda.synchronize()
+    return (clock() - began) / (launched - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +99,12 @@ class Pauses:
 
 
 class Ladder(Generic[Graph]):
-    """Owns the graphs of one kind of step. `capture(size)` makes one when nothing is in flight; None means that graphs
-    of this size and above would not pay."""
+    """Owns the graphs of one kind of step. `capture(size)` makes one when nothing is in flight; None means that a graph
+    of this size would not pay, as far as it could be measured.
+
+    One such answer may be an accident (a neighbour at work, a clock that is still low): the rung is left out, and its
+    steps are padded to the next. Where two rungs in a row do not pay, the ladder ends below them.
+    """
 
     def __init__(self, kind: str, sizes: Sequence[int], capture: Callable[[int], Graph | None], pauses: Pauses) -> None:
         self._kind = kind
@@ -91,13 +112,15 @@ class Ladder(Generic[Graph]):
         self._capture = capture
         self._pauses = pauses
         self._graphs: dict[int, Graph] = {}
+        self._refused: set[int] = set()
+        self._told = False  # how far the ladder goes
         self._uses: Counter[int] = Counter()
 
     def find(self, count: int) -> tuple[int, Graph] | None:
         """The rung that so many rows or tokens are padded to, with its graph; None where there is none yet. Captures it
         if it is time to."""
         self._pauses.step()
-        size = next((size for size in self._sizes if size >= count), None)
+        size = next((size for size in self._sizes if size >= count and size not in self._refused), None)
         if size is None:
             return None
         self._uses[size] += 1
@@ -108,9 +131,12 @@ class Ladder(Generic[Graph]):
 
     def capture_next(self) -> bool:
         """Captures the smallest rung that is missing; False when none is."""
-        missing = [size for size in self._sizes if size not in self._graphs]
+        missing = [size for size in self._sizes if size not in self._graphs and size not in self._refused]
         if missing:
             self._add(missing[0])
+        elif self._graphs and not self._told:
+            self._told = True
+            log.info("all %d %s graphs are captured, up to size %d", len(self._graphs), self._kind, max(self._graphs))
         return bool(missing)
 
     def _add(self, size: int) -> None:
@@ -119,8 +145,20 @@ class Ladder(Generic[Graph]):
         graph = self._capture(size)
         self._pauses.captured()
         if graph is None:
-            self._sizes = [kept for kept in self._sizes if kept < size]
-            log.debug("no %s graphs from size %d on: their work takes longer than their launching", self._kind, size)
+            self._refuse(size)
             return
         self._graphs[size] = graph
         log.debug("captured the %s graph of size %d in %.0f ms", self._kind, size, 1e3 * (time.monotonic() - began))
+
+    def _refuse(self, size: int) -> None:
+        """Leaves out a rung, and ends the ladder where its neighbour is left out too."""
+        self._refused.add(size)
+        log.debug("no %s graph of size %d: its work takes longer than its launching", self._kind, size)
+        place = self._sizes.index(size)
+        for lower, upper in itertools.pairwise(self._sizes[max(place - 1, 0) : place + 2]):
+            if {lower, upper} <= self._refused:
+                self._sizes = [kept for kept in self._sizes if kept < lower]
+                log.info(
+                    "no %s graphs from size %d on: their work takes longer than their launching", self._kind, lower
+                )
+                return

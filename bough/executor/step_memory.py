@@ -1,9 +1,8 @@
 """Device memory that a step may need beside the forward pass, as arithmetic over the shape of the model and the batch.
 
 The forward pass is measured; what only rare requests need (penalties, biases, logprobs) is counted here for the worst
-case, in which every row asks for it, so that no request can ever find the device full. Everything that grows with the
-vocabulary is worked through in blocks of rows elsewhere (`sampling.adjust`, `sampling.logprobs`); the blocks' sizes are
-those of these modules.
+case, in which every row asks for it, so that no request can ever find the device full. Logprobs are worked through in
+blocks of positions, whose size is that of `sampling.logprobs`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.core.sampling_params import MAX_LOGPROBS
-from bough.sampling.adjust import ADJUST_BLOCK
 from bough.sampling.logprobs import INPUT_BLOCK
 
 FLOAT_BYTES = 4
-ADJUST_COPIES = 6  # of a block's logits: taken, a bias or counts, what was seen, and three results of a penalty
 SCORE_COPIES = 4  # of a block's logits: widened, centred, and two inside the normaliser
 RESULT_BYTES = 8 + 4  # of a token that a position's logprobs tell of: its id, and how likely it was
 RESULT_COPIES = 2  # of those: the blocks', and all of them joined
@@ -45,11 +42,13 @@ class StepShape:
         return max(forward_bytes, hidden + self.sampling_bytes())
 
     def sampling_bytes(self) -> int:
-        """Logits of all rows, widened for penalties, and a block of them being adjusted, filtered or scored."""
+        """Logits of all rows, a line apart for each, and what processors, filters or logprobs make of them."""
         logits = self.rows * self.vocab_size * (self.logit_itemsize + FLOAT_BYTES)
-        block = min(self.rows, ADJUST_BLOCK) * self.vocab_size * FLOAT_BYTES * ADJUST_COPIES
+        processed = self.rows * self.vocab_size * FLOAT_BYTES  # the copy that a request's own code is given
         candidates = self.rows * self.vocab_size  # of top-p and top-k, below a byte per logit
-        return logits + max(block, candidates, self.scoring_bytes())  # prompts are scored before, without the logits
+        return logits + max(
+            processed, candidates, self.scoring_bytes()
+        )  # prompts are scored before, without the logits
 
     def scoring_bytes(self) -> int:
         """A block of positions whose logprobs are asked, and what all positions tell."""

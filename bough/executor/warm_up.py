@@ -1,9 +1,9 @@
 """Kernels that only some requests need, compiled before the first of them comes.
 
-The rehearsal compiles what every engine needs before it can answer. Filters, logprobs or a grammar's mask must not
-delay that, nor may the first request that has one hold up all others for the seconds that compiling takes. So their
-kernels are compiled in quiet moments by a thread, which runs them on data of its own: the scheduler's loop looks in on
-it every few milliseconds, and goes on as soon as a request comes. Owns that thread.
+The rehearsal compiles what every engine needs before it can answer. Filters, penalties, logprobs or a grammar's mask
+must not delay that, nor may the first request that has one hold up all others for the seconds that compiling takes. So
+their kernels are compiled in quiet moments by a thread, which runs them on data of its own: the scheduler's loop looks
+in on it every few milliseconds, and goes on as soon as a request comes. Owns that thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from functools import partial
 import torch
 
 from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.penalties.lines import NO_SLOT, PenaltyLines
+from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
@@ -28,18 +30,27 @@ Piece = Callable[[], None]
 
 
 def rare_pieces(vocab_size: int, dtype: torch.dtype, device: torch.device) -> list[Piece]:
-    """Sampling with filters, scoring and masking, the likeliest first. Logits come as the model makes them, or in
-    float32 where a penalty has widened them."""
+    """Sampling with filters and penalties, scoring and masking, the likeliest first. Logits come as the model makes
+    them, or in float32 where a row has a line of its own."""
     return [
         partial(piece, vocab_size, kind, device)
         for kind in dict.fromkeys((dtype, torch.float32))
-        for piece in (_sample_filtered, _score, _mask)
+        for piece in (_sample_filtered, _penalise, _score, _mask)
     ]
 
 
 def _sample_filtered(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     parameters = SamplingState(1, vocab_size, device).parameters
     sample_rows(_logits(vocab_size, dtype, device), _first(device), parameters, filtered=True)
+
+
+def _penalise(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """The line that a row without slots gets, which is the same code, and a token drawn from it."""
+    state, first = SamplingState(1, vocab_size, device), _first(device)
+    none = torch.full_like(first, NO_SLOT)
+    line = penalise(_logits(vocab_size, dtype, device), PenaltyLines(first, first, none, none, none), state.penalties)
+    tokens, _ = sample_rows(line, first, state.parameters, filtered=False)
+    count_tokens_(state.penalties.counts, none, tokens)
 
 
 def _score(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:

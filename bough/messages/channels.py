@@ -101,7 +101,11 @@ class Receiver(Generic[M]):
     ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            self._socket.close()  # its context could never end otherwise
+            raise
         self._decoder = decoder_of(union)
         self._garbled = garbled
 

@@ -2,7 +2,8 @@
 tokens.
 
 Each function changes logits in place, for the rows that asked and no others. The order is SGLang's: logit bias, then
-penalties, then custom processors; last the bar on stop tokens, which nothing may lift.
+penalties, then custom processors; last the bar on stop tokens, which nothing may lift. `adjust` is for CPUs; `apart`
+has what devices do, with the same parts.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bough.core.plan import IntArray
+from bough.core.plan import BoolArray, IntArray
+from bough.kernels.penalties.reference import penalise
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, run_processor
 from bough.sampling.state import SamplingState
 
-ADJUST_BLOCK = 64  # rows whose adjustment exists at once: 40 MB for each copy with a vocabulary of 150,000
-
 
 def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
-    """The logits to sample from. [n, V]
+    """The logits to sample from, on a CPU. [n, V]
 
     Adjusted rows are overwritten in `logits`, unless one of them also wants logprobs: those are of the model's own
     distribution, so the adjustment then works on a copy. So it does where logits have 16 bits, which would round the
@@ -29,48 +29,24 @@ def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
     adjusted = state.flags.adjusted(rows)
     if not adjusted.any():
         return logits
-    exact = state.flags.penalised(rows) | state.flags.biased[rows] | state.flags.processed[rows]
+    exact = state.flags.exact(rows)
     if logits.dtype != torch.float32 and exact.any():
         logits = logits.float()
     elif (adjusted & state.flags.logprobs[rows]).any():
         logits = logits.clone()
-    for flagged, apply in (
-        (state.flags.biased, _add_bias),
-        (state.flags.repetition, _penalise_repetition),
-        (state.flags.additive, _penalise_frequency_and_presence),
-    ):
-        part = Part.where(flagged[rows], rows, state.device)
-        for block in () if part is None else part.blocks(ADJUST_BLOCK):
-            block.put(logits, apply(state, block, block.take(logits)))
-    if state.flags.processed[rows].any():
-        _run_processors(state, logits, rows)
-    guarded = Part.where(state.flags.guarded[rows], rows, state.device)
-    if guarded is not None:
-        _bar_stop_ids(state, guarded, logits)
+    if exact.any():
+        places = np.flatnonzero(exact)
+        lines = state.penalty_lines(places, rows[places])
+        logits.index_copy_(0, lines.places, penalise(logits, lines, state.penalties))
+    run_processors(state, logits, rows)
+    bar_stop_ids(state, logits, rows, state.flags.guarded[rows])
     return logits
 
 
-def _add_bias(state: SamplingState, part: Part, logits: Tensor) -> Tensor:
-    return logits.add_(state.bias.lines(part.numbers))
-
-
-def _penalise_repetition(state: SamplingState, part: Part, logits: Tensor) -> Tensor:
-    """Moves every token of prompt and output towards less likely, whichever sign its logit has."""
-    seen = (state.output_counts.lines(part.numbers) > 0).logical_or_(state.prompt_tokens.lines(part.numbers))
-    penalty = state.repetition_penalty[part.rows, None]
-    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(seen, penalised, logits)
-
-
-def _penalise_frequency_and_presence(state: SamplingState, part: Part, logits: Tensor) -> Tensor:
-    """OpenAI's penalties: for each time an output token stood, and once for having stood at all."""
-    counts = state.output_counts.lines(part.numbers)
-    logits.addcmul_(counts, state.frequency_penalty[part.rows, None], value=-1)
-    return logits.addcmul_(counts.clamp_(max=1), state.presence_penalty[part.rows, None], value=-1)
-
-
-def _run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> None:
+def run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> None:
     """Each processor once, with all rows that brought it."""
+    if not state.processors:
+        return
     together: dict[int, tuple[Processor, list[int]]] = {}
     for place in np.flatnonzero(state.flags.processed[rows]).tolist():
         processor, _ = state.processors[int(rows[place])]
@@ -81,9 +57,11 @@ def _run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> Non
         logits.index_copy_(0, at, run_processor(processor, logits.index_select(0, at), params))
 
 
-def _bar_stop_ids(state: SamplingState, part: Part, logits: Tensor) -> None:
-    """Touches only the stop ids' own logits, so a guarded row costs next to nothing once its minimum is reached."""
+def bar_stop_ids(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray) -> None:
+    """Touches only the stop ids' own logits."""
+    part = Part.where(guarded, rows, state.device)
+    if part is None:
+        return
     places = torch.arange(len(logits), device=logits.device) if part.places is None else part.places
-    at = (places[:, None], state.stop_ids[part.rows])  # [part, width]
-    early = state.generated[part.rows] < state.min_new_tokens[part.rows]
-    logits[at] = logits[at].masked_fill_(early[:, None], -torch.inf)
+    at = (places[:, None], state.bars.ids[part.rows])  # [part, width]
+    logits.index_put_(at, logits.new_full((), -torch.inf))

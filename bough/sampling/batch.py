@@ -6,7 +6,6 @@ all rows of a batch share the need, taking and putting them costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,17 +43,6 @@ class Part:
             return None
         chosen = numbers[places]
         return cls(chosen, to_device(chosen.astype(np.int64), device), to_device(places, device))
-
-    def blocks(self, size: int) -> Iterator[Part]:
-        """The part in pieces of at most `size` rows."""
-        if len(self.numbers) <= size:
-            yield self
-            return
-        for first in range(0, len(self.numbers), size):
-            at = slice(first, first + size)
-            rows = self.rows[at]
-            places = torch.arange(first, first + len(rows), device=rows.device)
-            yield Part(self.numbers[at], rows, places if self.places is None else self.places[at])
 
     def take(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """The part's rows of a batch-wide tensor: the tensor itself when the part is the whole batch, else a copy."""

@@ -1,7 +1,7 @@
 """What grammars allow, applied to the logits of a batch: after everything a request may do to them itself.
 
 Rows without a mask are not touched. Logprobs are of the model's own distribution, so where a masked row wants some, the
-mask works on a copy.
+mask works on a copy: of the batch on CPUs, of the row on devices (see `apart`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import BatchPlan, BoolArray, IntArray, TokenMasks
-from bough.kernels.token_mask import reference
+from bough.kernels.token_mask.reference import forbid_tokens_
+from bough.sampling.batch import to_device
 from bough.sampling.state import SamplingState
 
 
@@ -34,6 +35,18 @@ class BatchMasks:
         masked = plan.masked[plan.sample]
         return cls(masked, torch.from_numpy(np.flatnonzero(masked)), torch.from_numpy(masks().words))
 
+    def among(self, chosen: BoolArray, *, renumber: bool) -> BatchMasks | None:
+        """The masks of those rows of the batch [n] that are chosen, if any; `renumber` counts places among these."""
+        masked = self.masked & chosen
+        if not masked.any():
+            return None
+        if not renumber and masked.sum() == len(self.places):
+            return self
+        places = np.flatnonzero(masked[chosen] if renumber else masked)
+        lines = np.flatnonzero(chosen[self.masked])
+        at, of = to_device(np.stack((places, lines)), self.places.device)
+        return BatchMasks(masked[chosen] if renumber else masked, at, self.words.index_select(0, of))
+
 
 def maskable(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks) -> Tensor:
     """The model's own logits, or a copy where a masked row wants logprobs of them."""
@@ -41,14 +54,9 @@ def maskable(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchM
 
 
 def apply_masks(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks, *, raw: bool) -> Tensor:
-    """The logits [n, V] with all that is not allowed at -inf. `raw`: these are the model's own, which a row that wants
-    logprobs has yet to read."""
+    """The logits [n, V], on a CPU, with all that is not allowed at -inf. `raw`: these are the model's own, which a row
+    that wants logprobs has yet to read."""
     if raw:
         logits = maskable(state, logits, rows, masks)
-    if logits.device.type == "cuda":
-        from bough.kernels.token_mask import triton  # installed only where it has a device to drive
-
-        triton.forbid_tokens_(logits, masks.words, masks.places)
-    else:
-        reference.forbid_tokens_(logits, masks.words, masks.places)
+    forbid_tokens_(logits, masks.words, masks.places)
     return logits

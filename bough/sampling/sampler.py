@@ -5,7 +5,7 @@ chosen from the host's flags: plain temperature never sorts, filters see only th
 are unusable is reported as bad, alone. State lives in `SamplingState`; this module only says what happens when.
 
 On CUDA devices the same happens in kernels, for all rows in two or three launches: each row's needs are read there, and
-the host builds nothing unless a row adjusts its logits.
+the host builds nothing unless a row adjusts its logits. Such rows are drawn by launches of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from bough.core.plan import IntArray
 from bough.kernels.sampling.uniform import uniform
 from bough.sampling.adjust import adjust
+from bough.sampling.apart import set_apart
 from bough.sampling.batch import Part, to_device
 from bough.sampling.draw import draw
 from bough.sampling.filters import keep_min_p, keep_top, softmax_weights
@@ -70,22 +71,38 @@ def sample_rows_on_device(
     """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
 
     `logits` may have 16 bits. The scratch row may stand any number of times. Results go to `tokens` and `bad` if given.
-    Nothing is copied from the host and nothing waited for, unless a row has penalties, a bias or barred tokens; without
-    those the launches can be captured. Filters cost a launch, which is left out if no row has one; a step captured for
-    all batches of its size says by `filtered` whether their rows may.
+    Nothing is waited for. Rows with lines of their own (`apart`) are drawn from those, and in their places in the batch
+    stands the scratch row; without such rows nothing is copied from the host and the launches can be captured. Filters
+    cost a launch, which is left out if no row has one; a step captured for all batches of its size says by `filtered`
+    whether their rows may.
     """
-    from bough.kernels.sampling.triton import sample_rows  # Triton is installed only where it has a device to drive
+    from bough.kernels.penalties.triton import count_tokens_  # Triton is installed only where it has a device to drive
+    from bough.kernels.sampling.triton import sample_rows
 
-    logits = _shape(state, logits, numbers, masks)
-    if filtered is None:
-        filtered = bool(state.flags.filtered(numbers).any())
-    sampled = Sampled(*sample_rows(logits, rows, state.parameters, filtered, tokens, bad))
-    state.count(numbers, sampled.tokens)
+    def draw_from(
+        lines: Tensor, of: Tensor, numbers: IntArray, tokens: Tensor | None = None, bad: Tensor | None = None
+    ) -> Sampled:
+        some = bool(state.flags.filtered(numbers).any()) if filtered is None else filtered
+        return Sampled(*sample_rows(lines, of, state.parameters, some, tokens, bad))
+
+    apart = set_apart(state, logits, numbers, masks)
+    state.lift_bars(numbers)
+    if apart is None:
+        return draw_from(logits, rows, numbers, tokens, bad)
+    places, alone = apart.lines.places, bool(apart.chosen.all())
+    own = draw_from(apart.logits, apart.lines.rows, apart.numbers, *((tokens, bad) if alone else ()))
+    count_tokens_(state.penalties.counts, apart.lines.count_slots, own.tokens)
+    if alone:
+        return own
+    others = rows.index_fill(0, places, state.scratch_row)
+    sampled = draw_from(logits, others, numbers[~apart.chosen], tokens, bad)
+    sampled.tokens.index_copy_(0, places, own.tokens)
+    sampled.bad.index_copy_(0, places, own.bad)
     return sampled
 
 
 def _shape(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks | None) -> Tensor:
-    """The logits to sample from: what requests do to them, then what their grammars allow, which nothing may lift."""
+    """The logits to sample from on a CPU: what requests do to them, then what grammars allow; nothing lifts that."""
     adjusted = adjust(state, logits, rows)
     if masks is None:
         return adjusted

@@ -44,13 +44,9 @@ class VocabularySlots:
         self._free.extend(slots[slots >= 0].tolist())
         self.slot_of[rows] = -1
 
-    def at(self, rows: IntArray) -> Tensor:
-        """The slots of rows that all hold one, as a device index. [rows] int64"""
-        return to_device(self.slot_of[rows].astype(np.int64), self.tensor.device)
-
     def lines(self, rows: IntArray) -> Tensor:
-        """A copy of what these rows hold. [rows, vocabulary]"""
-        return self.tensor.index_select(0, self.at(rows))
+        """A copy of what these rows hold, who all hold a slot. [rows, vocabulary]"""
+        return self.tensor.index_select(0, to_device(self.slot_of[rows].astype(np.int64), self.tensor.device))
 
     def scatter(self, rows: IntArray, tokens: IntArray, values: Tensor) -> None:
         """Sets `values[i]` at token `tokens[i]` of row `rows[i]`; no pair may stand twice."""

@@ -14,16 +14,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
+from bough.kernels.penalties.lines import PenaltyLines, PenaltyStore
+from bough.kernels.penalties.reference import count_tokens_
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
 from bough.sampling.rowwise import Workspace
 from bough.sampling.slots import VocabularySlots
+from bough.sampling.stop_bars import StopBars
 
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
 
@@ -58,9 +62,13 @@ class RowFlags:
         """Which of these rows count their tokens."""
         return self.repetition[rows] | self.additive[rows]
 
+    def exact(self, rows: IntArray) -> BoolArray:
+        """Which of these rows sample from numbers that 16 bits may not hold."""
+        return self.penalised(rows) | self.biased[rows] | self.processed[rows]
+
     def adjusted(self, rows: IntArray) -> BoolArray:
         """Which of these rows sample from other logits than the model's."""
-        return self.penalised(rows) | self.biased[rows] | self.guarded[rows] | self.processed[rows]
+        return self.exact(rows) | self.guarded[rows]
 
 
 class SamplingState:
@@ -83,11 +91,10 @@ class SamplingState:
         self.min_p = self._column(rows, torch.float32)
         self.seed = self._column(rows, torch.int64)
         self.generated = self._column(rows, torch.int64)
-        self.min_new_tokens = self._column(rows, torch.int64)
         self.frequency_penalty = self._column(rows, torch.float32)
         self.presence_penalty = self._column(rows, torch.float32)
         self.repetition_penalty = self._column(rows, torch.float32)
-        self.stop_ids = torch.zeros((rows, 0), dtype=torch.int64, device=self.device)
+        self.bars = StopBars(rows, self.device)
         self.output_counts = VocabularySlots(rows, vocab_size, torch.float32, self.device)  # exact up to 2**24
         self.prompt_tokens = VocabularySlots(rows, vocab_size, torch.bool, self.device)
         self.bias = VocabularySlots(rows, vocab_size, torch.float32, self.device)
@@ -100,7 +107,7 @@ class SamplingState:
         self.release(rows)
         self._set_flags(rows, setups)
         self._set_columns(rows, setups)
-        self._set_stop_ids([s for s in setups if self.flags.guarded[s.row]])
+        self._set_bars([s for s in setups if self.flags.guarded[s.row]])
         self._set_histories([s for s in setups if s.sampling.penalised])
         self._set_bias([s for s in setups if self.flags.biased[s.row]])
 
@@ -112,6 +119,7 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
             self.adjusted_rows.discard(row)
+            self.bars.take_down(row)
             self.processors.pop(row, None)
 
     @property
@@ -127,18 +135,37 @@ class SamplingState:
             generated=self.generated,
         )
 
-    def advance(self, batch: Part, tokens: Tensor) -> None:
-        """Counts one sampled token for every row of the batch."""
-        self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
-        self.count(batch.numbers, tokens)
+    @property
+    def penalties(self) -> PenaltyStore:
+        """Penalties, and the slots that go with them, which may be others after the next setup."""
+        return PenaltyStore(
+            repetition=self.repetition_penalty,
+            frequency=self.frequency_penalty,
+            presence=self.presence_penalty,
+            counts=self.output_counts.tensor,
+            prompts=self.prompt_tokens.tensor,
+            bias=self.bias.tensor,
+        )
 
-    def count(self, rows: IntArray, tokens: Tensor) -> None:
-        """Notes the sampled tokens of those of `rows` whose penalties depend on them."""
-        counting = Part.where(self.flags.penalised(rows), rows, self.device)
-        if counting is not None:
-            flat = self.output_counts.at(counting.numbers) * self.vocab_size + counting.take(tokens)
-            counts = self.output_counts.tensor
-            counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
+    def penalty_lines(self, places: npt.NDArray[np.int64], rows: IntArray) -> PenaltyLines:
+        """The rows that stand at these places of a batch, with what they hold; a single copy to the device."""
+        slots = (held.slot_of[rows] for held in (self.output_counts, self.prompt_tokens, self.bias))
+        return PenaltyLines(*to_device(np.stack((places, rows, *slots)).astype(np.int64), self.device))
+
+    def advance(self, batch: Part, tokens: Tensor) -> None:
+        """Counts one sampled token for every row of the batch, on a CPU; on devices the kernels do."""
+        self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
+        slots = self.output_counts.slot_of[batch.numbers]
+        if (slots >= 0).any():
+            count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
+        self.lift_bars(batch.numbers)
+
+    def lift_bars(self, rows: IntArray) -> None:
+        """These rows sample a token each: those that then have enough of them need nothing special for it any more."""
+        for row in self.bars.count_down(rows):
+            self.flags.guarded[row] = False
+            if not self.flags.exact(np.array([row])).any():
+                self.adjusted_rows.discard(row)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
@@ -194,7 +221,6 @@ class SamplingState:
         self._write(self.min_p, at, (p.min_p for p in params))
         self._write(self.seed, at, (as_int64(s.seed) for s in setups))
         self._write(self.generated, at, (s.generated for s in setups))
-        self._write(self.min_new_tokens, at, (p.min_new_tokens for p in params))
         self._write(self.frequency_penalty, at, (p.frequency_penalty for p in params))
         self._write(self.presence_penalty, at, (p.presence_penalty for p in params))
         self._write(self.repetition_penalty, at, (p.repetition_penalty for p in params))
@@ -205,22 +231,9 @@ class SamplingState:
     def _stops(self, setup: RowSetup) -> list[int]:
         return [token for token in setup.stop_ids if 0 <= token < self.vocab_size]
 
-    def _set_stop_ids(self, setups: Sequence[RowSetup]) -> None:
-        """Writes one line per row; shorter ones repeat their first id, which bars the same token twice."""
-        if not setups:
-            return
-        lines = [self._stops(s) for s in setups]
-        width = max(self.stop_ids.shape[1], *(len(line) for line in lines))
-        if width > self.stop_ids.shape[1]:
-            grown = self.stop_ids.new_zeros((self.stop_ids.shape[0], width))
-            held = self.stop_ids.shape[1]
-            grown[:, :held] = self.stop_ids
-            if held:
-                grown[:, held:] = self.stop_ids[:, :1]
-            self.stop_ids = grown
-        padded = np.array([line + line[:1] * (width - len(line)) for line in lines], dtype=np.int64)
-        rows = np.array([s.row for s in setups], dtype=np.int64)
-        self.stop_ids.index_copy_(0, to_device(rows, self.device), to_device(padded, self.device))
+    def _set_bars(self, setups: Sequence[RowSetup]) -> None:
+        lacking = [s.sampling.min_new_tokens - s.generated for s in setups]
+        self.bars.put_up([s.row for s in setups], [self._stops(s) for s in setups], lacking)
 
     def _set_histories(self, setups: Sequence[RowSetup]) -> None:
         """Lends count slots and fills them with the tokens so far, which may have come from a cached prefix."""

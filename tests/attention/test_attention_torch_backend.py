@@ -88,3 +88,13 @@ def test_key_heads_as_a_batch_give_the_same(masked: bool) -> None:
     layer = AttentionSpec(0, 0.4, None, None, 6, 2, 8)
     expected = torch_backend.attend(q, k, v, mask, layer)
     torch.testing.assert_close(torch_backend._attend_by_kv_head(q, k, v, mask, layer), expected)
+
+
+def test_no_kernel_is_built_for_every_length() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch_backend.leave_out_cudnn()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

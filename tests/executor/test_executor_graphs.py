@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import pytest
 import torch
 
-from bough.executor.graphs import PAUSE_STEPS, USES_BEFORE_CAPTURE, Ladder, Pauses, decode_sizes
+from bough.executor.graphs import PAUSE_STEPS, USES_BEFORE_CAPTURE, Ladder, Pauses, decode_sizes, waits_for_host
 
 
 @pytest.mark.parametrize("largest", [1, 7, 16, 256, 500, 512, 1000])
@@ -64,9 +65,84 @@ def test_captures_under_load_are_far_apart_over_all_ladders(captured: list[int])
     assert len(steps) > 1 and all(b - a >= PAUSE_STEPS for a, b in itertools.pairwise(steps))
 
 
-def test_the_ladder_ends_where_graphs_do_not_pay(captured: list[int]) -> None:
-    graphs = ladder(captured, worth=2)
+def test_the_ladder_ends_where_graphs_do_not_pay(captured: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bough")
+    graphs = ladder(captured, worth=1)
     while graphs.capture_next():
         pass
     assert captured == [1, 2, 4]
-    assert graphs.find(2) == (2, "graph of 2") and graphs.find(3) is None
+    assert graphs.find(1) == (1, "graph of 1") and graphs.find(2) is None
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "no decode graphs from size 2 on",
+        "all 1 decode graphs are captured, up to size 1",
+    ]
+
+
+class SlowClock:
+    """A host that launches anything in 10 ms, and a device whose work takes as many as there are tokens; measurements
+    number `disturbed` take ten times as long."""
+
+    def __init__(self, disturbed: tuple[int, ...]) -> None:
+        self._now, self._measured, self._disturbed = 0.0, 0, disturbed
+        self._queued = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def launch(self, size: int) -> None:
+        self._now += 10.0
+        self._queued = size * (10.0 if self._measured in self._disturbed else 1.0) - 10.0
+        self._measured += 1
+
+    def synchronize(self) -> None:
+        self._now += max(0.0, self._queued)
+        self._queued = 0.0
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "sizes"),
+    [
+        ((), [10, 12]),
+        ((0,), [10, 12]),  # the better of two measurements counts
+        ((0, 1), [12]),  # both are spoilt: that rung alone is missing
+        ((2, 3), [10]),
+        ((0, 1, 2, 3), []),
+    ],
+)
+def test_one_slow_measurement_does_not_end_the_ladder(
+    disturbed: tuple[int, ...], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SlowClock(disturbed)
+    monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
+
+    def capture(size: int) -> int | None:
+        return size if waits_for_host(lambda: clock.launch(size), clock) else None
+
+    graphs = Ladder("mixed", [10, 12, 30, 40], capture, Pauses())
+    while graphs.capture_next():
+        pass
+    assert list(graphs._graphs) == sizes
+
+
+def test_steps_of_a_rung_that_is_left_out_are_padded_to_the_next(captured: list[int]) -> None:
+    def capture(size: int) -> str | None:
+        return None if size == 4 else f"graph of {size}"
+
+    graphs = Ladder("mixed", [1, 2, 4, 8], capture, Pauses())
+    while graphs.capture_next():
+        pass
+    assert graphs.find(3) == graphs.find(4) == (8, "graph of 8")
+    assert graphs.find(2) == (2, "graph of 2")
+
+
+def test_under_load_two_rungs_that_do_not_pay_end_the_ladder_in_any_order(captured: list[int]) -> None:
+    graphs = ladder(captured, worth=2)
+    for tokens in (8, 4):
+        for _ in range(PAUSE_STEPS + USES_BEFORE_CAPTURE):
+            assert graphs.find(tokens) is None
+    assert captured == [8, 4]
+    for _ in range(3 * PAUSE_STEPS):
+        assert graphs.find(3) is None
+    while graphs.capture_next():
+        pass
+    assert captured == [8, 4, 1, 2]

@@ -10,7 +10,9 @@ import torch
 pytest.importorskip("triton")
 
 from bough.executor import warm_up
+from bough.executor.cuda_executor import TUNING_TOKENS
 from bough.executor.warm_up import WarmUp, rare_pieces
+from bough.kernels.skinny_linear.tiling import fused_worth, worth
 
 
 class Board:
@@ -84,19 +86,27 @@ def test_closing_before_anything_began() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "kinds"), [(torch.bfloat16, 2), (torch.float32, 1)])
-def test_each_kind_of_logits_is_sampled_scored_and_masked(
+def test_each_kind_of_logits_is_sampled_penalised_scored_and_masked(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kinds: int
 ) -> None:
     seen: list[tuple[str, torch.dtype]] = []
-    for name in ("sample_rows", "log_normaliser", "forbid_tokens_"):
+    drawn: list[tuple[torch.dtype, object]] = []
+    for name in ("sample_rows", "penalise", "log_normaliser", "forbid_tokens_"):
         real = getattr(warm_up, name)
 
         def spy(logits: torch.Tensor, *more: object, name: str = name, real=real, **options: object) -> object:  # type: ignore[no-untyped-def]
             seen.append((name, logits.dtype))
-            assert options.get("filtered", True)
+            drawn.append((logits.dtype, options.get("filtered")))
             return real(logits, *more, **options)
 
         monkeypatch.setattr(warm_up, name, spy)
     for piece in rare_pieces(1000, dtype, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
         piece()
-    assert len(seen) == len(set(seen)) == 3 * kinds
+    assert len(set(seen)) == 4 * kinds
+    assert set(drawn) >= {(dtype, True), (torch.float32, True), (torch.float32, False)}
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 1024), (28_672, 4096), (151_936, 1024)])
+def test_the_pass_that_shows_the_weights_leaves_every_product_to_the_library(outputs: int, inputs: int) -> None:
+    """However few rows may run: products by few rows have kernels of their own, and would hide the weights."""
+    assert not worth(TUNING_TOKENS, outputs, inputs) and not fused_worth(TUNING_TOKENS, outputs, inputs)

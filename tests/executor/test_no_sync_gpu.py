@@ -22,7 +22,8 @@ from tests.fakes.scheduler_bench import Bench
 pytestmark = pytest.mark.gpu
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 128, "head_dim": 32, "vocab_size": 1000}
-SETTINGS = {"load_format": "dummy", "max_running_requests": 8, "max_total_tokens": 4096, "chunked_prefill_size": 32}
+ROWS = 8
+SETTINGS = {"load_format": "dummy", "max_running_requests": ROWS, "max_total_tokens": 4096, "chunked_prefill_size": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
     "graphs": {},
     "eager": {"disable_cuda_graph": True},
@@ -124,21 +125,40 @@ def test_no_launch_synchronises(watched: Watched) -> None:
     assert watched.launches > 20
 
 
-def test_a_launch_returns_while_the_device_is_busy(watched: Watched) -> None:
-    """What torch does not see (drivers, kernel launchers) does not wait either."""
+LATE: dict[str, list[dict[str, Any]]] = {  # what is asked behind the sleep, beside rows that decode
+    "decodes alone": [],
+    "prompts": [{"temperature": 0.0}, {"top_p": 0.9, "frequency_penalty": 0.5, "seed": 17}],
+    "a prompt with logprobs": [{"logprobs": LogprobRequest(0, 2, (3,)), "repetition_penalty": 1.1, "seed": 15}],
+}
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_a_launch_returns_while_the_device_is_busy(watched: Watched, late: str) -> None:
+    """What torch does not see (drivers, kernel launchers) does not wait either. The same load runs once without the
+    sleep: code that is loaded when it is first used may wait for the device, once."""
     serve(watched, new=6)
     while watched.idle():
         pass
-    bench = Bench(watched)  # type: ignore[arg-type]
-    for i, kind in enumerate(SAMPLING):
-        bench.ask(i, [(5 * i + j) % 900 for j in range(20)], max_new_tokens=30, ignore_eos=True, **kind)
-    bench.turn(12)  # prompts are through
-    torch.cuda.synchronize()
-    torch.cuda._sleep(SLEEP_CYCLES)
-    over = torch.cuda.Event()
-    over.record()
-    bench.scheduler._depth = 3
-    bench.turn(2)
-    assert not over.query(), "two steps were launched behind the sleep, and the device has come to neither"
-    bench.scheduler._depth = 1
-    bench.run()
+    for asleep in (False, True):
+        bench = Bench(watched)  # type: ignore[arg-type]
+        early = SAMPLING[: ROWS - len(LATE[late])]
+        for i, kind in enumerate(early):
+            bench.ask(i, prompt_of(i), max_new_tokens=30, ignore_eos=True, **kind)
+        bench.turn(12)  # prompts are through
+        torch.cuda.synchronize()
+        if asleep:
+            torch.cuda._sleep(SLEEP_CYCLES)
+        over = torch.cuda.Event()
+        over.record()
+        for i, kind in enumerate(LATE[late], start=len(early)):
+            bench.ask(i, prompt_of(i), max_new_tokens=30, ignore_eos=True, **kind)
+        bench.scheduler._depth = 3
+        bench.turn(2)
+        if asleep:
+            assert not over.query(), "two steps were launched behind the sleep, and the device has come to neither"
+        bench.scheduler._depth = 1
+        bench.run()
+
+
+def prompt_of(i: int) -> list[int]:
+    return [(5 * i + j) % 900 for j in range(20)]

@@ -35,6 +35,7 @@ from bough.kernels.invariant_attention.work import DecodeItems
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
+from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.blocks import query_blocks
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
@@ -199,10 +200,13 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
 def launch_step(dtype: torch.dtype) -> None:
     small, long = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int64)
     decode_inputs_(small, small, small, torch.zeros(8, 16, dtype=torch.int32), long, long, long, long, 1)
-    parameters = SamplingState(ROWS, VOCABULARY, "cpu").parameters
+    state = SamplingState(ROWS, VOCABULARY, "cpu")
+    parameters, lines = state.parameters, state.penalty_lines(np.arange(ROWS), np.arange(ROWS, dtype=np.int32))
     logits = torch.zeros(ROWS, VOCABULARY, dtype=dtype)
     for filtered in (False, True):
         sample_rows(logits, torch.arange(ROWS), parameters, filtered)
+    penalise(logits, lines, state.penalties)
+    count_tokens_(state.penalties.counts, lines.count_slots, long)
     log_normaliser(logits)
     forbid_tokens_(logits, torch.zeros(ROWS, -(-VOCABULARY // 32), dtype=torch.int32), torch.arange(ROWS))
 

@@ -15,6 +15,7 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is defined
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -22,6 +23,7 @@ from triton.runtime import driver
 
 from bough.executor.warm_up import rare_pieces
 from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.token_mask.triton import forbid_tokens_
@@ -47,10 +49,15 @@ def note_compilations() -> set[tuple[str, str]]:
 
 
 def sample_any(dtype: torch.dtype) -> None:
-    parameters = SamplingState(max(BATCHES), VOCABULARY, "cpu").parameters
+    state = SamplingState(max(BATCHES), VOCABULARY, "cpu")
     for n in BATCHES:
         logits, rows = torch.empty((n, VOCABULARY), dtype=dtype), torch.arange(n)
-        sample_rows(logits, rows, parameters, filtered=True)
+        sample_rows(logits, rows, state.parameters, filtered=True)
+        lines = state.penalty_lines(np.arange(n), np.arange(n, dtype=np.int32))
+        own = penalise(logits, lines, state.penalties)
+        for filtered in (True, False):
+            tokens, _ = sample_rows(own, lines.rows, state.parameters, filtered)
+        count_tokens_(state.penalties.counts, lines.count_slots, tokens)
         log_normaliser(logits)
         forbid_tokens_(logits, torch.empty((n, -(-VOCABULARY // 32)), dtype=torch.int32), rows)
 
@@ -67,7 +74,8 @@ if __name__ == "__main__":
     for tokens in (8704, 1499):  # the rehearsal's largest step, and the one behind it
         normalise(tokens)
     before = set(noted)
-    assert {name.split(".")[-1] for name, _ in before} > {"gather_kernel", "pick_kernel", "_normalise", "_forbid"}
+    rare = {"gather_kernel", "pick_kernel", "_penalise", "_count", "_normalise", "_forbid"}
+    assert {name.split(".")[-1] for name, _ in before} > rare
     for dtype in (torch.bfloat16, torch.float32):
         sample_any(dtype)
     for tokens in LENGTHS:

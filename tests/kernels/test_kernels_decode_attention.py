@@ -17,8 +17,7 @@ from bough.kernels.decode_attention import reference
 from bough.kernels.decode_attention import triton as fast
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.paged_attention.reference import paged_attention
-
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+from tests.kernels.closeness import assert_near
 
 
 @dataclass
@@ -72,11 +71,6 @@ def make(
     q, k, v = (t.to(dtype).to(device) for t in (qkv, *caches))
     moved = (t.to(device) for t in (page_table, rows, torch.tensor(lengths, dtype=torch.int32)))
     return Case(q[:, :heads], k, v, *moved, page_size)
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    error = (got.double() - expected).norm() / expected.norm()
-    assert error < TOLERANCE[got.dtype], float(error)
 
 
 def test_reference_equals_paged_attention() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from bough.kernels.invariant_linear import reference
 from bough.kernels.invariant_linear import triton as fast
 from bough.kernels.invariant_linear.tiling import NARROWEST, PIECE_STEP, LinearConfig, Tile, config_for, piece_for
+from tests.kernels.closeness import assert_near
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 TILE = Tile(32, 32, 32, num_warps=4, num_stages=2)
 
 
@@ -40,7 +40,7 @@ def test_it_is_near_the_reference(
     expected = reference.invariant_linear(x.double(), weight.double(), bias.double() if with_bias else None)
     got = fast.invariant_linear(x, weight, given_bias, config=LinearConfig(TILE, piece, parallel))
     assert got.dtype == dtype
-    assert (got.double() - expected).norm() < TOLERANCE[dtype] * expected.norm()
+    assert_near(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -85,6 +85,6 @@ def test_on_the_gpu(device: torch.device, n: int, k: int, dtype: torch.dtype) ->
     x, weight, bias = make(1000, n, k, dtype, device)
     whole = fast.invariant_linear(x, weight, bias)
     expected = reference.invariant_linear(x.double(), weight.double(), bias.double())
-    assert (whole.double() - expected).norm() < TOLERANCE[dtype] * expected.norm()
+    assert_near(whole, expected)
     for first, last in ((0, 1), (5, 7), (10, 26), (100, 165), (300, 600)):
         assert torch.equal(fast.invariant_linear(x[first:last], weight, bias), whole[first:last])

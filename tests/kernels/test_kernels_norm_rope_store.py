@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from bough.kernels.norm_rope_store.reference import norm_rope_store_ as reference
 from bough.kernels.norm_rope_store.triton import HeadTiling
 from bough.kernels.norm_rope_store.triton import norm_rope_store_ as triton_kernel
+from tests.kernels.closeness import assert_near
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 IMPLEMENTATIONS = [pytest.param(reference, id="reference"), pytest.param(triton_kernel, id="triton")]
@@ -60,15 +61,11 @@ class Step:
         return *turned, v.clone()
 
 
-def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
-
-
 def check(step: Step, expected: tuple[torch.Tensor, ...], tolerance: float) -> None:
     q, k, v = expected
     parts = step.parts(step.qkv)
-    assert distance(parts[0], q) < tolerance
-    assert distance(parts[1], k) < tolerance
+    assert_near(parts[0], q, tolerance)
+    assert_near(parts[1], k, tolerance)
     assert torch.equal(parts[2].double(), v)
     assert torch.equal(step.k_cache[step.slots], parts[1])
     assert torch.equal(step.v_cache[step.slots], parts[2])

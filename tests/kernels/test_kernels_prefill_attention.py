@@ -17,8 +17,8 @@ from bough.kernels.paged_attention.reference import paged_attention
 from bough.kernels.prefill_attention import reference
 from bough.kernels.prefill_attention import triton as fast
 from bough.kernels.prefill_attention.blocks import query_blocks
+from tests.kernels.closeness import assert_near
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 SMALL = fast.PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)
 
 
@@ -81,11 +81,6 @@ def make(
     context = torch.tensor(context_lens, dtype=torch.int32)
     page_table, rows, context = page_table.to(device), rows.to(device), context.to(device)
     return Case(qkv, k, v, page_table, rows, np.array(query_lens, np.int32), context, heads, page_size)
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    error = (got.double() - expected).norm() / expected.norm()
-    assert error < TOLERANCE[got.dtype], float(error)
 
 
 def test_reference_equals_paged_attention() -> None:

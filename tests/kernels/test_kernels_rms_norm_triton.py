@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from bough.kernels.rms_norm.reference import rms_norm as reference
 from bough.kernels.rms_norm.triton import RowTiling, config_for, rms_norm
+from tests.kernels.closeness import assert_near
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 gpu_shape = pytest.param((8192, 4096), marks=pytest.mark.gpu)
@@ -17,10 +18,6 @@ gpu_shape = pytest.param((8192, 4096), marks=pytest.mark.gpu)
 def formula(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x = x.double()
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
-
-
-def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -33,7 +30,7 @@ def test_equals_the_formula(shape: tuple[int, ...], plus_one: bool, dtype: torch
     normed, stream = rms_norm(x, weight, 1e-5, plus_one=plus_one)
     assert normed.dtype == dtype
     assert normed.shape == x.shape
-    assert distance(normed, formula(x, weight.double() + plus_one, 1e-5)) < TOLERANCE[dtype]
+    assert_near(normed, formula(x, weight.double() + plus_one, 1e-5), TOLERANCE[dtype])
     assert stream is x
 
 
@@ -60,9 +57,9 @@ def test_takes_a_slice_of_heads_without_copying(config: RowTiling | None, device
     heads = qkv[:, 2:8]
     normed, stream = rms_norm(heads, weight, 1e-6, config=config)
     assert stream is heads
-    assert distance(normed, formula(heads, weight, 1e-6)) < 1e-6
+    assert_near(normed, formula(heads, weight, 1e-6), 1e-6)
     added, target = rms_norm(heads.contiguous(), weight, 1e-6, residual=qkv[:, 4:10], config=config)
-    assert distance(added, formula(target, weight, 1e-6)) < 1e-6
+    assert_near(added, formula(target, weight, 1e-6), 1e-6)
 
 
 def test_no_rows_are_no_launch(device: torch.device) -> None:

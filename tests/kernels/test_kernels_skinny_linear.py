@@ -21,6 +21,7 @@ from bough.kernels.skinny_linear.tiling import (
     fused_worth,
     worth,
 )
+from tests.kernels.closeness import assert_near
 
 # In the interpreter: a gate far below zero, whose activation is zero as it should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -48,10 +49,6 @@ class Operands:
         self.exact = tuple(t.double() for t in self.given)
 
 
-def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
-
-
 def runs_here(config: Tiling | None, dtype: torch.dtype, device: torch.device) -> bool:
     by_rows = config is not None and config.by_rows
     return device.type == "cuda" or by_rows or dtype != torch.bfloat16
@@ -71,7 +68,7 @@ def test_linear(m: int, config: Tiling, biased: bool, dtype: torch.dtype, device
     y = skinny.skinny_linear(x, weight, bias if biased else None, config=config)
     wide_x, _, _, wide_weight, wide_bias = operands.exact
     assert y.dtype == dtype
-    assert distance(y, reference.skinny_linear(wide_x, wide_weight, wide_bias if biased else None)) < TOLERANCE[dtype]
+    assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias if biased else None), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("config", [ROWS, PIECES, TILES, SHARED])
@@ -100,15 +97,16 @@ def test_norm_linear_and_gate_up(
     start = (x, residual if added else None, norm_weight, EPS, plus_one)
     wide_start = (wide_x, wide_residual if added else None, wide_norm, EPS, plus_one)
 
+    times = 2.0 if dtype == torch.bfloat16 and device.type == "cpu" else 1.0  # what is cut off adds up
     y, stream = skinny.skinny_norm_linear(*start, weight, bias, config=config)
     expected, expected_stream = reference.skinny_norm_linear(*wide_start, wide_weight, wide_bias)
-    assert distance(y, expected) < TOLERANCE[dtype]
-    assert distance(stream, expected_stream) < TOLERANCE[dtype]
+    assert_near(y, expected, TOLERANCE[dtype], times)
+    assert_near(stream, expected_stream, TOLERANCE[dtype])
 
     for activation in ("silu", "gelu_tanh"):
         h, again = skinny.skinny_gate_up(*start, weight, activation, config=config)
         expected, _ = reference.skinny_gate_up(*wide_start, wide_weight, activation)
-        assert distance(h, expected) < 2 * TOLERANCE[dtype]  # a product of two rounded products
+        assert_near(h, expected, 2 * TOLERANCE[dtype], 2.0)  # a product of two rounded products
         assert torch.equal(again, stream)
     assert torch.equal(residual, kept)
 
@@ -205,10 +203,10 @@ def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     x, residual, norm_weight, weight, bias = operands.given
     wide_x, wide_residual, wide_norm, wide_weight, wide_bias = operands.exact
     y = skinny.skinny_linear(x, weight, bias)
-    assert distance(y, reference.skinny_linear(wide_x, wide_weight, wide_bias)) < 2e-2
+    assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias), 2e-2)
     if fused_worth(m, n, k):
         start, wide_start = (x, residual, norm_weight, EPS, False), (wide_x, wide_residual, wide_norm, EPS, False)
         y, _ = skinny.skinny_norm_linear(*start, weight)
-        assert distance(y, reference.skinny_norm_linear(*wide_start, wide_weight)[0]) < 2e-2
+        assert_near(y, reference.skinny_norm_linear(*wide_start, wide_weight)[0], 2e-2)
         h, _ = skinny.skinny_gate_up(*start, weight, "silu")
-        assert distance(h, reference.skinny_gate_up(*wide_start, wide_weight, "silu")[0]) < 2e-2
+        assert_near(h, reference.skinny_gate_up(*wide_start, wide_weight, "silu")[0], 2e-2, 2.0)

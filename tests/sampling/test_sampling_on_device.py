@@ -57,7 +57,7 @@ def test_both_paths_draw_the_same_tokens_step_after_step(dtype: torch.dtype) -> 
         logits = randn(len(KINDS), number, dtype)
         expected = sample(host, logits.clone().float(), np.array(numbers, dtype=np.int32))
         assert step(device, logits, numbers) == (expected.tokens.tolist(), expected.bad.tolist())
-    assert device.generated.tolist() == host.generated.tolist()
+    assert device.generated[:-1].tolist() == host.generated[:-1].tolist()  # the last is the scratch row's
     penalised = np.array([6], dtype=np.int32)
     assert torch.equal(device.output_counts.lines(penalised).cpu(), host.output_counts.lines(penalised))
 

@@ -203,6 +203,28 @@ def test_stop_ids_are_barred_until_min_new_tokens() -> None:
     assert found == [[20, 7, 8], [20, 7, 7], [20, 7, 7], [7, 7, 7]]
 
 
+def test_a_row_past_its_minimum_asks_for_nothing_special() -> None:
+    state = SamplingState(2, 50, "cpu")
+    state.setup([make_setup(row, min_new_tokens=2, stop_ids=(7,), temperature=0.0) for row in range(2)])
+    sample(state, torch.zeros(2, 50), rows_of(0, 1))
+    assert not state.plain(rows_of(0)) and not state.plain(rows_of(1))
+    sample(state, torch.zeros(1, 50), rows_of(0))
+    assert state.plain(rows_of(0)) and not state.plain(rows_of(1)) and state.adjusted_rows == {1}
+    state.setup([make_setup(1, stop_ids=(7,))])  # the next request on that row
+    sample(state, torch.zeros(1, 50), rows_of(1))
+    assert not state.adjusted_rows
+
+
+def test_a_bar_that_falls_leaves_the_penalties() -> None:
+    state = SamplingState(1, 50, "cpu")
+    shape: dict[str, Any] = {"min_new_tokens": 1, "stop_ids": (7,), "temperature": 0.0, "frequency_penalty": 2.0}
+    state.setup([make_setup(0, prompt=[1], **shape)])
+    logits = torch.zeros(1, 50)
+    logits[0, 7], logits[0, 20] = 9.0, 8.0
+    found = [sample(state, logits.clone(), rows_of(0)).tokens.tolist() for _ in range(3)]
+    assert found == [[20], [7], [7]] and state.adjusted_rows == {0}
+
+
 def test_wider_stop_lines_keep_the_narrow_ones() -> None:
     state = SamplingState(2, 50, "cpu")
     state.setup([make_setup(0, min_new_tokens=3, temperature=0.0, stop_ids=(7,))])

@@ -8,6 +8,10 @@ a step, cuts the rows into *items* (a row and a range of its keys), and all laye
 `DecodeWork` owns the list of items, the memory for the results of rows that were cut, and the counters by which the
 items of a row find out which of them is the last. It belongs to one window and one stream: what a step writes, the next
 one overwrites.
+
+A prefix that several rows share, to be read once for all of them (`BatchPlan.shared`), would enter here: as items that
+name a range of keys and the rows whose queries attend to it together. Their results are partial ones like any other,
+and combined with those of the rows' own keys; the grid stays a bound, so graphs need no other shape.
 """
 
 from __future__ import annotations

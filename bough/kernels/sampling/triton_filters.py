@@ -44,7 +44,7 @@ def find_floor(tops, masses, peak, scale, top_k, top_p, min_p, vocab_size, SHIFT
     return low.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["tiles", "groups", "steps"])  # as `scan_kernel`
+@triton.jit(do_not_specialize=["tiles", "groups", "steps"], do_not_specialize_on_alignment=["rows"])  # as `scan_kernel`
 def gather_kernel(
     logits,
     stride,

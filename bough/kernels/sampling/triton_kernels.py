@@ -17,8 +17,8 @@ from bough.kernels.sampling.triton_filters import draw_filtered
 from bough.kernels.sampling.triton_tools import load_tiles, uniform, weight_of
 
 
-# Counts are left general: a batch of another size must not wait for a kernel of its own.
-@triton.jit(do_not_specialize=["tiles", "steps"])
+# Counts are left general, and so is where the rows' numbers begin: no batch must wait for a kernel of its own.
+@triton.jit(do_not_specialize=["tiles", "steps"], do_not_specialize_on_alignment=["rows"])
 def scan_kernel(
     logits,
     stride,
@@ -75,7 +75,7 @@ def draw_any(line, masses, number, peak, scale, vocab_size, TILES: tl.constexpr,
     return tl.minimum(tile * TILE + inside, tl.max(tl.where(weights > 0.0, at, 0), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def pick_kernel(
     logits,
     stride,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -113,15 +113,25 @@ def _aligned(tensor: torch.Tensor) -> bool:
 
 
 def _fastest(library: CublasLt, rows: int, weight: torch.Tensor) -> Algorithm | None:
-    """The algorithm that is faster than torch's by more than measurements differ, or None."""
+    """The algorithm that is faster than torch's by more than measurements differ, twice; or None."""
     n, k = weight.shape
     x, out = weight.new_empty((rows, k)).normal_(), weight.new_empty((rows, n))
     ways = [way for way in (None, *library.proposals(rows, n, k, weight.dtype)) if _works(library, way, x, weight, out)]
+    times = _measure(library, ways, x, weight, out)
+    best = min(range(len(ways)), key=times.__getitem__)
+    if times[best] > GAIN * times[0]:
+        return None
+    first, again = _measure(library, [None, ways[best]], x, weight, out)  # the least of many is often luck
+    return ways[best] if again <= GAIN * first else None
+
+
+def _measure(
+    library: CublasLt, ways: Sequence[Algorithm | None], x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+) -> list[float]:
+    """The milliseconds that each takes, measured in turn."""
     rounds = [[_queue(library, way, x, weight, out) for way in ways] for _ in range(ROUNDS)]
     torch.cuda.synchronize()
-    times = [statistics.median(begun.elapsed_time(done) for begun, done in way) for way in zip(*rounds, strict=True)]
-    best = min(range(len(ways)), key=times.__getitem__)
-    return ways[best] if times[best] <= GAIN * times[0] else None
+    return [statistics.median(begun.elapsed_time(done) for begun, done in way) for way in zip(*rounds, strict=True)]
 
 
 def _works(library: CublasLt, way: Algorithm | None, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:

@@ -132,6 +132,18 @@ def test_zeros_stay_zeros(variant: str) -> None:
         assert torch.equal(product(variant, torch.zeros(m, 64), [weight]), torch.zeros(m, 48))
 
 
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("form", list(KINDS), ids=lambda form: form.name)
+def test_what_is_no_number_shows_in_its_token_alone(variant: str, form: Format, strange: float) -> None:
+    k = 256
+    weight = make_weight(form, 20, k)
+    for place in (0, 5, 17, 40, 255):
+        x = torch.randn(3, k, generator=torch.Generator().manual_seed(place))
+        x[1, place] = strange
+        finite = product(variant, x, [weight]).isfinite()
+        assert finite[[0, 2]].all() and not finite[1].any(), place
+
+
 @pytest.mark.parametrize("form", list(KINDS), ids=lambda form: form.name)
 def test_a_token_has_the_same_product_in_any_company(variant: str, form: Format) -> None:
     k = 256 if form is Format.Q8_HALF else 96

@@ -11,10 +11,19 @@
 
 enum { QUADS = GROUP / 4 };
 
+/* The largest size; as whole numbers, sizes stand in the same order, and NaN is above all. */
+ALWAYS_INLINE float largest_of(__m512 low, __m512 high) {
+    __m512i sizes = _mm512_castps_si512(_mm512_abs_ps(low)), others = _mm512_castps_si512(_mm512_abs_ps(high));
+    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(sizes, others));
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    return largest;
+}
+
 static void quantize(const float *x, int64_t k, token_group *token) {
     for (int64_t group = 0; group < k / GROUP; group++, x += GROUP, token++) {
         __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
-        float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+        float largest = largest_of(low, high);
         __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
         __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
         __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));

@@ -17,7 +17,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         float32x4_t largest_of = vdupq_n_f32(0.0f);
         for (int i = 0; i < 8; i++) {
             values[i] = vld1q_f32(x + 4 * i);
-            largest_of = vmaxq_f32(largest_of, vabsq_f32(values[i]));
+            largest_of = vmaxq_f32(largest_of, vabsq_f32(values[i])); /* NaN, if one is */
         }
         float largest = vmaxvq_f32(largest_of), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
         int32_t sums[2];

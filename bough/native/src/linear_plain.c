@@ -5,13 +5,14 @@
 
 static void quantize(const float *x, int64_t k, token_group *token) {
     for (int64_t group = 0; group < k / GROUP; group++, x += GROUP, token++) {
-        float largest = 0.0f;
+        float largest = 0.0f; /* or NaN, if one is */
         for (int i = 0; i < GROUP; i++)
-            largest = fmaxf(largest, fabsf(x[i]));
+            largest = fabsf(x[i]) > largest || x[i] != x[i] ? fabsf(x[i]) : largest;
         float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
         int32_t sums[2] = {0, 0};
         for (int i = 0; i < GROUP; i++) {
-            int32_t code = (int32_t)rintf(x[i] * inverse);
+            float rounded = rintf(x[i] * inverse);
+            int32_t code = rounded == rounded ? (int32_t)rounded : 0;
             token->codes[i] = (int8_t)code;
             sums[i / 16] += code;
         }

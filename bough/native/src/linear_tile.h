@@ -111,7 +111,8 @@ static inline void store_rows(const tile_output *out, int64_t token, const float
 typedef void (*tile_product)(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,
                              int64_t count, const tile_output *out);
 
-/* Quantises one token, of whose k inputs every 32 are a group. */
+/* Quantises one token, of whose k inputs every 32 are a group. A group with NaN or infinity in it has such a scale, so
+ * that no product hides them. */
 typedef void (*token_quantizer)(const float *x, int64_t k, token_group *token);
 
 typedef struct linear_kernels {

@@ -17,14 +17,16 @@ static int32_t sum_of(__m256i numbers) {
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
 }
 
+/* The largest size; as whole numbers, sizes stand in the same order, and NaN is above all. */
 static float largest_of(const __m256 values[4]) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256 largest = _mm256_andnot_ps(sign, values[0]);
+    const __m256i size = _mm256_set1_epi32(INT32_MAX);
+    __m256i largest = _mm256_and_si256(size, _mm256_castps_si256(values[0]));
     for (int i = 1; i < 4; i++)
-        largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, values[i]));
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+        largest = _mm256_max_epi32(largest, _mm256_and_si256(size, _mm256_castps_si256(values[i])));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(four));
 }
 
 static void quantize(const float *x, int64_t k, token_group *token) {

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.loader.load import load_weights
 from bough.loader.source import DummySource
 from bough.models.registry import build_model
+from bough.native.tape import MAX_THREADS, Crew
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.native_forward import NativeForward
 
@@ -102,6 +104,12 @@ def test_fewer_threads_from_one_step_to_the_next(library: ctypes.CDLL) -> None:
     for threads in (3, 1, 2):
         pair.native.tapes.set_threads(threads)
         pair.step({0: 20, 1: 1})
+
+
+def test_a_crew_has_room_for_so_many(library: ctypes.CDLL) -> None:
+    assert Crew(library, MAX_THREADS).threads == MAX_THREADS
+    with pytest.raises(ResourceError, match="--cpu-threads"):
+        Crew(library, MAX_THREADS + 1)
 
 
 def test_many_rows_at_once(library: ctypes.CDLL) -> None:

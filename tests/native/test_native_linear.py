@@ -18,6 +18,7 @@ from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
+from bough.loader.dequantize import PLAIN
 from bough.native.build import ARM_FLAGS, COMMON, SOURCES
 from tests.kernels.test_kernels_quant_linear import random_rows
 
@@ -28,6 +29,7 @@ VARIANTS = (
 KINDS = {  # one for each format
     Format.F32: GGMLQuantizationType.F32,
     Format.BF16: GGMLQuantizationType.BF16,
+    Format.F16: GGMLQuantizationType.F16,
     Format.Q4: GGMLQuantizationType.Q4_0,
     Format.Q4_MIN: GGMLQuantizationType.Q4_1,
     Format.Q8: GGMLQuantizationType.Q8_0,
@@ -50,8 +52,7 @@ def make_weight(form: Format, n: int, k: int, seed: int = 0) -> PackedWeight:
     kind = KINDS[form]
     if kind in FLOATS:
         values = torch.from_numpy(np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32))
-        stored = values if kind is GGMLQuantizationType.F32 else values.bfloat16()
-        rows = stored.view(torch.uint8).numpy()
+        rows = values.to(PLAIN[kind]).view(torch.uint8).numpy()
     else:
         rows = random_rows(kind, n, k, seed)
     return native.pack(rows, kind, k, form)

@@ -136,8 +136,9 @@ def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, dtype: torch.dtype, error
     assert 0 < (found - expected).norm() / expected.norm() < error
 
 
-def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL) -> None:
-    source, tokens = DummySource(LLAMA, torch.bfloat16), {0: list(range(6))}
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL, dtype: torch.dtype) -> None:
+    source, tokens = DummySource(LLAMA, dtype), {0: list(range(6))}
     wide = NativeForward(any_tier, LLAMA, source, quantization="none")
     narrow = NativeForward(any_tier, LLAMA, source, quantization="auto")
     torch.testing.assert_close(narrow.step(tokens)[0], wide.step(tokens)[0], rtol=1e-4, atol=2e-5)

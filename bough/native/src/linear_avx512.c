@@ -111,6 +111,11 @@ ALWAYS_INLINE void load_pair(int format, const uint8_t *tile, int64_t input, __m
         pair[1] = _mm512_loadu_ps((const float *)tile + (input + 1) * TILE_ROWS);
         return;
     }
+    if (format == BOUGH_FORMAT_F16) {
+        pair[0] = load_halves(tile + input / 2 * LINE);
+        pair[1] = load_halves(tile + input / 2 * LINE + LINE / 2);
+        return;
+    }
     __m512i both = _mm512_loadu_si512(tile + input / 2 * LINE); /* a bfloat16 is the upper half of its float32 */
     pair[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     pair[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xFFFF0000)));

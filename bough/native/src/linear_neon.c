@@ -141,6 +141,8 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
 ALWAYS_INLINE float32x4_t load_floats(int format, const uint8_t *tile, int64_t input, int rows) {
     if (format == BOUGH_FORMAT_F32)
         return vld1q_f32((const float *)tile + input * TILE_ROWS + 4 * rows);
+    if (format == BOUGH_FORMAT_F16)
+        return load_halves(tile + input * HALVES + rows * 8);
     uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8(tile + input / 2 * LINE + rows * QUARTER));
     return vreinterpretq_f32_u32(input % 2 ? vandq_u32(both, vdupq_n_u32(0xFFFF0000)) : vshlq_n_u32(both, 16));
 }

@@ -64,6 +64,12 @@ static void multiply_bfloats(const uint16_t *weights, int64_t k, const float *x,
             sums[row] += bfloat_to_float(weights[(i / 2 * TILE_ROWS + row) * 2 + i % 2]) * x[i];
 }
 
+static void multiply_halves(const uint16_t *weights, int64_t k, const float *x, float sums[TILE_ROWS]) {
+    for (int64_t i = 0; i < k; i++)
+        for (int row = 0; row < TILE_ROWS; row++)
+            sums[row] += half_to_float(weights[i * TILE_ROWS + row]) * x[i];
+}
+
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
     (void)next;
@@ -73,6 +79,8 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
             multiply_floats((const float *)tile, k, (const float *)tokens + token * stride, sums);
         else if (format == BOUGH_FORMAT_BF16)
             multiply_bfloats((const uint16_t *)tile, k, (const float *)tokens + token * stride, sums);
+        else if (format == BOUGH_FORMAT_F16)
+            multiply_halves((const uint16_t *)tile, k, (const float *)tokens + token * stride, sums);
         else
             multiply_token(format, tile, k, token_at(tokens, token, k), sums);
         store_rows(out, token, sums);

@@ -141,6 +141,8 @@ ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half,
 ALWAYS_INLINE __m256 load_floats(int format, const uint8_t *tile, int64_t input, int half) {
     if (format == BOUGH_FORMAT_F32)
         return _mm256_loadu_ps((const float *)tile + input * TILE_ROWS + 8 * half);
+    if (format == BOUGH_FORMAT_F16)
+        return load_halves(tile + input * HALVES + half * HALVES / 2);
     __m256i both = _mm256_loadu_si256((const __m256i *)(tile + input / 2 * LINE + half * LINE / 2));
     return _mm256_castsi256_ps(input % 2 ? _mm256_and_si256(both, _mm256_set1_epi32((int)0xFFFF0000))
                                          : _mm256_slli_epi32(both, 16));

@@ -19,7 +19,7 @@ from gguf.constants import GGMLQuantizationType
 from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
 from bough.loader.dequantize import PLAIN
-from bough.native.build import ARM_FLAGS, COMMON, SOURCES
+from bough.native.build import ARM_FLAGS, COMMON, SOURCES, VARIANT_FLAGS
 from tests.kernels.test_kernels_quant_linear import random_rows
 
 FEATURES = {"plain": 0, "avx2": 1, "avxvnni": 9, "avx512": 3, "neon": 4, "amx": 0xFFFF}  # masks of cpu.h
@@ -90,7 +90,8 @@ def test_every_variant_gives_the_product(variant: str, form: Format, m: int) -> 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_work_of_several_weights(variant: str, m: int, threads: int) -> None:
     k = 1536
-    parts = [make_weight(form, n, k) for form, n in ((Format.Q4_MIN, 200), (Format.Q4, 16), (Format.Q8_HALF, 49))]
+    formats = ((Format.Q4_MIN, 200), (Format.Q4, 16), (Format.BF16, 30), (Format.Q8_HALF, 49), (Format.F16, 17))
+    parts = [make_weight(form, n, k) for form, n in formats]
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
     crew = native.Crew(threads)
     for _ in range(3):
@@ -150,9 +151,9 @@ def test_what_is_no_number_shows_in_its_token_alone(variant: str, form: Format, 
 def test_a_token_has_the_same_product_in_any_company(variant: str, form: Format) -> None:
     k = 256 if form is Format.Q8_HALF else 96
     weight = make_weight(form, 35, k)
-    x = torch.randn(50, k, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(75, k, generator=torch.Generator().manual_seed(1))
     together = product(variant, x, [weight])
-    for size in (1, 2, 3, 5, 16, 33):
+    for size in (1, 2, 3, 5, 16, 31, 33):
         apart = torch.cat([product(variant, part, [weight], crew=native.Crew(2)) for part in x.split(size)])
         assert torch.equal(apart, together), size
 
@@ -177,20 +178,37 @@ def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) ->
     assert library.bough_weight_format(int(GGMLQuantizationType.Q2_K)) == -1
 
 
+def build_driver(folder: Path, cc: list[str], variants: dict[str, tuple[str, ...]]) -> str:
+    """The program that compares all variants with the plain one."""
+    objects = []
+    for source in [*sorted(SOURCES.glob("linear*.c")), SOURCES / "team.c", SOURCES / "cpu.c"]:
+        flags = variants.get(source.stem.rpartition("_")[2], ())
+        objects.append(str(folder / f"{source.stem}.o"))
+        subprocess.run([*cc, *flags, "-c", str(source), "-o", objects[-1]], check=True)
+    program, driver = str(folder / "driver"), Path(__file__).with_name("linear_driver.c")
+    subprocess.run([*cc, f"-I{SOURCES}", str(driver), *objects, "-lm", "-o", program], check=True)
+    return program
+
+
 @pytest.mark.skipif(
     not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")) or platform.machine() == "aarch64",
     reason="needs a compiler for ARM and an emulator",
 )
 @pytest.mark.slow
 def test_the_arm_variant_under_an_emulator(tmp_path: Path) -> None:
-    objects = []
-    for source in [*sorted(SOURCES.glob("linear*.c")), SOURCES / "team.c", SOURCES / "cpu.c"]:
-        flags = ARM_FLAGS.get(source.stem.rpartition("_")[2], ())
-        objects.append(str(tmp_path / f"{source.stem}.o"))
-        subprocess.run(["aarch64-linux-gnu-gcc", *COMMON, *flags, "-c", str(source), "-o", objects[-1]], check=True)
-    driver = Path(__file__).with_name("linear_driver.c")
-    program = str(tmp_path / "driver")
-    link = ["aarch64-linux-gnu-gcc", *COMMON, "-static", f"-I{SOURCES}", str(driver), *objects, "-lm", "-o", program]
-    subprocess.run(link, check=True)
+    program = build_driver(tmp_path, ["aarch64-linux-gnu-gcc", *COMMON, "-static"], ARM_FLAGS)
     done = subprocess.run(["qemu-aarch64", "-cpu", "max", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "neon neon\n")
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.slow
+def test_the_products_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
+    checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    empty = ["gcc", *checks, "-x", "c", "-shared", "-fPIC", "-", "-o", str(tmp_path / "empty.so")]
+    if not shutil.which("gcc") or subprocess.run(empty, input=b"", capture_output=True).returncode:
+        pytest.skip("needs gcc with its sanitizers")
+    cc = ["gcc", *COMMON, "-O1", "-g", *checks]
+    program = build_driver(tmp_path, cc, VARIANT_FLAGS.get(platform.machine().lower(), {}))
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

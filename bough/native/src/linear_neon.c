@@ -147,6 +147,12 @@ ALWAYS_INLINE float32x4_t load_floats(int format, const uint8_t *tile, int64_t i
     return vreinterpretq_f32_u32(input % 2 ? vandq_u32(both, vdupq_n_u32(0xFFFF0000)) : vshlq_n_u32(both, 16));
 }
 
+static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
+    for (int64_t i = 0; i < k; i++)
+        for (int rows = 0; rows < 4; rows++)
+            vst1q_f32(wide + i * TILE_ROWS + 4 * rows, load_floats(format, tile, i, rows));
+}
+
 /* Four tokens at a time, because each has four registers of sums. */
 ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                                    const float *x, int64_t stride, float results[][TILE_ROWS]) {

@@ -70,6 +70,15 @@ static void multiply_halves(const uint16_t *weights, int64_t k, const float *x, 
             sums[row] += half_to_float(weights[i * TILE_ROWS + row]) * x[i];
 }
 
+static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
+    const uint16_t *weights = (const uint16_t *)tile;
+    for (int64_t i = 0; i < k; i++)
+        for (int row = 0; row < TILE_ROWS; row++)
+            wide[i * TILE_ROWS + row] = format == BOUGH_FORMAT_F16
+                                            ? half_to_float(weights[i * TILE_ROWS + row])
+                                            : bfloat_to_float(weights[(i / 2 * TILE_ROWS + row) * 2 + i % 2]);
+}
+
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
     (void)next;

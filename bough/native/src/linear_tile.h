@@ -32,6 +32,8 @@ static inline bool takes_floats(int format) {
     return format == BOUGH_FORMAT_F32 || format == BOUGH_FORMAT_BF16 || format == BOUGH_FORMAT_F16;
 }
 
+static inline bool is_narrow_float(int format) { return takes_floats(format) && format != BOUGH_FORMAT_F32; }
+
 static inline bool has_nibbles(int format) { return format == BOUGH_FORMAT_Q4 || format == BOUGH_FORMAT_Q4_MIN; }
 
 static inline int scales_of_group(int format) { return format == BOUGH_FORMAT_Q8_HALF ? 2 : 1; }
@@ -119,14 +121,18 @@ typedef void (*tile_product)(const uint8_t *tile, const uint8_t *next, int64_t k
  * that no product hides them. */
 typedef void (*token_quantizer)(const float *x, int64_t k, token_group *token);
 
+/* Makes a tile of float32 of one of 16-bit floats. */
+typedef void (*tile_widener)(int format, const uint8_t *tile, int64_t k, float *wide);
+
 typedef struct linear_kernels {
     const char *name;
     token_quantizer quantize;
+    tile_widener widen;
     tile_product product[BOUGH_FORMATS];
 } linear_kernels;
 
-/* The functions of a variant that has `multiply(format, tokens at once, …)`, always inlined: one for each format, which
- * takes eight tokens at a time, then four, two and one. */
+/* The functions of a variant that has `quantize`, `widen` and `multiply(format, tokens at once, …)`, always inlined: one
+ * for each format, which takes eight tokens at a time, then four, two and one. */
 #define DEFINE_PRODUCT(name, format)                                                                                   \
     static void name(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,          \
                      int64_t count, const tile_output *out) {                                                          \
@@ -156,6 +162,7 @@ typedef struct linear_kernels {
     DEFINE_PRODUCT(multiply_f16, BOUGH_FORMAT_F16)                                                                     \
     static const linear_kernels kernels = {#variant,                                                                   \
                                            quantize,                                                                   \
+                                           widen,                                                                      \
                                            {multiply_f32, multiply_q4, multiply_q4_min, multiply_q8, multiply_q8_min,  \
                                             multiply_q8_half, multiply_bf16, multiply_f16}};                           \
     const linear_kernels *linear_##variant(void) { return &kernels; }

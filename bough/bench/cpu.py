@@ -23,7 +23,7 @@ import msgspec
 from bough.bench.cpu_cases import VOCABULARY, Case, cases
 from bough.bench.cpu_drawing import html_page, write_png
 from bough.bench.cpu_peer import build_peer, find_peer
-from bough.bench.cpu_results import CaseResult, Comparison, StartResult, case_result, text_report
+from bough.bench.cpu_results import CaseResult, Comparison, StartResult, case_result, json_report, text_report
 from bough.bench.cpu_sides import RunningSide, Side, bough_side, llama_side, running
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
@@ -163,7 +163,7 @@ def _cpu_name() -> str:
 
 
 def _write(found: Comparison, base: str | None, output: str) -> None:
-    pages = {".json": msgspec.json.format(msgspec.json.encode(found)), ".html": html_page(found, base).encode()}
+    pages = {".json": json_report(found, base), ".html": html_page(found, base).encode()}
     try:
         for suffix, content in pages.items():
             Path(output + suffix).write_bytes(content)

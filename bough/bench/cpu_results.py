@@ -75,6 +75,21 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):{form}}–{max(values):{form}})"
 
 
+def json_report(found: Comparison, base: str | None) -> bytes:
+    """The run with its ratios to `base`: by load and side, round by round and their median."""
+    content: dict[str, Any] = msgspec.to_builtins(found)
+    if base is not None:
+        content["ratios"] = {
+            case.name: {side: _ratio(case.ratios(side, base)) for side in found.sides if side != base}
+            for case in found.cases
+        }
+    return msgspec.json.format(msgspec.json.encode(content))
+
+
+def _ratio(rounds: list[float]) -> dict[str, Any]:
+    return {"median": statistics.median(rounds), "rounds": rounds}
+
+
 def text_report(found: Comparison, base: str | None) -> str:
     """Tables for a terminal; `base` is the side that ratios are to."""
     lines = [f"{name}: {value}" for name, value in found.about.items()]

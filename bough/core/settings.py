@@ -166,7 +166,7 @@ class ModelSettings:
     disable_cuda_graph: bool = setting(False, "launch every kernel of a decode step by itself")
     cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
     enable_deterministic_inference: bool = setting(
-        False, "the same request gives the same bits in any batch, cached or not; on CUDA devices"
+        False, "the same request gives the same bits in any batch, cached or not"
     )
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
 
@@ -183,7 +183,10 @@ class MemorySettings:
         1, "tokens in a KV page; 1 shares prefixes to the token", choices=(1, 2, 4, 8, 16, 32, 64, 128)
     )
     kv_cache_dtype: str = setting(
-        "auto", "number format of cached keys and values; auto is that of the activations", choices=KV_CACHE_DTYPES
+        "auto",
+        "number format of cached keys and values; auto is that of the activations, float16 beside quantised weights on "
+        "a CPU",
+        choices=KV_CACHE_DTYPES,
     )
     quantization_param_path: str | None = setting(
         None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"

@@ -226,7 +226,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
         native = build_native(library, loaded.model, recorder, pool, threads, limits, deterministic=deterministic)
         if settings.model.cpu_threads is None:
             measure_threads(native, native.set_threads, threads)
-        tell_kernels(native, pool)
+        formats = [] if deterministic else packed_formats(loaded.model.slots())
+        tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config)
     return LoadedModel(ThreadedExecutor(TorchExecutor(loaded.model, pool, TorchAttention(), limits)), config)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from bough.native.tape import MAX_THREADS
+
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -26,8 +28,9 @@ def usable_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
 
 
 def compute_cores(cgroup: Path = CGROUP, topology: Path = TOPOLOGY) -> int:
-    """Cores that can multiply at the same time: of two hardware threads on one core, only one counts."""
-    return min(usable_cores(cgroup), physical_cores(_allowed_cpus(), topology))
+    """Cores that can multiply at the same time: of two hardware threads on one core, only one counts. No more than can
+    work together on a step."""
+    return min(usable_cores(cgroup), physical_cores(_allowed_cpus(), topology), MAX_THREADS)
 
 
 def physical_cores(cpus: Iterable[int], topology: Path = TOPOLOGY) -> int:

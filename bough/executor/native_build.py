@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Iterable
 
 import torch
 
@@ -71,11 +72,13 @@ def build_native(
     return NativeExecutor(tapes, limits, deterministic=deterministic)
 
 
-def tell_kernels(executor: NativeExecutor, pool: KVPool) -> None:
-    """What computes, in one line of the log."""
-    rows, many = variant(Format.Q8), variant(Format.Q8, prompt=True)
-    kernels = rows if rows == many else f"{rows}, {many} for prompts"
-    log.info("native kernels (%s) on %d threads, KV cache of %s", kernels, executor.threads, pool.dtype)
+def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) -> None:
+    """What computes, in one line of the log; weights of `formats` may be multiplied in another way in prompts."""
+    rows = variant(Format.F32)
+    others = {variant(form, prompt=True) for form in formats} - {rows}
+    kernels = ", ".join([rows, *(f"{name} for prompts" for name in sorted(others))])
+    counted = "1 thread" if threads == 1 else f"{threads} threads"
+    log.info("native kernels (%s) on %s, KV cache of %s", kernels, counted, cache)
 
 
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:

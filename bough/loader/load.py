@@ -24,6 +24,7 @@ from bough.loader.gguf_source import GgufSource
 from bough.loader.locate import ModelFiles
 from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.source import DummySource, Index, SafetensorsSource, WeightSource
+from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
 PIECE_ROWS = 16  # packed weights take whole tiles of rows
@@ -48,7 +49,7 @@ def packed_cache(files: ModelFiles, quantization: str) -> PackedCache | None:
     weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
     if quantization == "none" or not weights:
         return None
-    return PackedCache(cache_path(home(), weights, quantization))
+    return PackedCache(cache_path(home(), weights, quantization, cpu_name()))
 
 
 def packed_formats(slots: Iterable[WeightSlot]) -> Counter[Format]:

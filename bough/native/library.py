@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from pathlib import Path
 
 from bough.native.build import build, library_name
@@ -48,6 +49,15 @@ def why_absent() -> str:
     if path is None:
         return "they are not compiled (`bough build-kernels` does that)"
     return f"{path} cannot be opened here (`bough build-kernels` compiles it anew)"
+
+
+def cpu_name() -> str:
+    """The kind of CPU: the machine, and as bits of a number what the library found that it has."""
+    library, machine = load_library(), platform.machine().lower()
+    if library is None:
+        return machine
+    library.bough_cpu_features.restype = ctypes.c_uint
+    return f"{machine}-{library.bough_cpu_features():x}"
 
 
 def build_library() -> Path:

@@ -15,6 +15,7 @@ from bough.core.errors import ResourceError
 Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_bool
 
 MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
+MAX_THREADS = 255  # of a crew: BOUGH_MAX_THREADS of team.h
 SIGNATURES: dict[str, list[type]] = {
     "embedding": [Address, Float, Address],
     "rms_norm": [Bool, Address, Address, Address, Float, Bool, Size, Address, Address],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,7 +10,7 @@ import pytest
 
 from bough.bench.cpu_cases import Start
 from bough.bench.cpu_drawing import charts_of, html_page, svg, write_png
-from bough.bench.cpu_results import CaseResult, Comparison, SideResult, StartResult, spread, text_report
+from bough.bench.cpu_results import CaseResult, Comparison, SideResult, StartResult, json_report, spread, text_report
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ def test_the_text_has_rates_ratios_starts_and_memory(found: Comparison) -> None:
     assert "engine 3.00 imports 1.00, load 2.00 4.00 250" in lines
     assert "machine: two <cores>" in lines
     assert "engine / llama.cpp" not in text_report(found, None)
+
+
+def test_the_json_has_rates_and_ratios(found: Comparison) -> None:
+    content = json.loads(json_report(found, "llama.cpp"))
+    assert content["ratios"] == {"decode": {"engine": {"median": 2.0, "rounds": [2.0, 3.0, 1.0]}}}
+    assert content["cases"][0]["sides"][1] == {"side": "llama.cpp", "rates": [5.0, 10.0, 8.0]}
+    assert "ratios" not in json.loads(json_report(found, None))
 
 
 def test_pictures_are_whole_and_need_nothing_else(found: Comparison, tmp_path: Path) -> None:

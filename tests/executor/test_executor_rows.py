@@ -15,8 +15,12 @@ from bough.core.sampling_params import SamplingParams
 from bough.core.settings import MemorySettings, ModelSettings, Settings
 from bough.executor.build import build_executor, check_cache_readers, check_deterministic, resolve_config
 from bough.executor.device_rows import DeviceRows
+from bough.executor.native_build import tell_kernels
 from bough.executor.sizing import CacheSize, size_cpu_cache
+from bough.kernels.quant_linear.native import variant
+from bough.kernels.quant_linear.packed import Format
 from bough.loader.locate import locate
+from bough.native.library import load_library
 
 NONE = np.zeros(0, dtype=np.int32)
 
@@ -136,6 +140,31 @@ def test_quantising_needs_the_native_kernels(tiny_model: Path, monkeypatch: pyte
     settings = Settings.from_flat({"load_format": "dummy", "device": "cpu", "quantization": "int8"})
     with pytest.raises(SettingsError, match="bough build-kernels"):
         build_executor(locate(str(tiny_model)), settings)
+
+
+def test_without_the_native_kernels_torch_computes_and_one_line_says_so(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bough.executor.native_build.load_library", lambda: None)
+    monkeypatch.setattr("bough.native.library.find_library", lambda: None)
+    settings = Settings.from_flat({"load_format": "dummy", "device": "cpu", "cpu_threads": 1, "max_total_tokens": 64})
+    build_executor(locate(str(tiny_model)), settings).executor.close()
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "torch computes" in line and "bough build-kernels" in line
+
+
+@pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")
+def test_the_log_names_the_kernels_that_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Weights of float32 have no other way for prompts; 8-bit ones have on some CPUs."""
+    caplog.set_level("INFO")
+    rows, prompts = variant(Format.Q8), variant(Format.Q8, prompt=True)
+    both = rows if rows == prompts else f"{rows}, {prompts} for prompts"
+    tell_kernels([Format.F32], 1, torch.float32)
+    tell_kernels([Format.Q8, Format.F32], 2, torch.float16)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"native kernels ({rows}) on 1 thread, KV cache of torch.float32",
+        f"native kernels ({both}) on 2 threads, KV cache of torch.float16",
+    ]
 
 
 def test_8_bit_caches_have_their_own_readers() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
+from bough.executor import machine
 from bough.executor.machine import compute_cores, physical_cores
 from bough.executor.threads import choose_threads, measure_threads, thread_candidates
 from tests.fakes.executor import FakeExecutor
@@ -87,3 +88,9 @@ def test_two_hardware_threads_are_one_core(tmp_path: Path) -> None:
 def test_the_containers_limit_holds_for_cores_too(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("100000 100000")
     assert compute_cores(tmp_path, tmp_path) == 1
+
+
+def test_no_more_threads_than_can_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: set(range(600)))
+    assert machine.usable_cores(tmp_path, tmp_path / "none") == 600
+    assert compute_cores(tmp_path, tmp_path) == machine.MAX_THREADS

@@ -124,9 +124,15 @@ def test_results_can_be_added_to_what_is_there() -> None:
     torch.testing.assert_close(out, reference.quant_linear(x, [weight]) + 1)
 
 
-def test_sixteen_bit_floats_are_kept_exactly() -> None:
-    values = torch.randn(21, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
-    weight = native.pack(values.view(torch.uint8).numpy(), GGMLQuantizationType.BF16, 64, Format.BF16)
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.bfloat16, GGMLQuantizationType.BF16), (torch.float16, GGMLQuantizationType.F16)],
+    ids=["bfloat16", "float16"],
+)
+def test_sixteen_bit_floats_are_kept_exactly(dtype: torch.dtype, kind: GGMLQuantizationType) -> None:
+    values = torch.randn(21, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
+    values[3, :3] = torch.tensor([6e-8, -6e4, 0.0], dtype=dtype)  # the least and about the most that float16 has
+    weight = native.pack(values.view(torch.uint8).numpy(), kind, 64, NATURAL[kind])
     assert torch.equal(reference.dequantize(weight), values.float())
     assert torch.equal(native.dequantize_row(weight, 20), values[20].float())
     assert weight.blob.nbytes == 2 * 32 * 64

@@ -11,7 +11,7 @@ import torch
 from bough.native.build import compiler
 from bough.native.library import build_library, find_library, load_library
 
-TIERS = {"plain": 0, "avx2": 1, "best": 0xFFFFFFFF}
+TIERS = {"plain": 0, "avx2": 1, "avx512": 3, "best": 0xFFFFFFFF}  # masks of cpu.h; the best may have matrix tiles
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -50,6 +50,17 @@ static float compare(const float *found, const float *expected, int count) {
     return largest > 0.0f ? difference / largest : INFINITY;
 }
 
+/* Whether some result of a token with NaN in it is a number. */
+static bool hides_nan(bough_crew *crew, int threads, const bough_weight *weight) {
+    float x[K] = {0}, y[N];
+    x[K / 2 + 5] = NAN;
+    compute(crew, threads, weight, x, y, NULL, 1, false);
+    for (int i = 0; i < N; i++)
+        if (y[i] == y[i])
+            return true;
+    return false;
+}
+
 int main(void) {
     static float x[MAX_TOKENS * K], found[MAX_TOKENS * N], expected[MAX_TOKENS * N], bias[N];
     int failures = 0;
@@ -72,6 +83,10 @@ int main(void) {
                            difference);
                     failures++;
                 }
+            }
+            if (hides_nan(crew, threads, &weight)) {
+                printf("format %d, %d threads: NaN does not show\n", format, threads);
+                failures++;
             }
             free((void *)weight.blob);
         }

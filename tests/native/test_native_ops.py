@@ -1,15 +1,33 @@
-"""The operations of a row as ARM's vectors compute them, under an emulator; every test of a tape has this CPU's."""
+"""The operations of a row: what is no number, and ARM's vectors under an emulator; tests of tapes have the rest."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.build import ARM_FLAGS, COMMON, SOURCES
+from bough.native.tape import Crew, Step, Tape
+
+
+@pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu"])
+@pytest.mark.parametrize("place", [0, 9, 50])
+def test_nan_passes_through_activations_and_caps(any_tier: ctypes.CDLL, activation: int, place: int) -> None:
+    size = 51
+    x, out = np.ones((2, size), dtype=np.float32), np.zeros(size, dtype=np.float32)
+    x[0, place] = np.nan
+    tape, crew = Tape(any_tier), Crew(any_tier, 1)
+    tape.add("gate", False, x.ctypes.data, activation, size, out.ctypes.data)
+    tape.add("softcap", False, x.ctypes.data, size, 30.0)
+    crew.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
+    for found in (out, x[0]):
+        assert np.flatnonzero(np.isnan(found)).tolist() == [place]
 
 
 @pytest.mark.skipif(

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.loader.load import load_weights
 from bough.loader.source import DummySource
 from bough.models.registry import build_model
+from bough.native.tape import MAX_THREADS, Crew
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.native_forward import NativeForward
 
@@ -104,6 +106,12 @@ def test_fewer_threads_from_one_step_to_the_next(library: ctypes.CDLL) -> None:
         pair.step({0: 20, 1: 1})
 
 
+def test_a_crew_has_room_for_so_many(library: ctypes.CDLL) -> None:
+    assert Crew(library, MAX_THREADS).threads == MAX_THREADS
+    with pytest.raises(ResourceError, match="--cpu-threads"):
+        Crew(library, MAX_THREADS + 1)
+
+
 def test_many_rows_at_once(library: ctypes.CDLL) -> None:
     pair = Pair(library, CONFIGS["mistral"], threads=2)
     pair.step(dict.fromkeys(range(8), 9))
@@ -128,8 +136,9 @@ def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, dtype: torch.dtype, error
     assert 0 < (found - expected).norm() / expected.norm() < error
 
 
-def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL) -> None:
-    source, tokens = DummySource(LLAMA, torch.bfloat16), {0: list(range(6))}
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL, dtype: torch.dtype) -> None:
+    source, tokens = DummySource(LLAMA, dtype), {0: list(range(6))}
     wide = NativeForward(any_tier, LLAMA, source, quantization="none")
     narrow = NativeForward(any_tier, LLAMA, source, quantization="auto")
     torch.testing.assert_close(narrow.step(tokens)[0], wide.step(tokens)[0], rtol=1e-4, atol=2e-5)

@@ -21,8 +21,8 @@ FOR_FLOATS = {"int8": Format.Q8, "int4": Format.Q4_MIN}  # by the name that `--q
 
 def format_for(quantization: str, stored: GGMLQuantizationType, inputs: int) -> Format:
     """How rows of this type are kept: `none` as float32, `auto` as they are; `int8` and `int4` quantise floats, and
-    keep what is quantised already, because quantising twice only loses. 16-bit floats are wider than they need to be
-    while they are multiplied, not while they are kept: reading them is what takes the time."""
+    keep what is quantised already, because quantising twice only loses. 16-bit floats become wider only
+    while they are multiplied: reading them is what takes the time."""
     if quantization == "none" or inputs % GROUP:
         return Format.F32
     return FOR_FLOATS.get(quantization, NATURAL[stored]) if stored in FLOATS else NATURAL[stored]

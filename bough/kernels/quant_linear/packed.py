@@ -28,10 +28,11 @@ class Format(IntEnum):
     Q8_MIN = 4
     Q8_HALF = 5
     BF16 = 6
+    F16 = 7
 
     @property
     def is_float(self) -> bool:
-        return self in (Format.F32, Format.BF16)
+        return self in (Format.F32, Format.BF16, Format.F16)
 
     @property
     def has_nibbles(self) -> bool:
@@ -62,7 +63,7 @@ def packed_bytes(form: Format, outputs: int, inputs: int) -> int:
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 NATURAL: dict[GGMLQuantizationType, Format] = {
     GGMLQuantizationType.F32: Format.F32,
-    GGMLQuantizationType.F16: Format.F32,
+    GGMLQuantizationType.F16: Format.F16,
     GGMLQuantizationType.BF16: Format.BF16,
     GGMLQuantizationType.Q4_0: Format.Q4,
     GGMLQuantizationType.Q4_1: Format.Q4_MIN,

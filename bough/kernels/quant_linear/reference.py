@@ -113,6 +113,8 @@ def _floats(weight: PackedWeight) -> npt.NDArray[np.float32]:
     if weight.format is Format.BF16:
         pairs = weight.blob.view(np.uint16).reshape(-1, weight.k // 2, TILE_ROWS, 2).astype(np.uint32) << 16
         tiles = pairs.view(np.float32).transpose(0, 1, 3, 2).reshape(-1, weight.k, TILE_ROWS)
+    elif weight.format is Format.F16:
+        tiles = weight.blob.view(np.float16).reshape(-1, weight.k, TILE_ROWS).astype(np.float32)
     else:
         tiles = weight.blob.view(np.float32).reshape(-1, weight.k, TILE_ROWS)
     return np.ascontiguousarray(tiles.transpose(0, 2, 1).reshape(-1, weight.k)[: weight.n])

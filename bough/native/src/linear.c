@@ -11,6 +11,7 @@ enum {
     DEALT_BYTES = 48 << 10,   /* of weights that a thread takes at a time, where there are many */
     DEALS = 6,                /* how often each thread takes some, where there are few */
     WIDE_TILES = 2,
+    MANY = 32, /* tokens for which a tile of 16-bit floats is widened once, not for every few of them */
 };
 
 static const linear_kernels *narrow_kernels(void) {
@@ -56,12 +57,25 @@ static int64_t at_least(int64_t number, int64_t limit) { return number > limit ?
  * write there while the others are further. What follows is written with a tile in hand. */
 static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
 
+/* Behind them each thread has room for a tile of 16-bit floats as float32, if there are such tiles. */
+static int64_t widened_bytes(const bough_weight *parts, int count) {
+    for (int part = 0; part < count; part++)
+        if (is_narrow_float((int)parts[part].format))
+            return tile_bytes(BOUGH_FORMAT_F32, parts[part].k);
+    return 0;
+}
+
+/* Where what the threads share begins. */
+static int64_t shared_start(const bough_weight *parts, int count, int threads) {
+    return slices_bytes(threads) + threads * widened_bytes(parts, count);
+}
+
 size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads) {
     int64_t k = parts[0].k, shared = m * token_bytes(k);
     const linear_wide_kernels *wide = wide_kernels();
     if (fits(wide, parts, count))
         shared = at_least(shared, align(wide->panel_bytes(k, m)) + threads * align(wide->unpacked_bytes(k)));
-    return (size_t)(slices_bytes(threads) + shared);
+    return (size_t)(shared_start(parts, count, threads) + shared);
 }
 
 /* Some neighbouring tiles of one part. */
@@ -125,7 +139,7 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     bool needed = false;
     for (int part = 0; part < call->count; part++)
         needed |= !takes_floats((int)call->parts[part].format);
-    uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
+    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, team->threads);
     if (!needed)
         return tokens;
     if (call->m * k <= ALONE) {
@@ -154,11 +168,30 @@ static const uint8_t *start_of(const bough_weight *parts, int64_t size, int64_t 
     return tile_at(run.weight, run.first_tile);
 }
 
+/* Many tokens with tiles of 16-bit floats; their sums are the same to the last bit as those of few. */
+static void multiply_widened(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
+                             int64_t first_token, int64_t count, bough_team *team) {
+    const bough_weight *weight = run->weight;
+    int64_t own = slices_bytes(team->threads) + team->thread * widened_bytes(weight, 1);
+    float *wide = (float *)((uint8_t *)call->scratch + own);
+    for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
+        tile_output out = output_of(call, run, tile, first_token);
+        kernels->widen((int)weight->format, tile_at(weight, tile), weight->k, wide);
+        kernels->product[BOUGH_FORMAT_F32]((const uint8_t *)wide, NULL, weight->k,
+                                           call->x + first_token * call->x_stride, call->x_stride, count, &out);
+    }
+}
+
 /* `next` is the first tile of what this thread does after, or NULL. */
 static void multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
-                         const uint8_t *next, const uint8_t *tokens, int64_t first_token, int64_t count) {
+                         const uint8_t *next, const uint8_t *tokens, int64_t first_token, int64_t count,
+                         bough_team *team) {
     const bough_weight *weight = run->weight;
     int format = (int)weight->format;
+    if (count >= MANY && is_narrow_float(format)) {
+        multiply_widened(call, kernels, run, first_token, count, team);
+        return;
+    }
     const void *from = tokens + first_token * token_bytes(weight->k);
     if (takes_floats(format))
         from = call->x + first_token * call->x_stride;
@@ -184,13 +217,13 @@ static void multiply_narrow(const linear_call *call, bough_team *team) {
         tile_run run = find_run(call->parts, size, item % runs);
         const uint8_t *next = start_of(call->parts, size, runs, panels, following);
         int64_t first = item / runs * panel;
-        multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first));
+        multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first), team);
     }
 }
 
 static void multiply_wide(const linear_call *call, const linear_wide_kernels *wide, bough_team *team) {
     int64_t k = call->parts[0].k;
-    uint8_t *tokens = (uint8_t *)call->scratch + slices_bytes(team->threads);
+    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, team->threads);
     uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + team->thread * align(wide->unpacked_bytes(k));
     for (int64_t first; (first = bough_tile(team, call->m) * TILE_ROWS) < call->m;)
         wide->convert(call->x, call->x_stride, k, first, at_most(TILE_ROWS, call->m - first), tokens);

@@ -29,7 +29,8 @@ enum bough_format {
     BOUGH_FORMAT_Q8_MIN = 4,  /* scale * code + offset, groups of 32; codes below 128 */
     BOUGH_FORMAT_Q8_HALF = 5, /* scale * signed code, groups of 16 */
     BOUGH_FORMAT_BF16 = 6,    /* groups of 32, without scales */
-    BOUGH_FORMATS = 7,
+    BOUGH_FORMAT_F16 = 7,     /* likewise */
+    BOUGH_FORMATS = 8,
 };
 
 /* What rows can be packed from: GGUF's own numbers of its types. */
@@ -53,7 +54,7 @@ typedef struct bough_weight {
     const uint8_t *blob; /* 64-byte aligned */
 } bough_weight;
 
-/* The format that keeps a source as it is (float16: as float32); -1 for a source that cannot be packed. */
+/* The format that keeps a source as it is; -1 for a source that cannot be packed. */
 BOUGH_EXPORT int bough_weight_format(int source);
 
 /* Bytes of the packed blob; 0 where k does not fit the format (groups of 32 inputs). */

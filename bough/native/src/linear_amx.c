@@ -3,7 +3,8 @@
  * Tiles of bytes would be exact, but their sums would have to leave the tiles after every group of 32 inputs to be
  * scaled, which takes longer than the products. So two tiles of weights at a time are unpacked into bfloat16, scales
  * included, and multiplied with all tokens of a panel. Activations are rounded to bfloat16 too, a smaller error than
- * that of 8 bits. Weights that are bfloat16 already lie in their tiles as the registers take them.
+ * that of 8 bits, and so are weights of float16. Weights that are bfloat16 already lie in their tiles as the registers
+ * take them.
  *
  * A tile register has 16 rows of 64 bytes. Of activations: 16 tokens by 32 inputs. Of weights: 16 pairs of inputs by 16
  * outputs. Four registers hold the sums of 32 tokens by 32 outputs.
@@ -90,9 +91,22 @@ ALWAYS_INLINE void unpack_line(__m512i line, row_scales rows, uint8_t *out) {
     _mm512_store_si512((void *)(out + LINE), to_pairs(values[2], values[3]));
 }
 
+/* The same of float16: 32 inputs of 16 rows. */
+ALWAYS_INLINE void unpack_halves(const uint8_t *from, uint8_t *out) {
+    for (int i = 0; i < GROUP / 2; i++, from += LINE, out += LINE) {
+        __m512 first = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+        __m512 second = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + LINE / 2)));
+        _mm512_store_si512((void *)out, to_pairs(first, second));
+    }
+}
+
 /* A group of a tile to a weight register. */
 ALWAYS_INLINE void unpack_group(int format, const uint8_t *tile, int64_t k, int64_t group, uint8_t *out) {
     enum { HALVES = TILE_ROWS * 2 };
+    if (format == BOUGH_FORMAT_F16) {
+        unpack_halves(tile + group * REGISTER_BYTES, out);
+        return;
+    }
     const bool is_signed = format == BOUGH_FORMAT_Q8 || format == BOUGH_FORMAT_Q8_HALF;
     const float shift = is_signed ? 128.0f : format == BOUGH_FORMAT_Q4 ? 8.0f : 0.0f;
     const uint8_t *scales = tile + scales_start(format, k) + group * scales_of_group(format) * HALVES;
@@ -188,8 +202,9 @@ DEFINE_FIRST_PRODUCT(first_q4_min, BOUGH_FORMAT_Q4_MIN)
 DEFINE_FIRST_PRODUCT(first_q8, BOUGH_FORMAT_Q8)
 DEFINE_FIRST_PRODUCT(first_q8_min, BOUGH_FORMAT_Q8_MIN)
 DEFINE_FIRST_PRODUCT(first_q8_half, BOUGH_FORMAT_Q8_HALF)
+DEFINE_FIRST_PRODUCT(first_f16, BOUGH_FORMAT_F16)
 static const first_product FIRST[BOUGH_FORMATS] = {NULL,         first_q4,      first_q4_min, first_q8,
-                                                   first_q8_min, first_q8_half, NULL};
+                                                   first_q8_min, first_q8_half, NULL,         first_f16};
 
 /* 32 tokens, or the last 16, with two tiles that are unpacked, or the last. */
 static void multiply_unpacked(bool both_tokens, bool both_tiles, int64_t k, const uint8_t *tokens,

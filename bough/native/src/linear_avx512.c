@@ -11,13 +11,22 @@
 
 enum { QUADS = GROUP / 4 };
 
+/* The largest size; as whole numbers, sizes stand in the same order, and NaN is above all. */
+ALWAYS_INLINE float largest_of(__m512 low, __m512 high) {
+    __m512i sizes = _mm512_castps_si512(_mm512_abs_ps(low)), others = _mm512_castps_si512(_mm512_abs_ps(high));
+    int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(sizes, others));
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    return largest;
+}
+
 static void quantize(const float *x, int64_t k, token_group *token) {
     for (int64_t group = 0; group < k / GROUP; group++, x += GROUP, token++) {
         __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
-        float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-        __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-        __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
-        __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+        float largest = largest_of(low, high);
+        __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f), top = _mm512_set1_ps(127.0f);
+        __m512i first = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(low, inverse), top)); /* NaN: 127 */
+        __m512i second = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(high, inverse), top));
         _mm_storeu_si128((__m128i *)token->codes, _mm512_cvtsepi32_epi8(first));
         _mm_storeu_si128((__m128i *)(token->codes + 16), _mm512_cvtsepi32_epi8(second));
         int32_t sums[2] = {_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)};
@@ -102,9 +111,23 @@ ALWAYS_INLINE void load_pair(int format, const uint8_t *tile, int64_t input, __m
         pair[1] = _mm512_loadu_ps((const float *)tile + (input + 1) * TILE_ROWS);
         return;
     }
+    if (format == BOUGH_FORMAT_F16) {
+        pair[0] = load_halves(tile + input / 2 * LINE);
+        pair[1] = load_halves(tile + input / 2 * LINE + LINE / 2);
+        return;
+    }
     __m512i both = _mm512_loadu_si512(tile + input / 2 * LINE); /* a bfloat16 is the upper half of its float32 */
     pair[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     pair[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xFFFF0000)));
+}
+
+static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
+    for (int64_t i = 0; i < k; i += 2) {
+        __m512 pair[2];
+        load_pair(format, tile, i, pair);
+        _mm512_storeu_ps(wide + i * TILE_ROWS, pair[0]);
+        _mm512_storeu_ps(wide + (i + 1) * TILE_ROWS, pair[1]);
+    }
 }
 
 ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,

@@ -17,7 +17,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         float32x4_t largest_of = vdupq_n_f32(0.0f);
         for (int i = 0; i < 8; i++) {
             values[i] = vld1q_f32(x + 4 * i);
-            largest_of = vmaxq_f32(largest_of, vabsq_f32(values[i]));
+            largest_of = vmaxq_f32(largest_of, vabsq_f32(values[i])); /* NaN, if one is */
         }
         float largest = vmaxvq_f32(largest_of), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
         int32_t sums[2];
@@ -141,8 +141,16 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
 ALWAYS_INLINE float32x4_t load_floats(int format, const uint8_t *tile, int64_t input, int rows) {
     if (format == BOUGH_FORMAT_F32)
         return vld1q_f32((const float *)tile + input * TILE_ROWS + 4 * rows);
+    if (format == BOUGH_FORMAT_F16)
+        return load_halves(tile + input * HALVES + rows * 8);
     uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8(tile + input / 2 * LINE + rows * QUARTER));
     return vreinterpretq_f32_u32(input % 2 ? vandq_u32(both, vdupq_n_u32(0xFFFF0000)) : vshlq_n_u32(both, 16));
+}
+
+static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
+    for (int64_t i = 0; i < k; i++)
+        for (int rows = 0; rows < 4; rows++)
+            vst1q_f32(wide + i * TILE_ROWS + 4 * rows, load_floats(format, tile, i, rows));
 }
 
 /* Four tokens at a time, because each has four registers of sums. */

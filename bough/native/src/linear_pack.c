@@ -34,8 +34,8 @@ static inline float half_at(const uint8_t *bytes) { return half_to_float((uint16
 
 int bough_weight_format(int source) {
     switch (source) {
-    case BOUGH_SOURCE_F32:
-    case BOUGH_SOURCE_F16: return BOUGH_FORMAT_F32;
+    case BOUGH_SOURCE_F32: return BOUGH_FORMAT_F32;
+    case BOUGH_SOURCE_F16: return BOUGH_FORMAT_F16;
     case BOUGH_SOURCE_BF16: return BOUGH_FORMAT_BF16;
     case BOUGH_SOURCE_Q4_0: return BOUGH_FORMAT_Q4;
     case BOUGH_SOURCE_Q4_1:
@@ -205,12 +205,14 @@ static void pack_row_as_floats(int source, int64_t k, const uint8_t *data, float
     }
 }
 
-/* Where a row's input is in a tile of bfloat16. */
-static int64_t place_of(int row, int64_t input) { return input / 2 * 2 * TILE_ROWS + row * 2 + input % 2; }
+/* Where a row's input is in a tile of 16-bit floats. */
+static int64_t place_of(int format, int row, int64_t input) {
+    return format == BOUGH_FORMAT_F16 ? input * TILE_ROWS + row : input / 2 * 2 * TILE_ROWS + row * 2 + input % 2;
+}
 
-static void pack_row_of_bfloats(int64_t k, const uint8_t *data, uint16_t *tile, int row) {
+static void pack_row_as_it_is(int format, int64_t k, const uint8_t *data, uint16_t *tile, int row) {
     for (int64_t i = 0; i < k; i++)
-        tile[place_of(row, i)] = (uint16_t)(data[2 * i] | data[2 * i + 1] << 8);
+        tile[place_of(format, row, i)] = (uint16_t)(data[2 * i] | data[2 * i + 1] << 8);
 }
 
 static void pack_row(int format, int source, int64_t k, const uint8_t *data, uint8_t *tile, int row) {
@@ -253,8 +255,8 @@ int bough_weight_pack(int format, int source, int64_t n, int64_t k, const void *
             memset(tile, 0, (size_t)tile_bytes(format, k));
         if (format == BOUGH_FORMAT_F32)
             pack_row_as_floats(source, k, from, (float *)tile, (int)(row % TILE_ROWS));
-        else if (format == BOUGH_FORMAT_BF16)
-            pack_row_of_bfloats(k, from, (uint16_t *)tile, (int)(row % TILE_ROWS));
+        else if (takes_floats(format))
+            pack_row_as_it_is(format, k, from, (uint16_t *)tile, (int)(row % TILE_ROWS));
         else
             pack_row(format, source, k, from, tile, (int)(row % TILE_ROWS));
     }
@@ -269,9 +271,11 @@ void bough_weight_row(const bough_weight *weight, int64_t row, float *out) {
             out[i] = ((const float *)tile)[i * TILE_ROWS + in_tile];
         return;
     }
-    if (format == BOUGH_FORMAT_BF16) {
-        for (int64_t i = 0; i < weight->k; i++)
-            out[i] = bfloat_to_float(((const uint16_t *)tile)[place_of(in_tile, i)]);
+    if (takes_floats(format)) {
+        for (int64_t i = 0; i < weight->k; i++) {
+            uint16_t bits = ((const uint16_t *)tile)[place_of(format, in_tile, i)];
+            out[i] = format == BOUGH_FORMAT_F16 ? half_to_float(bits) : bfloat_to_float(bits);
+        }
         return;
     }
     const uint16_t *scales = (const uint16_t *)(tile + scales_start(format, weight->k));

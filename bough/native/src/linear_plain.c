@@ -5,13 +5,14 @@
 
 static void quantize(const float *x, int64_t k, token_group *token) {
     for (int64_t group = 0; group < k / GROUP; group++, x += GROUP, token++) {
-        float largest = 0.0f;
+        float largest = 0.0f; /* or NaN, if one is */
         for (int i = 0; i < GROUP; i++)
-            largest = fmaxf(largest, fabsf(x[i]));
+            largest = fabsf(x[i]) > largest || x[i] != x[i] ? fabsf(x[i]) : largest;
         float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
         int32_t sums[2] = {0, 0};
         for (int i = 0; i < GROUP; i++) {
-            int32_t code = (int32_t)rintf(x[i] * inverse);
+            float rounded = rintf(x[i] * inverse);
+            int32_t code = rounded == rounded ? (int32_t)rounded : 0;
             token->codes[i] = (int8_t)code;
             sums[i / 16] += code;
         }
@@ -63,6 +64,21 @@ static void multiply_bfloats(const uint16_t *weights, int64_t k, const float *x,
             sums[row] += bfloat_to_float(weights[(i / 2 * TILE_ROWS + row) * 2 + i % 2]) * x[i];
 }
 
+static void multiply_halves(const uint16_t *weights, int64_t k, const float *x, float sums[TILE_ROWS]) {
+    for (int64_t i = 0; i < k; i++)
+        for (int row = 0; row < TILE_ROWS; row++)
+            sums[row] += half_to_float(weights[i * TILE_ROWS + row]) * x[i];
+}
+
+static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
+    const uint16_t *weights = (const uint16_t *)tile;
+    for (int64_t i = 0; i < k; i++)
+        for (int row = 0; row < TILE_ROWS; row++)
+            wide[i * TILE_ROWS + row] = format == BOUGH_FORMAT_F16
+                                            ? half_to_float(weights[i * TILE_ROWS + row])
+                                            : bfloat_to_float(weights[(i / 2 * TILE_ROWS + row) * 2 + i % 2]);
+}
+
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
     (void)next;
@@ -72,6 +88,8 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
             multiply_floats((const float *)tile, k, (const float *)tokens + token * stride, sums);
         else if (format == BOUGH_FORMAT_BF16)
             multiply_bfloats((const uint16_t *)tile, k, (const float *)tokens + token * stride, sums);
+        else if (format == BOUGH_FORMAT_F16)
+            multiply_halves((const uint16_t *)tile, k, (const float *)tokens + token * stride, sums);
         else
             multiply_token(format, tile, k, token_at(tokens, token, k), sums);
         store_rows(out, token, sums);

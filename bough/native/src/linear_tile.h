@@ -7,8 +7,8 @@
  *   4 bits: 256 bytes a group: the low halves of its bytes are inputs 0-15, laid out like that, the high halves 16-31.
  *
  * So one 64-byte line (one AVX-512 register, two of AVX2, four of NEON) times four broadcast activations adds to the
- * sums of 16 rows without any shuffling. As float32 a tile holds for every input the 16 rows' weights, as bfloat16 for
- * every two inputs: row 0's two weights, row 1's, … row 15's, which is how matrix instructions take them.
+ * sums of 16 rows without any shuffling. As float32 and float16 a tile holds for every input the 16 rows' weights, as
+ * bfloat16 for every two inputs: row 0's two weights, row 1's, … row 15's, which is how matrix instructions take them.
  */
 #ifndef BOUGH_LINEAR_TILE_H
 #define BOUGH_LINEAR_TILE_H
@@ -28,7 +28,11 @@ enum { TILE_ROWS = 16, GROUP = 32, LINE = 64 };
 static inline bool has_offsets(int format) { return format == BOUGH_FORMAT_Q4_MIN || format == BOUGH_FORMAT_Q8_MIN; }
 
 /* Whether activations are multiplied as they are, not quantised. */
-static inline bool takes_floats(int format) { return format == BOUGH_FORMAT_F32 || format == BOUGH_FORMAT_BF16; }
+static inline bool takes_floats(int format) {
+    return format == BOUGH_FORMAT_F32 || format == BOUGH_FORMAT_BF16 || format == BOUGH_FORMAT_F16;
+}
+
+static inline bool is_narrow_float(int format) { return takes_floats(format) && format != BOUGH_FORMAT_F32; }
 
 static inline bool has_nibbles(int format) { return format == BOUGH_FORMAT_Q4 || format == BOUGH_FORMAT_Q4_MIN; }
 
@@ -45,7 +49,7 @@ static inline int64_t offsets_start(int format, int64_t k) {
 static inline int64_t tile_bytes(int format, int64_t k) {
     if (format == BOUGH_FORMAT_F32)
         return k * TILE_ROWS * (int64_t)sizeof(float);
-    if (format == BOUGH_FORMAT_BF16)
+    if (takes_floats(format))
         return k * TILE_ROWS * (int64_t)sizeof(uint16_t);
     int64_t offsets = has_offsets(format) ? k / GROUP * TILE_ROWS * (int64_t)sizeof(uint16_t) : 0;
     return (offsets_start(format, k) + offsets + LINE - 1) / LINE * LINE;
@@ -57,6 +61,8 @@ static inline int64_t tile_bytes(int format, int64_t k) {
 ALWAYS_INLINE void fetch_group(int format, const uint8_t *tile, int64_t group) {
     int halves = scales_of_group(format) + (has_offsets(format) ? 1 : 0);
     int64_t share = group_bytes(format) + halves * TILE_ROWS * (int64_t)sizeof(uint16_t);
+    if (takes_floats(format))
+        share = tile_bytes(format, GROUP);
     for (int64_t at = 0; tile != NULL && at < share; at += LINE)
         __builtin_prefetch(tile + group * share + at);
 }
@@ -111,17 +117,22 @@ static inline void store_rows(const tile_output *out, int64_t token, const float
 typedef void (*tile_product)(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,
                              int64_t count, const tile_output *out);
 
-/* Quantises one token, of whose k inputs every 32 are a group. */
+/* Quantises one token, of whose k inputs every 32 are a group. A group with NaN or infinity in it has such a scale, so
+ * that no product hides them. */
 typedef void (*token_quantizer)(const float *x, int64_t k, token_group *token);
+
+/* Makes a tile of float32 of one of 16-bit floats. */
+typedef void (*tile_widener)(int format, const uint8_t *tile, int64_t k, float *wide);
 
 typedef struct linear_kernels {
     const char *name;
     token_quantizer quantize;
+    tile_widener widen;
     tile_product product[BOUGH_FORMATS];
 } linear_kernels;
 
-/* The functions of a variant that has `multiply(format, tokens at once, …)`, always inlined: one for each format, which
- * takes eight tokens at a time, then four, two and one. */
+/* The functions of a variant that has `quantize`, `widen` and `multiply(format, tokens at once, …)`, always inlined: one
+ * for each format, which takes eight tokens at a time, then four, two and one. */
 #define DEFINE_PRODUCT(name, format)                                                                                   \
     static void name(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,          \
                      int64_t count, const tile_output *out) {                                                          \
@@ -148,10 +159,12 @@ typedef struct linear_kernels {
     DEFINE_PRODUCT(multiply_q8_min, BOUGH_FORMAT_Q8_MIN)                                                               \
     DEFINE_PRODUCT(multiply_q8_half, BOUGH_FORMAT_Q8_HALF)                                                             \
     DEFINE_PRODUCT(multiply_bf16, BOUGH_FORMAT_BF16)                                                                   \
+    DEFINE_PRODUCT(multiply_f16, BOUGH_FORMAT_F16)                                                                     \
     static const linear_kernels kernels = {#variant,                                                                   \
                                            quantize,                                                                   \
+                                           widen,                                                                      \
                                            {multiply_f32, multiply_q4, multiply_q4_min, multiply_q8, multiply_q8_min,  \
-                                            multiply_q8_half, multiply_bf16}};                                         \
+                                            multiply_q8_half, multiply_bf16, multiply_f16}};                           \
     const linear_kernels *linear_##variant(void) { return &kernels; }
 
 /* The same for many tokens at a time, by matrix instructions: two tiles of weights are unpacked once into `unpacked`

@@ -17,14 +17,16 @@ static int32_t sum_of(__m256i numbers) {
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
 }
 
+/* The largest size; as whole numbers, sizes stand in the same order, and NaN is above all. */
 static float largest_of(const __m256 values[4]) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256 largest = _mm256_andnot_ps(sign, values[0]);
+    const __m256i size = _mm256_set1_epi32(INT32_MAX);
+    __m256i largest = _mm256_and_si256(size, _mm256_castps_si256(values[0]));
     for (int i = 1; i < 4; i++)
-        largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, values[i]));
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+        largest = _mm256_max_epi32(largest, _mm256_and_si256(size, _mm256_castps_si256(values[i])));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(four));
 }
 
 static void quantize(const float *x, int64_t k, token_group *token) {
@@ -33,10 +35,10 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         for (int i = 0; i < 4; i++)
             values[i] = _mm256_loadu_ps(x + 8 * i);
         float largest = largest_of(values);
-        __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+        __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f), top = _mm256_set1_ps(127.0f);
         __m256i codes[4];
         for (int i = 0; i < 4; i++)
-            codes[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], inverse));
+            codes[i] = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_mul_ps(values[i], inverse), top)); /* NaN: 127 */
         __m256i low = _mm256_packs_epi32(codes[0], codes[1]), high = _mm256_packs_epi32(codes[2], codes[3]);
         __m256i bytes = _mm256_packs_epi16(low, high); /* packing keeps to halves: fours come out of order */
         bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -139,9 +141,23 @@ ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half,
 ALWAYS_INLINE __m256 load_floats(int format, const uint8_t *tile, int64_t input, int half) {
     if (format == BOUGH_FORMAT_F32)
         return _mm256_loadu_ps((const float *)tile + input * TILE_ROWS + 8 * half);
+    if (format == BOUGH_FORMAT_F16)
+        return load_halves(tile + input * HALVES + half * HALVES / 2);
     __m256i both = _mm256_loadu_si256((const __m256i *)(tile + input / 2 * LINE + half * LINE / 2));
     return _mm256_castsi256_ps(input % 2 ? _mm256_and_si256(both, _mm256_set1_epi32((int)0xFFFF0000))
                                          : _mm256_slli_epi32(both, 16));
+}
+
+ALWAYS_INLINE void widen_all(int format, const uint8_t *tile, int64_t k, float *wide) {
+    for (int64_t i = 0; i < 2 * k; i++)
+        _mm256_storeu_ps(wide + 8 * i, load_floats(format, tile, i / 2, (int)(i % 2)));
+}
+
+static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
+    if (format == BOUGH_FORMAT_F16)
+        widen_all(BOUGH_FORMAT_F16, tile, k, wide);
+    else
+        widen_all(BOUGH_FORMAT_BF16, tile, k, wide);
 }
 
 ALWAYS_INLINE void multiply_floats(int format, int tokens, int halves, int half, const uint8_t *tile,

@@ -280,7 +280,8 @@ static bool start_workers(bough_crew *crew) {
 }
 
 bough_crew *bough_crew_create(int threads) {
-    if (threads < 1 || threads >= 1 << WORKING_BITS)
+    _Static_assert(BOUGH_MAX_THREADS < 1 << WORKING_BITS, "all may work at once");
+    if (threads < 1 || threads > BOUGH_MAX_THREADS)
         return NULL;
     bough_crew *crew = aligned_alloc(CACHE_LINE, sizeof(bough_crew));
     if (crew == NULL)

@@ -38,7 +38,9 @@ typedef struct bough_team {
 
 typedef void (*bough_job)(bough_team *team, void *argument);
 
-/* A team of `threads`, the caller being one of them; NULL where threads cannot be had. */
+enum { BOUGH_MAX_THREADS = 255 };
+
+/* A team of `threads`, the caller being one of them; NULL where threads cannot be had, or are more than that. */
 BOUGH_EXPORT bough_crew *bough_crew_create(int threads);
 BOUGH_EXPORT void bough_crew_destroy(bough_crew *crew);
 int bough_crew_threads(const bough_crew *crew);

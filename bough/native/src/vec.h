@@ -177,7 +177,7 @@ INLINE float largest_of(vec v) {
 /* e to the x, to a relative 2e-7; what would leave the range of normal numbers stays at its edge. */
 INLINE vec exp_(vec x) {
     const vec rounder = splat(12582912.0f); /* 1.5 * 2^23: a sum with it has no bits left behind the point */
-    x = smaller(larger(x, splat(-87.33f)), splat(88.37f));
+    x = smaller(splat(88.37f), larger(splat(-87.33f), x)); /* in this order, NaN stays */
     vec shifted = x * 1.44269504f + rounder;
     vec n = shifted - rounder;
     vec r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln 2, in two parts */

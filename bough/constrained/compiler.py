@@ -8,6 +8,7 @@ cache, so that a grammar which takes too long is tried once and not by every cli
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ SETTING = "--grammar-timeout-s"
 PREPARERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
+NICE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class CachingCompiler:
         self._vocabulary = vocabulary
         self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, thread_name_prefix="grammar")
-        self._waiters = ThreadPoolExecutor(workers, thread_name_prefix="grammar-worker")
+        self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, "grammar", _stand_back)
+        self._waiters = ThreadPoolExecutor(workers, "grammar-worker", _stand_back)
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
         self._preparers = WorkerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
         self._compilers = WorkerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
@@ -125,26 +127,28 @@ class CachingCompiler:
         with _answering(future):
             draft = msgspec.msgpack.decode(self._preparers.ask(spec), type=Draft)
             prepared = draft.prepared
+            backend = self._get_backend(prepared.backend)
             if draft.payload is not None:
-                self._finish(prepared, draft.payload, future)
+                future.set_result(CompiledGrammar(prepared.warnings, backend.load(draft.payload)))
             elif prepared.light:
-                self._finish(prepared, self._get_backend(prepared.backend).compile(prepared.spec), future)
+                future.set_result(CompiledGrammar(prepared.warnings, backend.matchers(prepared.spec)))
             else:
-                self._waiters.submit(self._compile, prepared, future)
+                self._waiters.submit(self._compile, prepared, backend, future)
 
-    def _compile(self, prepared: Prepared, future: Future[CompiledGrammar]) -> None:
+    def _compile(self, prepared: Prepared, backend: Backend, future: Future[CompiledGrammar]) -> None:
         with _answering(future):
-            self._finish(prepared, self._compilers.ask(prepared.spec), future)
-
-    def _finish(self, prepared: Prepared, payload: bytes, future: Future[CompiledGrammar]) -> None:
-        matcher = self._get_backend(prepared.backend).load(payload)
-        future.set_result(CompiledGrammar(prepared.warnings, matcher))
+            future.set_result(CompiledGrammar(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
 
     def _get_backend(self, name: str) -> Backend:
         with self._backend_lock:
             if name not in self._backends:
                 self._backends[name] = load_backend(name, self._vocabulary)
             return self._backends[name]
+
+
+def _stand_back() -> None:
+    """The model goes first: before a thread of grammars, and the threads that a library starts from it."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 @contextmanager

@@ -43,6 +43,9 @@ class LLGuidanceBackend:
             raise refusal(first.get_error())
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
 
+    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
+        return self.load(self.compile(spec))
+
 
 def checked_grammar(spec: GrammarSpec) -> str:
     """The spec in the library's own language, once the library has taken it; that needs no vocabulary."""

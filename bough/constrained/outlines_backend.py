@@ -56,6 +56,9 @@ class OutlinesBackend:
         states = States(outlines_core.Index.from_binary(list(payload)), self._vocabulary)
         return lambda: OutlinesMatcher(states)
 
+    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
+        return self.load(self.compile(spec))
+
 
 def to_regex(spec: GrammarSpec) -> str:
     """The spec as one regular expression."""

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from bough.constrained import xgrammar_backend
 from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
+from bough.constrained.prepare import prepare
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.constrained.worker import Hello
 from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
-from tests.constrained.walks import BYTES, accepts
+from tests.constrained.walks import BYTES, accepts, backend_of
 
 HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
@@ -98,6 +100,53 @@ def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
         assert wait(compiler.request(specs[0])) is not first
     finally:
         compiler.close()
+
+
+COUNTED = json_schema_spec({"type": "array", "items": {"type": "integer", "multipleOf": 509}})
+PERCENT = {"type": "number", "minimum": 0.5, "maximum": 99.5}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        COUNTED,
+        json_schema_spec({"type": "object", "properties": {f"p{i}": PERCENT | {"minimum": i} for i in range(60)}}),
+        json_schema_spec(
+            {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "null"} for i in range(30)},
+                "maxProperties": 15,
+            }
+        ),
+        structural_tag_spec({"type": "structural_tag", "format": {"type": "regex", "pattern": "[a-z]{999}"}}),
+        structural_tag_spec(
+            {"type": "structural_tag", "format": {"type": "grammar", "grammar": "root ::= [a-z]{999}"}}
+        ),
+    ],
+)
+def test_what_is_short_to_write_and_long_to_compile_has_a_clock(spec: GrammarSpec) -> None:
+    assert not prepare(spec, "xgrammar").light
+
+
+def test_an_everyday_schema_needs_no_process() -> None:
+    names = {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}
+    assert prepare(json_schema_spec({"type": "object", "properties": names | {"share": PERCENT}}), "xgrammar").light
+
+
+def test_masks_that_states_share_are_not_written_out_for_each_to_cross_processes() -> None:
+    """The library would write megabytes of them, for seconds."""
+    backend = backend_of("xgrammar")
+    payload = backend.compile(prepare(COUNTED, "xgrammar").spec)
+    assert len(payload) < 1000
+    assert accepts(backend.load(payload)(), "[509, 1018]") and not accepts(backend.load(payload)(), "[510]")
+
+
+def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xgrammar_backend, "QUICK_S", 0.0)
+    backend = backend_of("xgrammar")
+    payload = backend.compile(regex_spec("a+b"))
+    monkeypatch.setattr(backend, "_read", None)  # which would compile
+    assert accepts(backend.load(payload)(), "aab")
 
 
 # Workers --------------------------------------------------------------------------------------------------------------

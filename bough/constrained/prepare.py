@@ -1,9 +1,8 @@
 """Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced.
 
-Pure and free of back ends, so the edge asks it too (`check.py`), and a client learns of a bad grammar before its
-request is queued. A spec comes out with its schema lowered, its regular expression in the common dialect, its tag in
-one form; with the gaps of a spec that is not strict as warnings; with the back end that follows it; and with the word
-whether it is small enough to compile in a thread.
+Pure and free of back ends, so that a process which prepares starts quickly. A spec comes out with its schema lowered,
+its regular expression in the common dialect, its tag in one form; with the gaps of a spec that is not strict as
+warnings; with the back end that follows it; and with the word whether it is small enough to compile in a thread.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepared:
     """The spec in the form that the back end enforces; `field` is what the client called it."""
     name = resolve_backend(backend)
-    field = field or spec.kind
+    field = field or ("choices" if spec.kind == "choice" else spec.kind)
     require_size(spec.text, field)
     prepared = _prepare(spec, name, field)
     if name == UNBOUNDED and ((ambiguous := is_ambiguous(prepared.spec)) or is_large(prepared.spec)):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 
 from bough.constrained import xgrammar_backend
@@ -17,7 +18,7 @@ from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, reg
 from bough.constrained.worker import Hello
 from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
-from tests.constrained.walks import BYTES, accepts, backend_of
+from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
 
 HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
@@ -181,6 +182,12 @@ def test_a_refusal_crosses_with_its_field(preparers: WorkerPool) -> None:
     assert refused.value.field == "ebnf"
 
 
+def test_a_long_chain_of_rules_is_no_defect(preparers: WorkerPool) -> None:
+    chain = [f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(500)]
+    with pytest.raises(RequestError, match="too deep to be followed; make it flatter"):
+        preparers.ask(ebnf_spec("\n".join(["root ::= r0", *chain, 'r500 ::= "b"'])))
+
+
 def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
     preparers.ask(regex_spec("a"))
     (worker,) = preparers._running
@@ -204,6 +211,22 @@ def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks(
         assert isinstance(matcher, LLGuidanceMatcher) and accepts(matcher, "one two.") and not accepts(matcher, "one")
     finally:
         compiler.close()
+
+
+def test_a_schema_of_many_values_is_followed_by_the_back_end_that_takes_them_one_by_one() -> None:
+    many = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(2000)]}})
+    assert prepare(many, "xgrammar").backend == "llguidance"
+    few = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(200)]}})
+    assert prepare(few, "xgrammar").backend == "xgrammar"
+
+
+def test_a_limit_of_the_library_is_told_when_it_was_met_on_the_way() -> None:
+    matcher = matcher_of(json_schema_spec({"enum": [[i] for i in range(2100)]}), "llguidance")
+    mask = np.zeros(BYTES.mask_words, np.int32)
+    matcher.fill(mask)
+    matcher.accept(ord("["))  # from where it would have to follow 2,100 readings
+    with pytest.raises(RequestError, match=r"cannot be followed any further: .*2100 items"):
+        matcher.fill(mask)
 
 
 def test_names_of_back_ends() -> None:

@@ -8,6 +8,7 @@ cache, so that a grammar which takes too long is tried once and not by every cli
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -24,6 +25,9 @@ from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import Draft, Hello
 from bough.constrained.worker_pool import WorkerPool
+from bough.core.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 SETTING = "--grammar-timeout-s"
 PREPARERS = 2
@@ -124,7 +128,7 @@ class CachingCompiler:
     def _prepare(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        with _answering(future):
+        with self._answering(spec, future):
             draft = msgspec.msgpack.decode(self._preparers.ask(spec), type=Draft)
             prepared = draft.prepared
             backend = self._get_backend(prepared.backend)
@@ -133,11 +137,27 @@ class CachingCompiler:
             elif prepared.light:
                 future.set_result(CompiledGrammar(prepared.warnings, backend.matchers(prepared.spec)))
             else:
-                self._waiters.submit(self._compile, prepared, backend, future)
+                self._waiters.submit(self._compile, spec, prepared, backend, future)
 
-    def _compile(self, prepared: Prepared, backend: Backend, future: Future[CompiledGrammar]) -> None:
-        with _answering(future):
+    def _compile(
+        self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[CompiledGrammar]
+    ) -> None:
+        with self._answering(spec, future):
             future.set_result(CompiledGrammar(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
+
+    @contextmanager
+    def _answering(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> Iterator[None]:
+        """Whoever waits gets what goes wrong. What is no fault of the grammar may go well the next time."""
+        try:
+            yield
+        except RequestError as error:
+            future.set_exception(error)
+        except Exception as error:
+            log.exception("a grammar could not be compiled; its requests fail, others go on")
+            with self._lock:
+                self._entries.pop(spec, None)
+            text = f"The grammar could not be compiled ({type(error).__name__}: {error}); see the server's log."
+            future.set_exception(RequestError(text, status_code=500, err_type="InternalServerError"))
 
     def _get_backend(self, name: str) -> Backend:
         with self._backend_lock:
@@ -149,12 +169,3 @@ class CachingCompiler:
 def _stand_back() -> None:
     """The model goes first: before a thread of grammars, and the threads that a library starts from it."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-
-@contextmanager
-def _answering(future: Future[CompiledGrammar]) -> Iterator[None]:
-    """Whoever waits gets what goes wrong."""
-    try:
-        yield
-    except BaseException as error:  # noqa: BLE001
-        future.set_exception(error)

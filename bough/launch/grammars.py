@@ -6,6 +6,7 @@ memory of how forced texts are spelt. An engine that never sees a grammar pays n
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
     from bough.constrained.vocabulary import Vocabulary
     from bough.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 NO_BACKEND = "none"
 SPELLINGS = 4096  # forced texts whose tokens are remembered: the keys of a schema come again with every answer
@@ -64,7 +67,7 @@ class GrammarDesk:
         self._compiler: GrammarCompiler | None = None
         self._builder: threading.Thread | None = None
         self._spell: Callable[[int | None, bytes], Sequence[int]] | None = None
-        self.error: BoughError | None = None  # why there will be no compiler
+        self.error: Exception | None = None  # why there will be no compiler
 
     @property
     def ready(self) -> bool:
@@ -103,7 +106,9 @@ class GrammarDesk:
             assert tokenizer is not None
             vocabulary = read_vocabulary(tokenizer, self._eos_ids, self._vocab_size)
             compiler = build_compiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
-        except BoughError as error:
+        except Exception as error:  # whatever it is, those who wait must learn of it
+            if not isinstance(error, BoughError):
+                log.exception("grammars cannot be compiled")
             self.error = error
             return
         self._spell = lru_cache(SPELLINGS)(lambda last, forced: spell(tokenizer, vocabulary, last, forced))

@@ -150,6 +150,27 @@ def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.Mon
     assert accepts(backend.load(payload)(), "aab")
 
 
+def no_more_processes(*_: object, **__: object) -> None:
+    raise OSError("no more processes")
+
+
+def test_what_is_no_fault_of_the_grammar_fails_its_request_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = build_compiler("llguidance", BYTES)
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr("subprocess.Popen", no_more_processes)
+            with pytest.raises(RequestError, match="no more processes") as failed:
+                wait(compiler.request(regex_spec("ok")))
+            assert failed.value.status_code == 500
+        with monkeypatch.context() as broken:
+            broken.setattr("sys.executable", "/bin/false")
+            with pytest.raises(RequestError, match="did not start"):
+                wait(compiler.request(regex_spec("ok")))
+        assert accepts(wait(compiler.request(regex_spec("ok"))).matcher(), "ok")
+    finally:
+        compiler.close()
+
+
 # Workers --------------------------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ class Compiled(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is not enforced, by path; only a spec that is not strict has any."""
+        """What is not enforced, by path; of a strict spec only what is no keyword at all."""
 
     def matcher(self) -> Matcher: ...
 

@@ -112,10 +112,11 @@ def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
 
 
 def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -> tuple[str, ...]:
-    """The warnings of a spec that is not strict; a strict one has none, or is refused."""
-    told = tuple(f"{field}#{gap.path} {gap.reason} (grammar back end {backend})" for gap in gaps)
+    """The warnings of a spec. A strict one is refused, unless there is nothing in it that anybody would enforce."""
+    missing = [gap for gap in gaps if not gap.says_nothing]
+    told = tuple(f"{field}#{gap.path} {gap.reason} (grammar back end {backend})" for gap in missing)
     if not told or not spec.strict:
-        return told
+        return told + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
     more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
     raise RequestError(
         f"Not all of {field} can be guaranteed: {'; '.join(told[:MAX_TOLD])}{more}. Remove these keywords, or ask with "

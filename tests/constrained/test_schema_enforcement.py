@@ -123,7 +123,31 @@ GAPS: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/nowhere"}, "#/$ref"),
     ({"type": "number", "multipleOf": 0.1}, "#/multipleOf"),
     ({"type": "integer", "multipleOf": 99_991}, "#/multipleOf"),
+    ({"type": "integer", "divisibleBy": 3}, "#/divisibleBy"),
+    ({"enum": [1, 2], "disallow": "integer"}, "#/disallow"),
+    ({"anyOf": [{"extends": {"type": "integer"}}]}, "#/anyOf/0/extends"),
+    ({"type": "object", "properties": {"a": {"type": "integer", "required": True}}}, "#/properties/a/required"),
+    ({"type": "string", "contentEncoding": "base64"}, "#/contentEncoding"),
+    ({"type": "string", "contentMediaType": "application/json"}, "#/contentMediaType"),
 ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_keywords_that_say_nothing_are_told_once_and_refuse_nobody(strict: bool) -> None:
+    text = {"type": "string", "maxLenght": 3, "x-order": 1, "title": "T", "deprecated": True, "examples": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": text, "nullable": text, "b": {"nullable": True, "enum": [{"q": 1}]}},
+    }
+    says = "is no keyword of JSON Schema: it says nothing"
+    told = prepare(json_schema_spec(schema, strict=strict), "xgrammar").warnings
+    assert told == (
+        f"json_schema#/properties/a/maxLenght {says}",
+        f"json_schema#/properties/b/nullable {says}",
+    )
+    tag = {"structures": [{"begin": "<f>", "schema": {"foo": 1}, "end": "</f>"}], "triggers": ["<f"]}
+    told = prepare(structural_tag_spec(tag, strict=strict), "xgrammar").warnings
+    assert told == (f"structural_tag#/structures/0/schema/foo {says}",)
 
 
 @BOTH

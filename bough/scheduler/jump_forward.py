@@ -83,8 +83,11 @@ class JumpForward:
             return False
         table.tokens[row, first : first + len(tokens)] = tokens
         table.known[row] = first + len(tokens)
-        if not ends:
-            self._go_on_behind(request, first + (tokens[0] == last))
+        kept = first + (tokens[0] == last)
+        if ends:  # what a step in flight computes for a token that was replaced must not get into the tree
+            table.length[row] = min(kept, int(table.length[row]))
+        else:
+            self._go_on_behind(request, kept)
         return True
 
     def _go_on_behind(self, request: Request, kept: int) -> None:

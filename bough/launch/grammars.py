@@ -66,7 +66,7 @@ class GrammarDesk:
         self._settings = settings
         self._compiler: GrammarCompiler | None = None
         self._builder: threading.Thread | None = None
-        self._spell: Callable[[int | None, bytes], Sequence[int]] | None = None
+        self._spell: Callable[[int | None, bytes, bool], Sequence[int]] | None = None
         self.error: Exception | None = None  # why there will be no compiler
 
     @property
@@ -87,9 +87,9 @@ class GrammarDesk:
             self._builder.start()
         return EarlyTicket(self, spec)
 
-    def spell(self, last: int | None, forced: bytes) -> Sequence[int]:
+    def spell(self, last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
         assert self._spell is not None, "nothing is forced before a grammar has been compiled"
-        return self._spell(last, forced)
+        return self._spell(last, forced, whole)
 
     def close(self) -> None:
         if self._builder is not None:
@@ -111,11 +111,13 @@ class GrammarDesk:
                 log.exception("grammars cannot be compiled")
             self.error = error
             return
-        self._spell = lru_cache(SPELLINGS)(lambda last, forced: spell(tokenizer, vocabulary, last, forced))
+        self._spell = lru_cache(SPELLINGS)(
+            lambda last, forced, whole: spell(tokenizer, vocabulary, last, forced, whole)
+        )
         self._compiler = compiler
 
 
-def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes) -> Sequence[int]:
+def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes, whole: bool) -> Sequence[int]:
     """The tokens of the last token's text and what must follow it; no more than the last where the tokenizer cannot
     say."""
     from bough.constrained.retokenise import retokenise
@@ -124,5 +126,5 @@ def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced
         return tokenizer.encode(text, add_special_tokens=False)
 
     standing = () if last is None else (last,)
-    seam = retokenise(encode, vocabulary.pieces.__getitem__, standing, forced, max_cut=1)
+    seam = retokenise(encode, vocabulary.pieces.__getitem__, standing, forced, final=whole, max_cut=1)
     return seam.tokens if seam.cut else (*standing, *seam.tokens)

@@ -10,7 +10,7 @@ from bough.messages.requests import Abort, LogprobRequest
 from bough.scheduler.constraint import DEAD_END
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.executor import oracle as free_oracle
-from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle
+from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle, spell
 from tests.fakes.scheduler_bench import Bench
 
 CHOICE = [1, 2, 3, 40]
@@ -190,6 +190,24 @@ def test_forced_tokens_cost_one_step_together(overlap: bool, logprobs: LogprobRe
         assert b.out.scored[0] == (b.out.outputs[0] if logprobs else [])
         steps.append(len(b.executor.plans))
     assert steps[0] <= steps[1] - 4
+
+
+@pytest.mark.parametrize("prompt", [[1], [2], [3], [4]])
+def test_a_forced_end_is_spelt_as_the_tokenizer_would(prompt: list[int]) -> None:
+    """Nothing can merge with its last bytes, so they are not left to the model."""
+    b = bench()
+    b.ask(0, prompt, max_new_tokens=20, regex=grammar([[1, 2, 9], [3], [7], [4], [2]]))
+    b.run()
+    assert b.out.outputs[0] == [*spell(text_of(b.out.outputs[0]), whole=True), EOS]
+    assert b.out.ended[0] == FinishStop(EOS) and len(b.executor.plans) <= 2
+
+
+@pytest.mark.parametrize("room", [2, 3, 4])
+def test_a_forced_end_that_has_no_room_says_length(room: int) -> None:
+    b = bench()
+    b.ask(0, [1], max_new_tokens=room, regex=grammar([[40, 41], [9], [8], [7]]))
+    b.run()
+    assert b.out.ended[0] == FinishLength(room) and len(b.out.outputs[0]) == room
 
 
 @pytest.mark.parametrize("first", range(10, 20))

@@ -234,6 +234,14 @@ def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks(
         compiler.close()
 
 
+def test_outlines_core_counts_long_strings_without_escapes() -> None:
+    """Over the vocabulary of a model, each further character that may be one doubles the time: minutes for 40."""
+    matcher = matcher_of(json_schema_spec({"type": "string", "minLength": 2, "maxLength": 40}), "outlines-core")
+    assert accepts(matcher, '"' + "é" * 40 + '"') and not accepts(matcher, '"' + "é" * 41 + '"')
+    assert not accepts(matcher, '"a"') and not accepts(matcher, r'"a\nb"')
+    assert accepts(matcher_of(json_schema_spec({"type": "string", "maxLength": 8}), "outlines-core"), r'"a\nb"')
+
+
 def test_a_schema_of_many_values_is_followed_by_the_back_end_that_takes_them_one_by_one() -> None:
     many = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(2000)]}})
     assert prepare(many, "xgrammar").backend == "llguidance"

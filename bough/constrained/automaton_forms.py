@@ -27,6 +27,7 @@ from bough.constrained.pattern_tree import (
 )
 from bough.constrained.regexes import parse_regex
 
+MAX_ESCAPED = 8  # characters of a counted string that may be escapes: outlines-core doubles its work for each
 MAX_PATTERN = 3_000  # characters of a pattern that an automaton becomes
 CHARACTER = choice([Chars(RAW_IN_JSON), parse_regex('\\\\(?:["\\\\/bfnrt]|u[0-9A-CE-F][0-9A-F]{3})')])
 QUOTE = literal('"')
@@ -36,7 +37,8 @@ def regular(node: Text | Dfa | Meet) -> Node:
     """A string, a number or joined patterns as one regular expression; `TooLarge` where that would be a long one."""
     match node:
         case Text(Repeat(Chars(charsets.ALL), least, most), free=True):
-            return quoted(repeat(CHARACTER, least, most))
+            counts = max(least, most or 0) > MAX_ESCAPED
+            return quoted(repeat(Chars(RAW_IN_JSON) if counts else CHARACTER, least, most))
         case Text(Meet() as pattern):
             return quoted(in_json(regular(pattern)))
         case Text(pattern):

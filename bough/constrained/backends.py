@@ -1,8 +1,8 @@
 """The back ends by name, and what is asked of one.
 
 A back end turns a prepared spec (`prepare.py`) into bytes, slowly, in whatever process; and those bytes into matchers,
-quickly, in the process that generates. That split lets a compile run where it can be ended. A name maps to an import
-path, so that nothing heavy loads until it is chosen.
+quickly, in the process that generates. That split lets a compile run where it can be ended; what is known to be small
+is made at once. A name maps to an import path, so that nothing heavy loads until it is chosen.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class Backend(Protocol):
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
         """What makes a matcher for each request, from what `compile` gave."""
+
+    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
+        """Both at once, where nothing has to cross."""
 
 
 def resolve_backend(name: str) -> str:

@@ -8,6 +8,8 @@ cache, so that a grammar which takes too long is tried once and not by every cli
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,11 +25,15 @@ from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import Draft, Hello
 from bough.constrained.worker_pool import WorkerPool
+from bough.core.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 SETTING = "--grammar-timeout-s"
 PREPARERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
+NICE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,8 @@ class CachingCompiler:
         self._vocabulary = vocabulary
         self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, thread_name_prefix="grammar")
-        self._waiters = ThreadPoolExecutor(workers, thread_name_prefix="grammar-worker")
+        self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, "grammar", _stand_back)
+        self._waiters = ThreadPoolExecutor(workers, "grammar-worker", _stand_back)
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
         self._preparers = WorkerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
         self._compilers = WorkerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
@@ -122,23 +128,36 @@ class CachingCompiler:
     def _prepare(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        with _answering(future):
+        with self._answering(spec, future):
             draft = msgspec.msgpack.decode(self._preparers.ask(spec), type=Draft)
             prepared = draft.prepared
+            backend = self._get_backend(prepared.backend)
             if draft.payload is not None:
-                self._finish(prepared, draft.payload, future)
+                future.set_result(CompiledGrammar(prepared.warnings, backend.load(draft.payload)))
             elif prepared.light:
-                self._finish(prepared, self._get_backend(prepared.backend).compile(prepared.spec), future)
+                future.set_result(CompiledGrammar(prepared.warnings, backend.matchers(prepared.spec)))
             else:
-                self._waiters.submit(self._compile, prepared, future)
+                self._waiters.submit(self._compile, spec, prepared, backend, future)
 
-    def _compile(self, prepared: Prepared, future: Future[CompiledGrammar]) -> None:
-        with _answering(future):
-            self._finish(prepared, self._compilers.ask(prepared.spec), future)
+    def _compile(
+        self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[CompiledGrammar]
+    ) -> None:
+        with self._answering(spec, future):
+            future.set_result(CompiledGrammar(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
 
-    def _finish(self, prepared: Prepared, payload: bytes, future: Future[CompiledGrammar]) -> None:
-        matcher = self._get_backend(prepared.backend).load(payload)
-        future.set_result(CompiledGrammar(prepared.warnings, matcher))
+    @contextmanager
+    def _answering(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> Iterator[None]:
+        """Whoever waits gets what goes wrong. What is no fault of the grammar may go well the next time."""
+        try:
+            yield
+        except RequestError as error:
+            future.set_exception(error)
+        except Exception as error:
+            log.exception("a grammar could not be compiled; its requests fail, others go on")
+            with self._lock:
+                self._entries.pop(spec, None)
+            text = f"The grammar could not be compiled ({type(error).__name__}: {error}); see the server's log."
+            future.set_exception(RequestError(text, status_code=500, err_type="InternalServerError"))
 
     def _get_backend(self, name: str) -> Backend:
         with self._backend_lock:
@@ -147,10 +166,6 @@ class CachingCompiler:
             return self._backends[name]
 
 
-@contextmanager
-def _answering(future: Future[CompiledGrammar]) -> Iterator[None]:
-    """Whoever waits gets what goes wrong."""
-    try:
-        yield
-    except BaseException as error:  # noqa: BLE001
-        future.set_exception(error)
+def _stand_back() -> None:
+    """The model goes first: before a thread of grammars, and the threads that a library starts from it."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

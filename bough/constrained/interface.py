@@ -1,8 +1,8 @@
 """The seam between structured output and the rest of the engine: what is asked, what is compiled, who steps through it.
 
-A request carries a `GrammarSpec`. The edge asks `check` whether it can be enforced at all; the scheduler hands it to a
-`GrammarCompiler` and polls the `Ticket`; a `Compiled` grammar is shared by all requests with the same spec, and each of
-them walks it with a `Matcher` of its own. Owned here: names only. What a back end does with them stands in `backends`.
+A request carries a `GrammarSpec`. The scheduler hands it to a `GrammarCompiler` and polls the `Ticket`; a `Compiled`
+grammar is shared by all requests with the same spec, and each of them walks it with a `Matcher` of its own. Owned here:
+names only. What a back end does with them stands in `backends`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Compiled(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is not enforced, by path; only a spec that is not strict has any."""
+        """What is not enforced, by path; of a strict spec only what is no keyword at all."""
 
     def matcher(self) -> Matcher: ...
 

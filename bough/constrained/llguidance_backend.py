@@ -43,6 +43,9 @@ class LLGuidanceBackend:
             raise refusal(first.get_error())
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
 
+    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
+        return self.load(self.compile(spec))
+
 
 def checked_grammar(spec: GrammarSpec) -> str:
     """The spec in the library's own language, once the library has taken it; that needs no vocabulary."""
@@ -124,15 +127,19 @@ class LLGuidanceMatcher:
         return bool(self._inner.consume_token(token))
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        self._require_no_error()  # it may have met a limit on the way here, and then counts as stopped
         if self._finished or self._inner.is_stopped():
             allow_only(self._stops, mask)
             return
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._require_no_error()
+        if self._inner.is_accepting():
+            allow_also(self._stops, mask)
+
+    def _require_no_error(self) -> None:
         if self._inner.is_error():
             reason = str(self._inner.get_error()).partition("\n")[0]
             raise RequestError(f"The grammar cannot be followed any further: {reason}.")
-        if self._inner.is_accepting():
-            allow_also(self._stops, mask)
 
     def rollback(self, tokens: int) -> None:
         if tokens and self._finished:

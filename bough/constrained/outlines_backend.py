@@ -53,8 +53,11 @@ class OutlinesBackend:
         return bytes(index.__reduce__()[1][0])
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
-        states = States(outlines_core.Index.from_binary(list(payload)), self._vocabulary)
+        states = States(outlines_core.Index.from_binary(payload), self._vocabulary)
         return lambda: OutlinesMatcher(states)
+
+    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
+        return self.load(self.compile(spec))
 
 
 def to_regex(spec: GrammarSpec) -> str:

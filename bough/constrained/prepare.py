@@ -1,9 +1,8 @@
 """Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced.
 
-Pure and free of back ends, so the edge asks it too (`check.py`), and a client learns of a bad grammar before its
-request is queued. A spec comes out with its schema lowered, its regular expression in the common dialect, its tag in
-one form; with the gaps of a spec that is not strict as warnings; with the back end that follows it; and with the word
-whether it is small enough to compile in a thread.
+Pure and free of back ends, so that a process which prepares starts quickly. A spec comes out with its schema lowered,
+its regular expression in the common dialect, its tag in one form; with the gaps of a spec that is not strict as
+warnings; with the back end that follows it; and with the word whether it is small enough to compile in a thread.
 """
 
 from __future__ import annotations
@@ -17,11 +16,19 @@ from bough.constrained.backends import resolve_backend
 from bough.constrained.ebnf import inline, parse_ebnf
 from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.limits import LIGHT_CHARS, LIGHT_POSITIONS, require_choices, require_positions, require_size
+from bough.constrained.limits import (
+    LIGHT_CHARS,
+    LIGHT_POSITIONS,
+    LIGHT_RULES,
+    require_choices,
+    require_positions,
+    require_size,
+)
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
 from bough.constrained.routing import BOUNDED, UNBOUNDED, can_be_bounded, is_ambiguous, is_large
 from bough.constrained.scalar_grammar import string_states
+from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.schema_lowering import Gap, lower_schema
 from bough.constrained.tags import FIELDS, lower_tag
 from bough.core.errors import RequestError
@@ -43,7 +50,7 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepared:
     """The spec in the form that the back end enforces; `field` is what the client called it."""
     name = resolve_backend(backend)
-    field = field or spec.kind
+    field = field or ("choices" if spec.kind == "choice" else spec.kind)
     require_size(spec.text, field)
     prepared = _prepare(spec, name, field)
     if name == UNBOUNDED and ((ambiguous := is_ambiguous(prepared.spec)) or is_large(prepared.spec)):
@@ -77,7 +84,9 @@ def _prepare(spec: GrammarSpec, name: str, field: str) -> Prepared:
         case "structural_tag":
             tag, gaps = lower_tag(json.loads(spec.text), name, field)
             lowered = _with_text(spec, tag)
-            return Prepared(lowered, name, _judge(gaps, spec, name, field), _is_light_json(name, tag, lowered.text))
+            return Prepared(
+                lowered, name, _judge(gaps, spec, name, field), _is_light_json(name, tag, spec.any_whitespace)
+            )
 
 
 def _prepare_ebnf(spec: GrammarSpec, backend: str, field: str) -> Prepared:
@@ -98,14 +107,16 @@ def _prepare_ebnf(spec: GrammarSpec, backend: str, field: str) -> Prepared:
 def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     plain, gaps = lower_schema(json.loads(spec.text), backend, field)
     lowered = _with_text(spec, plain)
-    return Prepared(lowered, backend, _judge(gaps, spec, backend, field), _is_light_json(backend, plain, lowered.text))
+    light = _is_light_json(backend, plain, spec.any_whitespace)
+    return Prepared(lowered, backend, _judge(gaps, spec, backend, field), light)
 
 
 def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -> tuple[str, ...]:
-    """The warnings of a spec that is not strict; a strict one has none, or is refused."""
-    told = tuple(f"{field}#{gap.path} {gap.reason} (grammar back end {backend})" for gap in gaps)
+    """The warnings of a spec. A strict one is refused, unless there is nothing in it that anybody would enforce."""
+    missing = [gap for gap in gaps if not gap.says_nothing]
+    told = tuple(f"{field}#{gap.path} {gap.reason} (grammar back end {backend})" for gap in missing)
     if not told or not spec.strict:
-        return told
+        return told + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
     more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
     raise RequestError(
         f"Not all of {field} can be guaranteed: {'; '.join(told[:MAX_TOLD])}{more}. Remove these keywords, or ask with "
@@ -126,18 +137,33 @@ def _is_light(backend: str, size: int) -> bool:
     return backend == "llguidance" or (backend == "xgrammar" and size <= LIGHT_POSITIONS)
 
 
-def _is_light_json(backend: str, value: Any, text: str) -> bool:
-    return _is_light(backend, _repeats(value)) and (backend == "llguidance" or len(text) <= LIGHT_CHARS)
+def _is_light_json(backend: str, value: Any, any_whitespace: bool) -> bool:
+    return _is_light(backend, 0 if backend == "llguidance" else _size(value, any_whitespace))
 
 
-def _repeats(value: Any) -> int:
+def _size(value: Any, any_whitespace: bool) -> int:
     """How much there is to compile in a plain schema, or in the schemas and grammars of a tag."""
     if isinstance(value, list):
-        return sum(map(_repeats, value))
+        return sum(_size(part, any_whitespace) for part in value)
     if not isinstance(value, dict):
         return 0
     if value.get("type") not in TAG_TYPES:
-        return string_states(value)
-    schemas = string_states(value["json_schema"]) if "json_schema" in value else 0
-    patterns = sum(len(value[name]) for name in ("grammar", "pattern") if name in value)
-    return schemas + patterns + sum(_repeats(value.get(name)) for name in ("format", "content", "elements", "tags"))
+        return _schema_size(value, any_whitespace)
+    size = sum(_size(value.get(name), any_whitespace) for name in ("format", "content", "elements", "tags"))
+    match value["type"]:
+        case "json_schema":
+            size += _schema_size(value["json_schema"], any_whitespace)
+        case "regex":
+            size += positions(parse_regex(value["pattern"]))
+        case "grammar":
+            size += sum(map(positions, parse_ebnf(value["grammar"]).values()))
+    return size
+
+
+def _schema_size(plain: Any, any_whitespace: bool) -> int:
+    """The states of its strings, and what else there is in the grammar that it becomes."""
+    states = string_states(plain)
+    if states > LIGHT_POSITIONS:
+        return states
+    text = ebnf_text(schema_rules(plain, any_whitespace))
+    return states + text.count("\n") // LIGHT_RULES + len(text) // LIGHT_CHARS

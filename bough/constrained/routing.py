@@ -2,8 +2,8 @@
 
 xgrammar's masks are the quickest where a text can be read in one way, or a few; where the readings grow with the text
 (`readings`), one mask can take it minutes. llguidance bounds the work of each mask, so such specs go there. So do
-schemas whose strings have many states: xgrammar would work masks out for each of them beforehand, llguidance takes
-them in its stride. Asked of specs that are prepared for xgrammar; owns nothing.
+schemas whose strings have many states, or that name many values: xgrammar would work masks out for each of them
+beforehand, llguidance takes them in its stride. Asked of specs that are prepared for xgrammar; owns nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ BOUNDED = "llguidance"
 REPEATING = ("star", "plus", "repeat")
 DELIMITED = ("tag", "const_string")  # formats that say themselves where they begin
 MAX_STRING_STATES = 150  # each takes xgrammar up to a tenth of a second to compile
+MAX_VALUES = 1_500  # of all enums: twice as many take it four times as long
 
 
 def is_ambiguous(spec: GrammarSpec) -> bool:
@@ -40,7 +41,7 @@ def is_ambiguous(spec: GrammarSpec) -> bool:
 
 
 def is_large(spec: GrammarSpec) -> bool:
-    """Whether its strings have more states than are worth compiling one by one."""
+    """Whether its strings have more states, or its enums more values, than are worth compiling one by one."""
     match spec.kind:
         case "json_schema" | "json_object":
             schemas = [json.loads(spec.text)]
@@ -49,7 +50,16 @@ def is_large(spec: GrammarSpec) -> bool:
                        if part["type"] == "json_schema"]  # fmt: skip
         case _:
             return False
-    return sum(map(string_states, schemas)) > MAX_STRING_STATES
+    return sum(map(string_states, schemas)) > MAX_STRING_STATES or sum(map(_values, schemas)) > MAX_VALUES
+
+
+def _values(plain: Any) -> int:
+    """The values of all enums in a plain schema; those that are objects or lists are written out as such there."""
+    if isinstance(plain, list):
+        return sum(map(_values, plain))
+    if not isinstance(plain, dict):
+        return 0
+    return len(plain["enum"]) if isinstance(plain.get("enum"), list) else sum(map(_values, plain.values()))
 
 
 def can_be_bounded(spec: GrammarSpec) -> bool:

@@ -10,7 +10,6 @@ now, so an `enum` leaves none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,8 @@ from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
 from bough.constrained.scalar_forms import number_form, plain_form, string_form
 from bough.constrained.schema_judge import Undecided
-from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain
-from bough.constrained.schema_shapes import problems
+from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, any_of, constant
+from bough.constrained.schema_shapes import problems, unknown
 from bough.constrained.schema_source import NotInSchema, SchemaSource, join
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -32,6 +31,9 @@ APPLICATORS = frozenset({"$ref", "allOf", "$dynamicRef", "$recursiveRef"})
 ANNOTATIONS = frozenset(
     {"$schema", "$id", "$anchor", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 )
+EARLIER_FORMS = {"divisibleBy": "multipleOf", "disallow": "not", "extends": "allOf"}
+EARLIER = EARLIER_FORMS.keys()
+CONTENT = frozenset({"contentEncoding", "contentMediaType", "contentSchema"})
 FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
     "object": object_form,
     "array": array_form,
@@ -49,6 +51,7 @@ class Gap:
 
     path: str
     reason: str
+    says_nothing: bool = False  # nobody else would enforce it either
 
 
 def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
@@ -59,6 +62,7 @@ def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any],
             raise source.error(pointer, f"is not valid JSON Schema: {problem}")
         plain, gaps = Lowering(source, FEATURES[backend]).run()
         ending = ending_schema(plain)
+        gaps += tuple(Gap(path, "is no keyword of JSON Schema: it says nothing", True) for path in unknown(schema))
     except RecursionError:
         raise source.error("", "leads from reference to reference too deep to be followed") from None
     if ending is None:
@@ -170,6 +174,7 @@ class Lowering:
         return bool(self.node(part).keys() - APPLICATORS - ANNOTATIONS - part[1])
 
     def _lower(self, parts: Parts) -> Plain | None:
+        self._note_earlier_drafts(parts)
         values = self._values(parts)
         if values is not None:
             return self._one_of_values(values)
@@ -187,7 +192,7 @@ class Lowering:
         options = [option for option in found if option is not None]
         if keyword == "oneOf" and not are_disjoint(options, self._definitions):
             self.gap(pointer, keyword, "is enforced as anyOf only: its branches may hold at the same time")
-        return _any_of(options)
+        return any_of(options)
 
     # ---- enums
 
@@ -222,7 +227,7 @@ class Lowering:
         simple = [value for value in values if not isinstance(value, dict | list)]
         options: list[Plain] = [{"enum": simple}] if simple else []
         options += [constant(value) for value in values if isinstance(value, dict | list)]
-        return _any_of(options)
+        return any_of(options)
 
     # ---- types
 
@@ -246,11 +251,22 @@ class Lowering:
             return None
         self._note_conditions(parts)
         options = [FORMS[name](self, parts, name) for name in self.types(parts)]
-        return _any_of([option for option in options if option is not None])
+        return any_of([option for option in options if option is not None])
+
+    def _note_earlier_drafts(self, parts: Parts) -> None:
+        """What draft 3 had and later ones write in another way."""
+        for part in parts:
+            node = self.node(part)
+            for keyword in EARLIER & node.keys():
+                self.gap(part[0], keyword, f"cannot be enforced: JSON Schema has {EARLIER_FORMS[keyword]} instead")
+            if node.get("required") is True:
+                self.gap(part[0], "required", "cannot be enforced: the object that has this property must name it")
 
     def _note_conditions(self, parts: Parts) -> None:
         for part in parts:
             node = self.node(part)
+            for keyword in CONTENT & node.keys() if "string" in self.types(parts) else ():
+                self.gap(part[0], keyword)
             if "not" in node and node["not"] is not False and not _negated_types(node):
                 self.gap(part[0], "not")
             if "if" in node and ("then" in node or "else" in node):
@@ -266,32 +282,6 @@ def _negated_types(node: Plain) -> set[str]:
     if "number" in named:
         return {*named, "integer"}
     return set() if "integer" in named else named
-
-
-def constant(value: Any) -> Plain:
-    """One value, its objects and arrays spelt out, so that they are spaced like all others."""
-    if isinstance(value, dict):
-        properties = {name: constant(inner) for name, inner in value.items()}
-        return {
-            "type": "object", "properties": properties, "required": list(value), "additionalProperties": False,
-        }  # fmt: skip
-    if isinstance(value, list):
-        items = [constant(inner) for inner in value]
-        return {
-            "type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items),
-        }  # fmt: skip
-    return {"enum": [value]}
-
-
-def _any_of(options: list[Plain]) -> Plain | None:
-    """One of the options, nested alternatives joined; None if there is none."""
-    inners = [inner for option in options for inner in (option["anyOf"] if option.keys() == {"anyOf"} else [option])]
-    flat = list({json.dumps(inner): inner for inner in inners}.values())
-    if {} in flat:
-        return {}
-    if not flat:
-        return None
-    return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
 
 def _is_large(plain: Plain) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -58,3 +59,29 @@ def least_and_most(
             else:
                 values.append(int(value))
     return max(found[least], default=0), min(found[most], default=None)
+
+
+def constant(value: Any) -> Plain:
+    """One value, its objects and arrays spelt out, so that they are spaced like all others."""
+    if isinstance(value, dict):
+        properties = {name: constant(inner) for name, inner in value.items()}
+        return {
+            "type": "object", "properties": properties, "required": list(value), "additionalProperties": False,
+        }  # fmt: skip
+    if isinstance(value, list):
+        items = [constant(inner) for inner in value]
+        return {
+            "type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items),
+        }  # fmt: skip
+    return {"enum": [value]}
+
+
+def any_of(options: list[Plain]) -> Plain | None:
+    """One of the options, nested alternatives joined; None if there is none."""
+    inners = [inner for option in options for inner in (option["anyOf"] if option.keys() == {"anyOf"} else [option])]
+    flat = list({json.dumps(inner): inner for inner in inners}.values())
+    if {} in flat:
+        return {}
+    if not flat:
+        return None
+    return flat[0] if len(flat) == 1 else {"anyOf": flat}

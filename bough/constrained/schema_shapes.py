@@ -2,7 +2,7 @@
 
 What the meta-schema says, as a table: a validator over the meta-schema takes milliseconds for each subschema, and a
 client may send ten thousand. Forms of earlier drafts that are read as they meant (tuples in `items`, true as an
-exclusive bound) pass; keywords that nobody knows are nobody's business.
+exclusive bound) pass. Keywords that nobody knows are no mistake either, but may be misspelt ones: they are told.
 """
 
 from __future__ import annotations
@@ -35,6 +35,32 @@ def problems(node: Any, pointer: str = "") -> Iterator[Problem]:
             yield from _in_list(value, path)
         elif keyword in MAPS:
             yield from _in_map(value, path)
+
+
+def unknown(node: Any, pointer: str = "") -> list[str]:
+    """Where keywords stand that JSON Schema does not know, each of them once."""
+    found: dict[str, str] = {}
+    for path, keyword in _keywords(node, pointer):
+        if keyword not in KNOWN and not keyword.startswith(EXTENSION):
+            found.setdefault(keyword, path)
+    return list(found.values())
+
+
+def _keywords(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
+    """Every keyword of a schema and those in it, with its place."""
+    if not isinstance(node, dict):
+        return
+    for keyword, value in node.items():
+        path = join(pointer, keyword)
+        yield path, keyword
+        if keyword in SCHEMAS or (keyword == "items" and isinstance(value, dict)):
+            yield from _keywords(value, path)
+        elif keyword in LISTS or keyword == "items":
+            for index, part in enumerate(value if isinstance(value, list) else ()):
+                yield from _keywords(part, join(path, index))
+        elif keyword in MAPS:
+            for name, part in value.items():
+                yield from _keywords(part, join(path, name))
 
 
 def _in_list(value: Any, path: str) -> Iterator[Problem]:
@@ -106,3 +132,9 @@ SCHEMAS = frozenset({
 })  # fmt: skip
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+EXTENSION = "x-"  # by agreement a remark to somebody else
+UNSHAPED = frozenset({  # known, and of any shape
+    "items", "const", "default", "example", "contentEncoding", "contentMediaType", "id", "$vocabulary", "$recursiveRef",
+    "$recursiveAnchor", "divisibleBy", "disallow", "extends",
+})  # fmt: skip
+KNOWN = SHAPES.keys() | SCHEMAS | LISTS | MAPS | UNSHAPED

@@ -2,7 +2,7 @@
 
 Schemas come as an object, as JSON text or as a pydantic model; tags as an object or text; choices as a list. Keys keep
 the order in which they were written, because that is the order in which the answer's properties are generated. Whether
-a back end can enforce the result is left to `check`.
+a back end can enforce the result is left to `prepare`.
 """
 
 from __future__ import annotations

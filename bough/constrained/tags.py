@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from bough.constrained.ebnf import parse_ebnf
@@ -171,7 +172,7 @@ class _TagLowering:
         if style != "json" and self._backend != "xgrammar":
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
         plain, gaps = lower_schema(self._read(schema, path), self._backend, f"{self._field}#{path}")
-        self.gaps += [Gap(path + gap.path, gap.reason) for gap in gaps]
+        self.gaps += [replace(gap, path=path + gap.path) for gap in gaps]
         if style != "json" and '"multipleOf"' in json.dumps(plain):
             self.gaps.append(Gap(path, f"has multipleOf, which cannot be enforced in the style {style!r}"))
         return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}

@@ -139,6 +139,8 @@ def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome
         return Outcome(work(spec))
     except RequestError as error:
         return Outcome(error=str(error), field=error.field)
+    except RecursionError:
+        return Outcome(error="The grammar leads from one part to the next too deep to be followed; make it flatter.")
     except MemoryError:
         return Outcome(error="The grammar needs too much memory to compile; make it smaller.")
     except Exception as error:  # noqa: BLE001  (a defect, which must not stay unseen, concerns one request alone)

@@ -77,7 +77,13 @@ class WorkerPool:
                 worker.end()
                 raise EOFError("the engine is closing")
             self._running.add(worker)
-        worker.ask(self._hello, START_TIMEOUT_S)
+        try:
+            worker.ask(self._hello, START_TIMEOUT_S)
+        except (TimeoutError, EOFError, BrokenPipeError):
+            self._end(worker)
+            if self._closed:
+                raise
+            raise ChildProcessError("a process for grammars did not start") from None
         return worker
 
     def _end(self, worker: _Worker | None) -> None:

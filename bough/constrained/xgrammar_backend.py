@@ -1,16 +1,20 @@
 """Masks by xgrammar: a pushdown automaton whose masks are mostly worked out when the grammar is compiled.
 
-That makes its masks the cheapest of the three (microseconds) and its compiles the dearest, some of them seconds; they
-are serialised by the library itself, so they can be made in a process that is ended when they take too long. Importing
-this module imports torch, which xgrammar loads; no tensor is used.
+That makes its masks the cheapest of the three (microseconds) and its compiles the dearest, some of them seconds; so
+they are tried in a process that is ended when they take too long. What the library writes of a compiled grammar can be
+a hundred times what it holds (masks that states share are written out for each): only what took long to compile crosses
+processes in that form, else the grammar itself does, and is compiled again where it is used. Importing this module
+imports torch, which xgrammar loads; no tensor is used.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xgrammar
@@ -24,6 +28,14 @@ from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.vocabulary import Vocabulary
 
 COMPILE_THREADS = 2  # a compile shares the machine with the model
+QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compiled once more
+
+
+class Crossing(msgspec.Struct, frozen=True):
+    """A grammar on its way to another process."""
+
+    spec: GrammarSpec
+    compiled: str | None = None  # None: it is quick to compile
 
 
 class XGrammarBackend:
@@ -37,16 +49,30 @@ class XGrammarBackend:
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=COMPILE_THREADS, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        try:
-            return self._compile(spec).serialize_json().encode()
-        except (RuntimeError, ValueError) as error:
-            raise refusal(error) from None
+        began = time.process_time()
+        compiled = self._compile(spec)
+        quick = time.process_time() - began < QUICK_S
+        return msgspec.msgpack.encode(Crossing(spec, None if quick else compiled.serialize_json()))
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
-        compiled = xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._info)
+        crossing = msgspec.msgpack.decode(payload, type=Crossing)
+        if crossing.compiled is None:
+            return self.matchers(crossing.spec)
+        return self._matchers(xgrammar.CompiledGrammar.deserialize_json(crossing.compiled, self._info))
+
+    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
+        return self._matchers(self._compile(spec))
+
+    def _matchers(self, compiled: xgrammar.CompiledGrammar) -> Callable[[], Matcher]:
         return lambda: XGrammarMatcher(compiled, self._vocabulary)
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
+        try:
+            return self._read(spec)
+        except (RuntimeError, ValueError) as error:
+            raise refusal(error) from None
+
+    def _read(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         match spec.kind:
             case "json_schema" | "json_object":
                 return self._compiler.compile_grammar(schema_grammar(json.loads(spec.text), spec.any_whitespace))

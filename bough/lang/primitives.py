@@ -13,6 +13,8 @@ from bough.lang.constraints import checked_regex, dtype_form, schema_text
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
 from bough.parsers import reasoning_format
 
+ONE_CONSTRAINT = "gen() takes one constraint: choices, regex (or dtype), or json_schema."
+
 # Generation -----------------------------------------------------------------------------------------------------------
 
 
@@ -44,7 +46,9 @@ def gen(
     """The model continues the text. What is left out takes the value that `run` was given. `json_schema` is a schema,
     its JSON or a pydantic model; with `choices` it is a `select`; with `n` over 1 the variable is a list, and the text
     goes on with its first."""
-    if choices:
+    if choices is not None:
+        if not (dtype is regex is json_schema is None):
+            raise RequestError(ONE_CONSTRAINT, field="choices")
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
     given = {
         "max_new_tokens": max_tokens,
@@ -71,7 +75,7 @@ def gen(
     if dtype is not None:
         given["regex"], ends = dtype_form(dtype, regex)
     if given["regex"] is not None and given["json_schema"] is not None:
-        raise RequestError("gen() takes one constraint: regex (or dtype), or json_schema.", field="regex")
+        raise RequestError(ONE_CONSTRAINT, field="regex")
     return Gen(name, {key: value for key, value in given.items() if value is not None}, ends=ends)
 
 

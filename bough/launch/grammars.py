@@ -6,6 +6,7 @@ memory of how forced texts are spelt. An engine that never sees a grammar pays n
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
     from bough.constrained.vocabulary import Vocabulary
     from bough.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 NO_BACKEND = "none"
 SPELLINGS = 4096  # forced texts whose tokens are remembered: the keys of a schema come again with every answer
@@ -63,8 +66,8 @@ class GrammarDesk:
         self._settings = settings
         self._compiler: GrammarCompiler | None = None
         self._builder: threading.Thread | None = None
-        self._spell: Callable[[int | None, bytes], Sequence[int]] | None = None
-        self.error: BoughError | None = None  # why there will be no compiler
+        self._spell: Callable[[int | None, bytes, bool], Sequence[int]] | None = None
+        self.error: Exception | None = None  # why there will be no compiler
 
     @property
     def ready(self) -> bool:
@@ -84,9 +87,9 @@ class GrammarDesk:
             self._builder.start()
         return EarlyTicket(self, spec)
 
-    def spell(self, last: int | None, forced: bytes) -> Sequence[int]:
+    def spell(self, last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
         assert self._spell is not None, "nothing is forced before a grammar has been compiled"
-        return self._spell(last, forced)
+        return self._spell(last, forced, whole)
 
     def close(self) -> None:
         if self._builder is not None:
@@ -103,14 +106,18 @@ class GrammarDesk:
             assert tokenizer is not None
             vocabulary = read_vocabulary(tokenizer, self._eos_ids, self._vocab_size)
             compiler = build_compiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
-        except BoughError as error:
+        except Exception as error:  # whatever it is, those who wait must learn of it
+            if not isinstance(error, BoughError):
+                log.exception("grammars cannot be compiled")
             self.error = error
             return
-        self._spell = lru_cache(SPELLINGS)(lambda last, forced: spell(tokenizer, vocabulary, last, forced))
+        self._spell = lru_cache(SPELLINGS)(
+            lambda last, forced, whole: spell(tokenizer, vocabulary, last, forced, whole)
+        )
         self._compiler = compiler
 
 
-def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes) -> Sequence[int]:
+def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes, whole: bool) -> Sequence[int]:
     """The tokens of the last token's text and what must follow it; no more than the last where the tokenizer cannot
     say."""
     from bough.constrained.retokenise import retokenise
@@ -119,5 +126,5 @@ def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced
         return tokenizer.encode(text, add_special_tokens=False)
 
     standing = () if last is None else (last,)
-    seam = retokenise(encode, vocabulary.pieces.__getitem__, standing, forced, max_cut=1)
+    seam = retokenise(encode, vocabulary.pieces.__getitem__, standing, forced, final=whole, max_cut=1)
     return seam.tokens if seam.cut else (*standing, *seam.tokens)

@@ -180,6 +180,17 @@ class Constraint:
         self._matcher.accept(last)
         return False
 
+    def finish(self, last: int, tokens: Sequence[int], scratch: IntArray) -> bool:
+        """`replace`, if then nothing may follow but the end. False, and nothing has changed, elsewhere."""
+        if not self.replace(last, tokens):
+            return False
+        if self.must_end(scratch):
+            return True
+        assert self._matcher is not None
+        self._matcher.rollback(len(tokens))
+        self._matcher.accept(last)
+        return False
+
 
 def _think(words: IntArray, track: ThinkingTrack) -> None:
     """Allows what the thinking asks for: anything inside of it while the budget lasts; before it, what begins it."""

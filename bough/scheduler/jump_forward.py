@@ -5,7 +5,7 @@ last sampled token. They are laid down behind that token, or in its place where 
 and the row goes on like a prompt that has just begun: what step t + 1 samples for it is dropped, and the next plan
 computes the forced tokens as a chunk, which samples at its end. So executors know nothing of all this, and chunks,
 retraction and the radix tree work with forced tokens as with any others. What a grammar forces at its beginning is
-computed with the prompt, and where it can only end, the end is not sampled either.
+computed with the prompt, and where nothing but the end can follow, the end is not sampled either.
 
 Owns nothing: tokens and pages belong to `Residents`, the grammar's state to the request's `Constraint`.
 """
@@ -52,40 +52,58 @@ class JumpForward:
     def after(self, request: Request, last: int) -> None:
         """Appends what must follow the `last` token, which was just sampled and is not the end."""
         generated = int(self._table.known[request.row]) - request.prompt_len
-        if generated < request.max_new and not self._jump(request, last):
-            self._end(request)
+        if generated < request.max_new:
+            assert request.constraint is not None
+            forced = request.constraint.forced()
+            if not self._end(request, last, forced) and forced:
+                self._jump(request, last, forced)
 
-    def _end(self, request: Request) -> None:
-        """Ends the text of a request where nothing else could come. The end would have a logprob, so a request that
-        wants some samples it."""
-        table, row = self._table, request.row
-        assert request.constraint is not None
-        if request.logprobs is None and request.constraint.must_end(self._mask):
-            table.tokens[row, table.known[row]] = self._eos_ids[0]
-            table.known[row] += 1
-
-    def _jump(self, request: Request, last: int) -> bool:
-        """Lays forced tokens down; False when there are none, or they are not worth the trouble."""
-        constraint, table, row = request.constraint, self._table, request.row
+    def _end(self, request: Request, last: int, forced: bytes) -> bool:
+        """Lays down the rest of a text behind which nothing else could come, and its end. That would have a logprob, so
+        a request that wants some samples it."""
+        constraint = request.constraint
         assert constraint is not None
-        forced = constraint.forced()
-        if not forced:
+        if request.logprobs is not None:
             return False
-        first = int(table.known[row]) - 1
-        room = request.max_new - (first - request.prompt_len)
+        if not forced:
+            ends, tokens = constraint.must_end(self._mask), [last]
+        else:
+            tokens = list(self._grammars.spell(last, forced, whole=True))
+            fits = len(tokens) < self._room(request) and request.stop_ids.isdisjoint(tokens)
+            ends = fits and constraint.finish(last, tokens, self._mask)
+        if ends:
+            self._lay(request, last, [*tokens, self._eos_ids[0]], ends=True)
+        return ends
+
+    def _jump(self, request: Request, last: int, forced: bytes) -> None:
+        """Lays forced tokens down, if they are worth the trouble."""
+        constraint = request.constraint
+        assert constraint is not None
+        room = self._room(request)
         tokens = _until_stop(self._grammars.spell(last, forced)[:room], request.stop_ids)
         if len(tokens) <= WORTHWHILE:
-            return False
+            return
         ends = len(tokens) == room or tokens[-1] in request.stop_ids
         if ends and request.logprobs is not None:  # an ending is not computed any more, so nothing would score it
-            return False
-        if not constraint.replace(last, tokens):
-            return False
+            return
+        if constraint.replace(last, tokens):
+            self._lay(request, last, tokens, ends=ends)
+
+    def _room(self, request: Request) -> int:
+        """How many tokens may stand from the place of the last one on."""
+        return request.max_new - (int(self._table.known[request.row]) - 1 - request.prompt_len)
+
+    def _lay(self, request: Request, last: int, tokens: Sequence[int], *, ends: bool) -> None:
+        """Writes tokens in the place of the last one."""
+        table, row = self._table, request.row
+        first = int(table.known[row]) - 1
         table.tokens[row, first : first + len(tokens)] = tokens
         table.known[row] = first + len(tokens)
-        if not ends:
-            self._go_on_behind(request, first + (tokens[0] == last))
-        return True
+        kept = first + (tokens[0] == last)
+        if ends:  # what a step in flight computes for a token that was replaced must not get into the tree
+            table.length[row] = min(kept, int(table.length[row]))
+        else:
+            self._go_on_behind(request, kept)
 
     def _go_on_behind(self, request: Request, kept: int) -> None:
         """Has everything behind the row's first `kept` tokens computed, and scored where that was asked."""

@@ -23,6 +23,7 @@ SLOW_S = 0.005  # of computing for one mask: from then on nobody waits for this 
 QUICK_RUN = 8  # masks without being slow, until it is trusted again
 PATIENCE_S = 0.004  # that a step waits for all its slow rows together
 LIMIT_S = 5.0  # of computing for one mask
+WAIT_S = 60.0  # for a place to compute it: masks that took too long may hold theirs, because nothing can end them
 FAIR_S = 0.002  # of the loop's time for each token
 CREDIT_S = 0.25  # that a request may take beyond it, all in all
 NICE = 10  # the model goes first
@@ -45,7 +46,8 @@ class MaskWork:
     @property
     def busy(self) -> bool:
         """A mask is being worked out, and there is no sense in asking for it yet."""
-        return self._task is not None and not self._task.done.is_set() and self._task.cost_s <= LIMIT_S
+        task = self._task
+        return task is not None and not task.done.is_set() and task.cost_s <= LIMIT_S and task.waits_s <= WAIT_S
 
     def accept(self, token: int) -> bool:
         """Steps over a token; False, and nothing has changed, where the grammar does not allow it."""
@@ -69,6 +71,9 @@ class MaskWork:
         if not self._task.done.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
             if self._task.cost_s > LIMIT_S:
                 raise _too_ambiguous(f"longer than {LIMIT_S:g} s")
+            if self._task.waits_s > WAIT_S:
+                text = "Too many grammars take long at the same time; try again later, or write this one more simply."
+                raise RequestError(text, status_code=503, err_type="ServiceUnavailableError")
             return False
         task, self._task = self._task, None
         words[:] = task.result()
@@ -103,6 +108,7 @@ class _Task:
         self._error: BaseException | None = None
         self._spent_s = 0.0
         self._clock: int | None = None  # of the thread's computing, while it does
+        self._asked: float | None = time.monotonic()  # None: it has a place
         threading.Thread(target=self._run, name="slow-mask", daemon=True).start()
 
     @property
@@ -114,6 +120,12 @@ class _Task:
         except OSError:  # the thread has just ended
             return self._spent_s
 
+    @property
+    def waits_s(self) -> float:
+        """Seconds that it has been waiting for a place."""
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked
+
     def result(self) -> IntArray:
         if self._error is not None:
             raise self._error
@@ -122,7 +134,7 @@ class _Task:
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         with _places:
-            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._asked, self._clock = None, time.pthread_getcpuclockid(threading.get_ident())
             try:
                 self._matcher.fill(self._words)
             except BaseException as error:  # noqa: BLE001  (the loop raises it where it asks)

@@ -59,10 +59,11 @@ class Grammars(Protocol):
         """Begins to compile; returns at once."""
         ...
 
-    def spell(self, last: int | None, forced: bytes) -> Sequence[int]:
+    def spell(self, last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
         """The tokens of the last token's text and of what must follow it, as the tokenizer would write them together:
         in place of the last token, which need not be the first of them. Without a last token, those of the forced text
-        alone. What might still merge with the text behind it is left out. Only after a grammar has been compiled."""
+        alone. What might still merge with the text behind it is left out, unless the text is `whole` and has none. Only
+        after a grammar has been compiled."""
         ...
 
     def close(self) -> None: ...

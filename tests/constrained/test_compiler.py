@@ -6,16 +6,19 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 
+from bough.constrained import xgrammar_backend
 from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
+from bough.constrained.prepare import prepare
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.constrained.worker import Hello
 from bough.constrained.worker_pool import WorkerPool
 from bough.core.errors import RequestError, SettingsError
-from tests.constrained.walks import BYTES, accepts
+from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
 
 HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
@@ -100,6 +103,74 @@ def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
         compiler.close()
 
 
+COUNTED = json_schema_spec({"type": "array", "items": {"type": "integer", "multipleOf": 509}})
+PERCENT = {"type": "number", "minimum": 0.5, "maximum": 99.5}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        COUNTED,
+        json_schema_spec({"type": "object", "properties": {f"p{i}": PERCENT | {"minimum": i} for i in range(60)}}),
+        json_schema_spec(
+            {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "null"} for i in range(30)},
+                "maxProperties": 15,
+            }
+        ),
+        structural_tag_spec({"type": "structural_tag", "format": {"type": "regex", "pattern": "[a-z]{999}"}}),
+        structural_tag_spec(
+            {"type": "structural_tag", "format": {"type": "grammar", "grammar": "root ::= [a-z]{999}"}}
+        ),
+    ],
+)
+def test_what_is_short_to_write_and_long_to_compile_has_a_clock(spec: GrammarSpec) -> None:
+    assert not prepare(spec, "xgrammar").light
+
+
+def test_an_everyday_schema_needs_no_process() -> None:
+    names = {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}
+    assert prepare(json_schema_spec({"type": "object", "properties": names | {"share": PERCENT}}), "xgrammar").light
+
+
+def test_masks_that_states_share_are_not_written_out_for_each_to_cross_processes() -> None:
+    """The library would write megabytes of them, for seconds."""
+    backend = backend_of("xgrammar")
+    payload = backend.compile(prepare(COUNTED, "xgrammar").spec)
+    assert len(payload) < 1000
+    assert accepts(backend.load(payload)(), "[509, 1018]") and not accepts(backend.load(payload)(), "[510]")
+
+
+def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xgrammar_backend, "QUICK_S", 0.0)
+    backend = backend_of("xgrammar")
+    payload = backend.compile(regex_spec("a+b"))
+    monkeypatch.setattr(backend, "_read", None)  # which would compile
+    assert accepts(backend.load(payload)(), "aab")
+
+
+def no_more_processes(*_: object, **__: object) -> None:
+    raise OSError("no more processes")
+
+
+def test_what_is_no_fault_of_the_grammar_fails_its_request_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = build_compiler("llguidance", BYTES)
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr("subprocess.Popen", no_more_processes)
+            with pytest.raises(RequestError, match="no more processes") as failed:
+                wait(compiler.request(regex_spec("ok")))
+            assert failed.value.status_code == 500
+        with monkeypatch.context() as broken:
+            broken.setattr("sys.executable", "/bin/false")
+            with pytest.raises(RequestError, match="did not start"):
+                wait(compiler.request(regex_spec("ok")))
+        assert accepts(wait(compiler.request(regex_spec("ok"))).matcher(), "ok")
+    finally:
+        compiler.close()
+
+
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +203,12 @@ def test_a_refusal_crosses_with_its_field(preparers: WorkerPool) -> None:
     assert refused.value.field == "ebnf"
 
 
+def test_a_long_chain_of_rules_is_no_defect(preparers: WorkerPool) -> None:
+    chain = [f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(500)]
+    with pytest.raises(RequestError, match="too deep to be followed; make it flatter"):
+        preparers.ask(ebnf_spec("\n".join(["root ::= r0", *chain, 'r500 ::= "b"'])))
+
+
 def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
     preparers.ask(regex_spec("a"))
     (worker,) = preparers._running
@@ -155,6 +232,30 @@ def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks(
         assert isinstance(matcher, LLGuidanceMatcher) and accepts(matcher, "one two.") and not accepts(matcher, "one")
     finally:
         compiler.close()
+
+
+def test_outlines_core_counts_long_strings_without_escapes() -> None:
+    """Over the vocabulary of a model, each further character that may be one doubles the time: minutes for 40."""
+    matcher = matcher_of(json_schema_spec({"type": "string", "minLength": 2, "maxLength": 40}), "outlines-core")
+    assert accepts(matcher, '"' + "é" * 40 + '"') and not accepts(matcher, '"' + "é" * 41 + '"')
+    assert not accepts(matcher, '"a"') and not accepts(matcher, r'"a\nb"')
+    assert accepts(matcher_of(json_schema_spec({"type": "string", "maxLength": 8}), "outlines-core"), r'"a\nb"')
+
+
+def test_a_schema_of_many_values_is_followed_by_the_back_end_that_takes_them_one_by_one() -> None:
+    many = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(2000)]}})
+    assert prepare(many, "xgrammar").backend == "llguidance"
+    few = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(200)]}})
+    assert prepare(few, "xgrammar").backend == "xgrammar"
+
+
+def test_a_limit_of_the_library_is_told_when_it_was_met_on_the_way() -> None:
+    matcher = matcher_of(json_schema_spec({"enum": [[i] for i in range(2100)]}), "llguidance")
+    mask = np.zeros(BYTES.mask_words, np.int32)
+    matcher.fill(mask)
+    matcher.accept(ord("["))  # from where it would have to follow 2,100 readings
+    with pytest.raises(RequestError, match=r"cannot be followed any further: .*2100 items"):
+        matcher.fill(mask)
 
 
 def test_names_of_back_ends() -> None:

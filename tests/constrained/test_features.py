@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.constrained.check import check
+from bough.constrained.prepare import prepare
 from bough.constrained.spec import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.feature_cases import CASES, Case
@@ -50,6 +50,6 @@ def test_the_table_in_the_docs_is_what_was_measured() -> None:
 def test_what_is_refused_is_told_by_its_path(backend: str) -> None:
     schema = {"type": "object", "properties": {"a/b": {"type": "array", "uniqueItems": True}}, "required": ["a/b"]}
     with pytest.raises(RequestError, match=r"json_schema#/properties/a~1b/uniqueItems cannot be enforced.*strict"):
-        check(json_schema_spec(schema), backend)
-    (warning,) = check(json_schema_spec(schema, strict=False), backend)
+        prepare(json_schema_spec(schema), backend)
+    (warning,) = prepare(json_schema_spec(schema, strict=False), backend).warnings
     assert warning.startswith("json_schema#/properties/a~1b/uniqueItems")

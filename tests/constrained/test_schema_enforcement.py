@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.check import check
 from bough.constrained.prepare import prepare
 from bough.constrained.spec import json_schema_spec, structural_tag_spec
 from bough.core.errors import RequestError
@@ -110,7 +109,7 @@ def test_a_value_that_takes_too_many_steps_to_judge_is_told() -> None:
     doubling = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
     schema = {"enum": [1], "$ref": "#/$defs/d0", "$defs": {**doubling, "d30": {"type": "integer", "minimum": 2}}}
     with pytest.raises(RequestError, match=r"#/.*too many"):
-        check(json_schema_spec(schema))
+        prepare(json_schema_spec(schema), "xgrammar")
 
 
 GAPS: list[tuple[Any, str]] = [
@@ -124,16 +123,40 @@ GAPS: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/nowhere"}, "#/$ref"),
     ({"type": "number", "multipleOf": 0.1}, "#/multipleOf"),
     ({"type": "integer", "multipleOf": 99_991}, "#/multipleOf"),
+    ({"type": "integer", "divisibleBy": 3}, "#/divisibleBy"),
+    ({"enum": [1, 2], "disallow": "integer"}, "#/disallow"),
+    ({"anyOf": [{"extends": {"type": "integer"}}]}, "#/anyOf/0/extends"),
+    ({"type": "object", "properties": {"a": {"type": "integer", "required": True}}}, "#/properties/a/required"),
+    ({"type": "string", "contentEncoding": "base64"}, "#/contentEncoding"),
+    ({"type": "string", "contentMediaType": "application/json"}, "#/contentMediaType"),
 ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_keywords_that_say_nothing_are_told_once_and_refuse_nobody(strict: bool) -> None:
+    text = {"type": "string", "maxLenght": 3, "x-order": 1, "title": "T", "deprecated": True, "examples": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": text, "nullable": text, "b": {"nullable": True, "enum": [{"q": 1}]}},
+    }
+    says = "is no keyword of JSON Schema: it says nothing"
+    told = prepare(json_schema_spec(schema, strict=strict), "xgrammar").warnings
+    assert told == (
+        f"json_schema#/properties/a/maxLenght {says}",
+        f"json_schema#/properties/b/nullable {says}",
+    )
+    tag = {"structures": [{"begin": "<f>", "schema": {"foo": 1}, "end": "</f>"}], "triggers": ["<f"]}
+    told = prepare(structural_tag_spec(tag, strict=strict), "xgrammar").warnings
+    assert told == (f"structural_tag#/structures/0/schema/foo {says}",)
 
 
 @BOTH
 @pytest.mark.parametrize(("schema", "path"), GAPS, ids=lambda value: json.dumps(value)[:50])
 def test_what_cannot_be_enforced_is_refused_or_warned_of_by_its_path(backend: str, schema: Any, path: str) -> None:
-    (warning,) = check(json_schema_spec(schema, strict=False), backend, "response_format")
+    (warning,) = prepare(json_schema_spec(schema, strict=False), backend, "response_format").warnings
     assert warning.startswith(f"response_format{path} ")
     with pytest.raises(RequestError) as caught:
-        check(json_schema_spec(schema), backend, "response_format")
+        prepare(json_schema_spec(schema), backend, "response_format")
     assert f"response_format{path} " in str(caught.value) and caught.value.field == "response_format"
     assert matcher_of(json_schema_spec(schema, strict=False), backend)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.check import check
 from bough.constrained.interface import GrammarSpec
 from bough.constrained.prepare import prepare
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
@@ -78,7 +77,7 @@ def test_refusals(spec: GrammarSpec, reason: str, backend: str) -> None:
     if backend == "outlines-core" and spec.kind == "structural_tag":
         reason = "regular expressions only"
     with pytest.raises(RequestError, match=reason) as caught:
-        check(spec, backend)
+        prepare(spec, backend)
     assert caught.value.field and caught.value.status_code == 400
 
 
@@ -122,14 +121,14 @@ def test_gaps_inside_a_tag_have_their_path() -> None:
         "structures": [{"begin": "<f>", "schema": {"type": "array", "uniqueItems": True}, "end": ""}],
         "triggers": ["<"],
     }
-    (warning,) = check(structural_tag_spec(tag, strict=False))
+    (warning,) = prepare(structural_tag_spec(tag, strict=False), "xgrammar").warnings
     assert warning.startswith("structural_tag#/structures/0/schema/uniqueItems")
 
 
-def test_the_edge_checks_without_a_back_end() -> None:
+def test_preparing_needs_no_back_end() -> None:
     code = (
-        "import sys, bough.constrained.check, bough.constrained.build, bough.constrained.spec as s\n"
-        "bough.constrained.check.check(s.json_schema_spec({'type': 'object'}))\n"
+        "import sys, bough.constrained.prepare, bough.constrained.build, bough.constrained.spec as s\n"
+        "bough.constrained.prepare.prepare(s.json_schema_spec({'type': 'object'}), 'xgrammar')\n"
         "print(sorted({'torch', 'xgrammar', 'llguidance', 'outlines_core', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -133,8 +133,8 @@ class FakeGrammars:
         self.tickets.append(FakeTicket(spec, self.looks))
         return self.tickets[-1]
 
-    def spell(self, last: int | None, forced: bytes) -> Sequence[int]:
-        return spell((b"" if last is None else PIECES[last]) + forced)
+    def spell(self, last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
+        return spell((b"" if last is None else PIECES[last]) + forced, whole=whole)
 
     def close(self) -> None: ...
 
@@ -161,13 +161,14 @@ def oracle(
         if not jumps or len(output) == max_new:
             continue
         room = max_new - len(output) + 1
+        whole = spell(PIECES[token] + matcher.forced(), whole=True)
+        if not logprobs and matcher.at + len(matcher.forced()) == len(places) and len(whole) < room:
+            output[-1:] = [*whole, EOS]
+            break
         tokens = spell(PIECES[token] + matcher.forced())[:room]
         if matcher.forced() and len(tokens) > 2 and not (logprobs and len(tokens) == room):
             matcher.rollback(1)
             output.pop()
             assert all(map(matcher.accept, tokens))
             output += tokens
-        elif matcher.can_end and not logprobs:
-            output.append(EOS)
-            break
     return output

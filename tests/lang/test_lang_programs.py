@@ -204,6 +204,10 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
         (lambda: sgl.select("a", choices=["b"], temperature=1.0), "leave temperature at 0"),
         (lambda: sgl.gen("a", json_schema=3), "pydantic"),
         (lambda: sgl.gen("a", dtype=int, regex="a"), "not both"),
+        (lambda: sgl.gen("a", choices=["a"], regex="b"), "one constraint"),
+        (lambda: sgl.gen("a", choices=["a"], dtype=int), "one constraint"),
+        (lambda: sgl.gen("a", choices=["a"], json_schema={}), "one constraint"),
+        (lambda: sgl.gen("a", choices=[]), "list of choices"),
     ],
 )
 def test_wrong_expressions_are_refused_where_they_are_made(make: Any, words: str) -> None:

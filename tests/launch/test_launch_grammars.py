@@ -51,9 +51,10 @@ def test_without_a_back_end_grammars_are_refused() -> None:
     desk.close()
 
 
-def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar() -> None:
+@pytest.mark.parametrize("error", [ModelError("The tokenizer is broken."), OSError("its file is broken")])
+def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar(error: Exception) -> None:
     def fail() -> Tokenizer:
-        raise ModelError("The tokenizer is broken.")
+        raise error
 
     desk = GrammarDesk(fail, (IM_END,), 300, SchedulerSettings())
     for _ in range(2):

@@ -9,7 +9,8 @@ from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.messages.requests import Abort, LogprobRequest
 from bough.scheduler.constraint import DEAD_END
 from tests.fakes.executor import FakeExecutor
-from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle
+from tests.fakes.executor import oracle as free_oracle
+from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle, spell
 from tests.fakes.scheduler_bench import Bench
 
 CHOICE = [1, 2, 3, 40]
@@ -189,6 +190,36 @@ def test_forced_tokens_cost_one_step_together(overlap: bool, logprobs: LogprobRe
         assert b.out.scored[0] == (b.out.outputs[0] if logprobs else [])
         steps.append(len(b.executor.plans))
     assert steps[0] <= steps[1] - 4
+
+
+@pytest.mark.parametrize("prompt", [[1], [2], [3], [4]])
+def test_a_forced_end_is_spelt_as_the_tokenizer_would(prompt: list[int]) -> None:
+    """Nothing can merge with its last bytes, so they are not left to the model."""
+    b = bench()
+    b.ask(0, prompt, max_new_tokens=20, regex=grammar([[1, 2, 9], [3], [7], [4], [2]]))
+    b.run()
+    assert b.out.outputs[0] == [*spell(text_of(b.out.outputs[0]), whole=True), EOS]
+    assert b.out.ended[0] == FinishStop(EOS) and len(b.executor.plans) <= 2
+
+
+@pytest.mark.parametrize("room", [2, 3, 4])
+def test_a_forced_end_that_has_no_room_says_length(room: int) -> None:
+    b = bench()
+    b.ask(0, [1], max_new_tokens=room, regex=grammar([[40, 41], [9], [8], [7]]))
+    b.run()
+    assert b.out.ended[0] == FinishLength(room) and len(b.out.outputs[0]) == room
+
+
+@pytest.mark.parametrize("first", range(10, 20))
+def test_a_token_that_a_jump_replaced_at_the_end_stays_out_of_the_tree(first: int) -> None:
+    """A step in flight computes the sampled token, in the place of which a merged one is told."""
+    b = bench()
+    b.ask(0, [first, 5, 7], max_new_tokens=3, regex=grammar([[1, 2, 3, 4], [1], [9], [8], [7], [6]]))
+    b.run()
+    follow_up = [first, 5, 7, *b.out.outputs[0], 11]
+    b.ask(1, follow_up, max_new_tokens=3)
+    b.run()
+    assert b.out.outputs[1] == free_oracle(follow_up, 3)
 
 
 def test_steps_without_grammars_have_no_masks() -> None:

@@ -78,3 +78,9 @@ def test_any_load_follows_its_grammars(  # type: ignore[no-untyped-def]
             assert output == expected and reason.length == len(output) == max_new
         else:
             assert isinstance(reason, FinishAbort) and reason.status_code == 499
+    for handle, (prompt, _, _, _) in asked.items():  # what the tree has of them is what was told
+        follow_up = [*prompt, *bench.out.outputs[handle]]
+        if len(follow_up) + 2 <= room:
+            bench.ask(100 + handle, follow_up, max_new_tokens=2)
+            bench.run()
+            assert bench.out.outputs[100 + handle] == free_oracle(follow_up, 2, frozenset({EOS}))

@@ -189,6 +189,18 @@ def test_a_mask_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyP
     assert isinstance(reason, FinishAbort) and reason.status_code == 400 and "ambiguous" in reason.message
 
 
+def test_who_gets_no_place_for_a_slow_mask_is_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_work, "SLOW_S", -1.0)
+    monkeypatch.setattr(mask_work, "WAIT_S", 0.01)
+    monkeypatch.setattr(mask_work, "_places", taken := threading.Semaphore(0))  # by masks that never come to an end
+    b = Bench(eos_ids=(EOS,), grammars=FakeGrammars(), disable_jump_forward=True)
+    b.ask(0, [1, 2], max_new_tokens=20, regex=grammar(FREE))
+    b.run(100_000)
+    taken.release()
+    reason = b.out.ended[0]
+    assert isinstance(reason, FinishAbort) and reason.status_code == 503 and "try again later" in reason.message
+
+
 def test_a_slow_back_end_that_gives_up_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_work, "SLOW_S", -1.0)
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 import bough
-from bough.constrained.check import check
+from bough.constrained.prepare import prepare
 from bough.constrained.spec import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.recogniser import recognises
@@ -99,7 +99,7 @@ def refusal(schema: object) -> str:
     """Why a schema is refused by some back end; nothing if none refuses it."""
     for backend in ("xgrammar", "llguidance"):
         try:
-            check(json_schema_spec(schema), backend)
+            prepare(json_schema_spec(schema), backend)
         except RequestError as error:
             return str(error)
     return ""

@@ -164,6 +164,7 @@ def test_pathological_grammars_fail_alone_while_streams_go_on(address: str) -> N
     nasty: list[dict[str, Any]] = [
         {"json_schema": {"enum": [f"value number {i} of many" for i in range(60_000)]}},
         {"json_schema": deep},
+        {"json_schema": {"type": "array", "items": {"type": "integer", "multipleOf": 1021}}},
         {"regex": "(((a|b){0,90}c){0,90}d){0,90}"},
         {"regex": "(a*)*" * 40 + "b{1000}"},
         {"regex": "(.{1,10}){1,10}", "max_new_tokens": 12},

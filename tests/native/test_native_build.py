@@ -188,7 +188,7 @@ def test_where_the_package_cannot_be_written_the_library_goes_to_the_home(
 
     built: list[Path] = []
     monkeypatch.setenv("BOUGH_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "os", SimpleNamespace(access=lambda *asked: False, W_OK=os.W_OK, environ=os.environ))
+    monkeypatch.setattr(library, "os", SimpleNamespace(access=lambda *asked: False, W_OK=os.W_OK))
     monkeypatch.setattr(library, "build", lambda folder: built.append(folder) or folder / "library.so")
     assert library.build_library() == tmp_path / "native" / "library.so" and built[0].is_dir()
 

@@ -28,6 +28,12 @@ def format_for(quantization: str, stored: GGMLQuantizationType, inputs: int) -> 
     return FOR_FLOATS.get(quantization, NATURAL[stored]) if stored in FLOATS else NATURAL[stored]
 
 
+def of_tables(quantization: str) -> str:
+    """What is done to a vocabulary's vectors: `int4` leaves them 8 bits, because 4 bits of these alone have cost a small
+    model 5 % of its perplexity."""
+    return "int8" if quantization == "int4" else quantization
+
+
 class FillingWeight:
     """An `outputs` x `inputs` weight whose rows are handed over band by band; every band but the last has a multiple of
     16 rows."""

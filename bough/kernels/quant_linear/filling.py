@@ -29,8 +29,8 @@ def format_for(quantization: str, stored: GGMLQuantizationType, inputs: int) -> 
 
 
 def of_tables(quantization: str) -> str:
-    """What is done to a vocabulary's vectors: `int4` leaves them 8 bits, because 4 bits of these alone have cost a small
-    model 5 % of its perplexity."""
+    """What is done to a vocabulary's vectors: `int4` leaves them 8 bits; 4 bits of these alone have cost SmolLM2 5 % of
+    perplexity."""
     return "int8" if quantization == "int4" else quantization
 
 

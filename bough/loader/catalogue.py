@@ -6,13 +6,13 @@ given by the user means is decided in `locate`.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bough.core.errors import ResourceError
+from bough.core.home import home as home  # callers ask for it here
 from bough.loader import fetch
 
 
@@ -47,15 +47,6 @@ ENTRIES = (
     ),
 )
 DEFAULT = ENTRIES[0]
-
-
-def home() -> Path:
-    """Where Bough keeps what it fetched: `BOUGH_HOME`, or `bough` in the user's cache folder."""
-    chosen = os.environ.get("BOUGH_HOME")
-    if chosen:
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bough"
 
 
 def entries() -> Sequence[Entry]:

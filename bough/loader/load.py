@@ -89,19 +89,20 @@ def load_weights(
         cache.save()
         for slot in wanted:
             if slot.packing is not None:
-                _adopt_kept(slot, slot.packing, cache)
+                _adopt_kept(slot, slot.packing, source, cache)
 
 
-def _adopt_kept(slot: WeightSlot, weight: FillingWeight, cache: PackedCache) -> bool:
-    """Takes the weight from the disk if it is there; memory of its own is then given back."""
+def _adopt_kept(slot: WeightSlot, weight: FillingWeight, source: WeightSource, cache: PackedCache) -> bool:
+    """Takes the weight from the disk if it is there as it would be packed; memory of its own is then given back."""
     kept = cache.get(slot.name, weight.outputs, weight.inputs)
-    if kept is not None:
-        weight.adopt(kept)
-    return kept is not None
+    if kept is None or kept.format != weight.format_of(source.stored_type(slot.name)):
+        return False
+    weight.adopt(kept)
+    return True
 
 
 def _fill_packed(slot: WeightSlot, weight: FillingWeight, source: WeightSource, cache: PackedCache | None) -> None:
-    if cache is not None and _adopt_kept(slot, weight, cache):
+    if cache is not None and _adopt_kept(slot, weight, source, cache):
         return
     for first, index in _pieces(slot, source.shape(slot.name)):
         rows, stored = source.read_stored(slot.name, index)

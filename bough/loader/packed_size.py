@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bough.kernels.quant_linear.filling import format_for
+from bough.kernels.quant_linear.filling import format_for, of_tables
 from bough.kernels.quant_linear.packed import packed_bytes
 from bough.loader.source import WeightSource
+
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ def packed_size(source: WeightSource, quantization: str) -> PackedSize:
         if len(shape) != 2:
             total += 4 * math.prod(shape)
             continue
-        form = format_for(quantization, source.stored_type(name), shape[1])
+        how = of_tables(quantization) if name in TABLES else quantization
+        form = format_for(how, source.stored_type(name), shape[1])
         total += packed_bytes(form, shape[0], shape[1])
         quantised |= not form.is_float
     return PackedSize(total, quantised)

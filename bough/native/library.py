@@ -13,6 +13,7 @@ import os
 import platform
 from pathlib import Path
 
+from bough.core.home import home
 from bough.native.build import build, library_name
 
 PACKAGE = Path(__file__).parent
@@ -20,9 +21,7 @@ PACKAGE = Path(__file__).parent
 
 def cache_folder() -> Path:
     """Where libraries go that have no place in the package."""
-    chosen, cache = os.environ.get("BOUGH_HOME"), os.environ.get("XDG_CACHE_HOME")
-    home = Path(chosen).expanduser() if chosen else (Path(cache) if cache else Path.home() / ".cache") / "bough"
-    return home / "native"
+    return home() / "native"
 
 
 def find_library() -> Path | None:

@@ -97,8 +97,8 @@ class App:
         self.warnings.append(message)
 
 
-def run_hook(tree: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[str]]:
-    """Calls the hook as hatchling does, which is there only while it builds."""
+def load_hook(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hook as hatchling makes it, which is there only while it builds."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
@@ -106,11 +106,16 @@ def run_hook(tree: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    hook, app = module.KernelsHook(), App()
-    hook.root, hook.app = str(tree), app
-    data: dict[str, Any] = {"artifacts": []}
+    hook = module.KernelsHook()
+    hook.root, hook.app = str(tree), App()
+    return hook
+
+
+def run_hook(hook: Any) -> dict[str, Any]:
+    """What it adds to the wheel."""
+    data: dict[str, Any] = {"artifacts": [], "force_include": {}}
     hook.initialize("standard", data)
-    return data, app.warnings
+    return data
 
 
 @pytest.fixture
@@ -124,9 +129,25 @@ def test_an_installation_carries_the_library(
     tree: Path, make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", make_compiler('while [ "$1" != -o ]; do shift; done; : > "$2"'))
-    data, warnings = run_hook(tree, monkeypatch)
+    hook = load_hook(tree, monkeypatch)
+    data = run_hook(hook)
     assert data["artifacts"] == [f"bough/native/{build.library_name()}"] and (tree / data["artifacts"][0]).exists()
-    assert data["pure_python"] is False and data["tag"].startswith("py3-none-") and not warnings
+    assert data["pure_python"] is False and data["tag"].startswith("py3-none-") and not hook.app.warnings
+
+
+def test_a_tree_that_cannot_be_written_is_installed_with_the_library_too(
+    tree: Path, make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", make_compiler('while [ "$1" != -o ]; do shift; done; : > "$2"'))
+    hook = load_hook(tree, monkeypatch)
+    before, real = set(tree.rglob("*")), os.access
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: real(path, mode) and tree not in Path(path).parents)
+        data = run_hook(hook)
+    [(library, place)] = data["force_include"].items()
+    assert Path(library).exists() and place == f"bough/native/{build.library_name()}" and not data["artifacts"]
+    hook.finalize("standard", data, "a wheel")
+    assert not Path(library).parent.exists() and {p for p in tree.rglob("*") if "__pycache__" not in str(p)} == before
 
 
 @pytest.mark.parametrize("reason", ["no compiler", "it refuses"])
@@ -137,8 +158,10 @@ def test_an_installation_without_the_library_succeeds(
     monkeypatch.delenv("CC", raising=False)
     if reason == "it refuses":
         monkeypatch.setenv("CC", make_compiler("exit 1"))
-    data, warnings = run_hook(tree, monkeypatch)
-    assert data == {"artifacts": []} and len(warnings) == 1 and "torch does their work" in warnings[0]
+    hook = load_hook(tree, monkeypatch)
+    assert run_hook(hook) == {"artifacts": [], "force_include": {}}
+    [warning] = hook.app.warnings
+    assert "torch does their work" in warning
 
 
 # ---- afterwards
@@ -165,7 +188,7 @@ def test_where_the_package_cannot_be_written_the_library_goes_to_the_home(
 
     built: list[Path] = []
     monkeypatch.setenv("BOUGH_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "os", SimpleNamespace(access=lambda *asked: False, W_OK=os.W_OK, environ=os.environ))
+    monkeypatch.setattr(library, "os", SimpleNamespace(access=lambda *asked: False, W_OK=os.W_OK))
     monkeypatch.setattr(library, "build", lambda folder: built.append(folder) or folder / "library.so")
     assert library.build_library() == tmp_path / "native" / "library.so" and built[0].is_dir()
 

@@ -12,7 +12,9 @@ import torch
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
+from bough.kernels.quant_linear.packed import Format
 from bough.loader.load import load_weights
+from bough.loader.packed_size import TABLES, packed_size
 from bough.loader.source import DummySource
 from bough.models.registry import build_model
 from bough.native.tape import MAX_THREADS, Crew
@@ -142,6 +144,21 @@ def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL, dtype: torch.dtype) 
     wide = NativeForward(any_tier, LLAMA, source, quantization="none")
     narrow = NativeForward(any_tier, LLAMA, source, quantization="auto")
     torch.testing.assert_close(narrow.step(tokens)[0], wide.step(tokens)[0], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("quantization", ["auto", "none", "int8", "int4"])
+def test_what_was_loaded_takes_what_was_foretold(library: ctypes.CDLL, name: str, quantization: str) -> None:
+    source = DummySource(CONFIGS[name], torch.float16)
+    slots = list(NativeForward(library, CONFIGS[name], source, quantization=quantization).model.slots())
+    assert packed_size(source, quantization).nbytes == sum(slot.nbytes for slot in slots)
+
+
+def test_with_4_bits_tables_have_8(library: ctypes.CDLL) -> None:
+    model = NativeForward(library, LLAMA, DummySource(LLAMA), quantization="int4").model
+    formats = {slot.name: slot.packing.weight.format for slot in model.slots() if slot.packing is not None}
+    assert {formats.pop(name) for name in TABLES} == {Format.Q8}
+    assert set(formats.values()) == {Format.Q4_MIN}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

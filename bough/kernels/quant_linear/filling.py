@@ -28,6 +28,12 @@ def format_for(quantization: str, stored: GGMLQuantizationType, inputs: int) -> 
     return FOR_FLOATS.get(quantization, NATURAL[stored]) if stored in FLOATS else NATURAL[stored]
 
 
+def of_tables(quantization: str) -> str:
+    """What is done to a vocabulary's vectors: `int4` leaves them 8 bits; 4 bits of these alone have cost SmolLM2 5 % of
+    perplexity."""
+    return "int8" if quantization == "int4" else quantization
+
+
 class FillingWeight:
     """An `outputs` x `inputs` weight whose rows are handed over band by band; every band but the last has a multiple of
     16 rows."""
@@ -42,6 +48,10 @@ class FillingWeight:
         assert self._weight is not None, "no checkpoint has been read into this weight"
         return self._weight
 
+    def format_of(self, stored: GGMLQuantizationType) -> Format:
+        """How rows of this type are going to be kept."""
+        return format_for(self._quantization, stored, self.inputs)
+
     def adopt(self, weight: PackedWeight) -> None:
         """Takes a weight that was packed earlier."""
         self._weight = weight
@@ -50,7 +60,7 @@ class FillingWeight:
         """Packs rows as the checkpoint has them, from number `first` on. [rows, bytes of a row]"""
         library = _library()
         if self._weight is None:
-            form = format_for(self._quantization, stored, self.inputs)
+            form = self.format_of(stored)
             size = library.bough_weight_bytes(form, self.outputs, self.inputs)
             self._weight = PackedWeight(form, self.outputs, self.inputs, aligned_bytes(size))
         weight, rows = self._weight, np.ascontiguousarray(rows)

@@ -12,7 +12,7 @@ import torch
 
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.packed_ops import PackedOps
-from bough.kernels.quant_linear.filling import FillingWeight
+from bough.kernels.quant_linear.filling import FillingWeight, of_tables
 from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, TableWeight, bias_slots
 from bough.layers.weights import WeightSlot
 
@@ -30,7 +30,7 @@ class PackedScheme:
         return PackedLinear(in_features, parts, bias, placement, self._quantization)
 
     def table(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
-        return PackedTable(vocab_size, hidden_size, placement, self._quantization)
+        return PackedTable(vocab_size, hidden_size, placement, of_tables(self._quantization))
 
 
 class PackedLinear:

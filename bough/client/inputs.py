@@ -209,7 +209,7 @@ class InputReader:
                 raise RequestError(
                     "This engine has no tokenizer (--skip-tokenizer-init); give token ids.", field="prompt"
                 )
-            arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_batch(texts)]
+            arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_each(texts)]
         else:
             if not _is_list(input_ids):
                 raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")

@@ -47,8 +47,10 @@ def render(
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
+    whole: bool = False,
 ) -> Rendered:
-    """The prompt. `tools` are in OpenAI's form; `variables` are the client's own for the template."""
+    """The prompt. `tools` are in OpenAI's form; `variables` are the client's own for the template. `whole`: one that is
+    too long is not cut, whatever the server's settings."""
     for name in OWN_ARGUMENTS:
         if name in (variables or {}):
             raise RequestError(
@@ -62,7 +64,7 @@ def render(
         continue_final_message=continue_final_message,
         **(variables or {}),
     )
-    return Rendered(tokenizer.encode(text, add_special_tokens=False), text)
+    return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text)
 
 
 def read_content(content: Any, where: str, *, optional: bool = False) -> str:

@@ -14,6 +14,7 @@ from bough.server.bodies import read_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.messages import read_messages, render, text_size
+from bough.server.names import in_names_of
 from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
 from bough.server.responses import json_response
 from bough.tokenizer.tokenizer import Tokenizer
@@ -48,19 +49,21 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
+    with in_names_of({"input_ids": "messages" if body.prompt is None else "prompt"}):
+        lists = await (_tokenize_messages(body, tokenizer) if body.prompt is None else _tokenize(body, tokenizer))
     length = context.model.context_length
-    if body.prompt is None:
-        ids = await _tokenize_messages(body, tokenizer)
-        return json_response({"tokens": ids, "count": len(ids), "max_model_len": length})
-    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if isinstance(body.prompt, list):
+        return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+    return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
+
+
+async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
     special = body.add_special_tokens is not False
-    lists = await aside(sum(map(len, texts)), lambda: tokenizer.encode_batch(texts, special))
-    if isinstance(body.prompt, str):
-        return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
-    return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+    return await aside(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
 
 
-async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
     messages = read_messages(body.messages)
     rendered = await aside(
@@ -70,9 +73,10 @@ async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[i
             messages,
             variables=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
+            whole=True,
         ),
     )
-    return rendered.ids
+    return [rendered.ids]
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

@@ -266,8 +266,7 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
 
 
 def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:
-    if not wanted:
-        return None
+    """What is to be told of the tokens' logprobs; the fields must make sense where none are wanted, too."""
     start, top = -1 if start is None else start, top or 0
     if not _is_int(start) or not -1 <= start <= INT32_MAX:
         raise RequestError(
@@ -280,12 +279,14 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
         )
     chosen = () if ids is None else tuple(ids) if _is_list(ids) else (ids,)
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
-        raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
+        raise RequestError(
+            f"token_ids_logprob must be a list of token ids (0 to {INT32_MAX}).", field="token_ids_logprob"
+        )
     if len(chosen) > MAX_LOGPROBS:
         raise RequestError(
             f"token_ids_logprob has {len(chosen)} entries; at most {MAX_LOGPROBS} are taken.", field="token_ids_logprob"
         )
-    return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen))
+    return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen)) if wanted else None
 
 
 def _processor(given: Any) -> str | None:

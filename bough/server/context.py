@@ -28,6 +28,10 @@ LONG_TEXT = 10_000
 # nobody else is served; offline callers, whom nobody waits for, have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
 
+# Logprobs of the prompts of one HTTP request: they come all at once, and making JSON of a million takes about half a
+# second, during which nobody else is served. Those of outputs come token by token.
+MAX_PROMPT_LOGPROBS = 1 << 21
+
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
@@ -50,14 +54,27 @@ class ServerContext:
 
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
-        return await aside(
+        inputs = await aside(
             _text_size(given.get("prompt")), lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL)
         )
+        _check_logprobs(inputs)
+        return inputs
 
 
 async def aside(size: int, work: Callable[[], T]) -> T:
     """The result of `work`, whose cost grows with `size` characters; long work does not hold up the event loop."""
     return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+
+
+def _check_logprobs(inputs: Inputs) -> None:
+    asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
+    entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens; at most {MAX_PROMPT_LOGPROBS} are "
+            "given at once. Ask for fewer of each, or for those of fewer tokens.",
+            field="top_logprobs_num",
+        )
 
 
 def _text_size(prompt: Any) -> int:

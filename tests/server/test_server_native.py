@@ -123,6 +123,17 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
         ({"input_ids": [[1]] * 9, "sampling_params": {"n": 1000}}, "input_ids", "8192 requests"),
         ({"text": []}, "text", "list of prompts is empty"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -7}, "logprob_start_len", "a prompt position"),
+        ({"text": "a", "top_logprobs_num": -1}, "top_logprobs_num", "between 0 and 4096"),
+        (
+            {
+                "input_ids": [[97] * 300] * 2,
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "top_logprobs_num": 4096,
+            },
+            "top_logprobs_num",
+            "asks for 2458200 logprobs of the prompt's tokens; at most 2097152",
+        ),
         (b"{", None, "not valid JSON"),
         (b'{"text": "\xff"}', None, "not valid JSON"),
         (b'{"text": NaN}', None, "not valid JSON"),

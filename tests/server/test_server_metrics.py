@@ -62,6 +62,7 @@ def test_the_counters_say_what_was_done() -> None:
             "e2e_request_latency_seconds_count": 4,
             "queue_time_seconds_count": 3,
             "num_queue_reqs": 1,
+            "num_retracted_reqs": 1,
             "token_usage": 0.5,
             "cache_hit_rate": 0.25,
             "gen_throughput": 9.5,

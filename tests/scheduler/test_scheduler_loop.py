@@ -348,7 +348,7 @@ def test_an_urgent_request_preempts_and_the_other_resumes() -> None:
     bench.turn(5)
     bench.ask(2, prompt_of(2, 8), max_new_tokens=3, priority=5)
     bench.ask(3, prompt_of(3, 8), max_new_tokens=3, priority=50)
-    bench.turn()
+    bench.turn(3)
     bench.submit(GetState(1))
     bench.run()
     bench.submit(GetState(2))

@@ -74,6 +74,13 @@ def test_keys(keys: dict[str, str], path: str, sent: dict[str, str], status: int
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
+def test_a_refusal_names_the_key_that_would_do() -> None:
+    refused = get("/flush_cache", NONE, api_key="api").json()["error"]["message"]
+    assert refused.startswith("This route needs the API key: none was sent.")
+    refused = get("/flush_cache", API, api_key="api", admin_api_key="admin").json()["error"]["message"]
+    assert refused.startswith("This route needs the admin key: the one sent is wrong.")
+
+
 def test_an_empty_key_is_none() -> None:
     for sent in ((b"x-api-key", b""), (b"authorization", b"Basic zz"), (b"authorization", b"Bearer ")):
         with pytest.raises(HttpError, match="none was sent"):

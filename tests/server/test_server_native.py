@@ -134,6 +134,8 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
             "top_logprobs_num",
             "asks for 2458200 logprobs of the prompt's tokens; at most 2097152",
         ),
+        ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "not supported"),
+        ({"text": "a", "input_embeds": [[0.0]]}, "input_embeds", "not supported"),
         (b"{", None, "not valid JSON"),
         (b'{"text": "\xff"}', None, "not valid JSON"),
         (b'{"text": NaN}', None, "not valid JSON"),
@@ -165,6 +167,8 @@ def test_a_wrong_choice_is_told_the_right_ones() -> None:
 def test_fields_of_unbuilt_features_may_ask_for_nothing() -> None:
     reply = ask({"text": "a", "lora_path": None, "image_data": [], "return_hidden_states": False, "session_params": {}})
     assert reply.status_code == 200
+    nulls = {"lora_path": [None], "session_params": {"id": None, "rid": None}, "image_data": [[None], []]}
+    assert ask({"text": "a", **nulls}).status_code == 200
 
 
 def test_an_engines_refusal_is_the_status_also_of_a_stream() -> None:
@@ -285,6 +289,8 @@ def test_tokens(prefix: str) -> None:
     assert ask({"prompt": ["a", ""], "model": "x"}, path=f"{prefix}/tokenize").json()["count"] == [1, 0]
     assert ask({"tokens": [97, 98, IM_END]}, path=f"{prefix}/detokenize").json() == {"text": "ab"}
     assert ask({"tokens": [[97], [98]]}, path=f"{prefix}/detokenize").json() == {"text": ["a", "b"]}
+    many = ask({"tokens": [[97] * (1 << 19), [97] * (1 << 19), [97]]}, path=f"{prefix}/detokenize")
+    assert many.status_code == 400 and "1048577 ids; at most 1048576" in many.text
     for body in ({"tokens": [9999]}, {"tokens": [[1], 2]}, {"tokens": "a"}, {}):
         assert ask(body, path=f"{prefix}/detokenize").status_code == 400
 

@@ -17,6 +17,7 @@ from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape
+from bough.server.limits import asks_nothing
 from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.parsing import plan_answers
@@ -78,7 +79,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     for name in UNBUILT_BODY_FIELDS:
-        if getattr(body, name):
+        if not asks_nothing(getattr(body, name)):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
     if body.resume is not None and body.resume.id is not None:

@@ -19,6 +19,8 @@ from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, Tokeni
 from bough.server.responses import json_response
 from bough.tokenizer.tokenizer import Tokenizer
 
+MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
+
 
 def token_routes(context: ServerContext) -> list[Endpoint]:
     made: list[Endpoint] = []
@@ -84,6 +86,9 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
     tokenizer = context.require_tokenizer("tokens")
     many = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: list[Any] = body.tokens if many else [body.tokens]
+    count = sum(len(ids) if isinstance(ids, list) else 1 for ids in lists)
+    if count > MAX_TOKENS:
+        raise RequestError(f"tokens has {count} ids; at most {MAX_TOKENS} are taken.", field="tokens")
     for ids in lists:
         if not isinstance(ids, list) or any(not isinstance(token, int) for token in ids):
             raise RequestError("tokens must be a list of token ids, or a list of such lists.", field="tokens")

@@ -28,6 +28,7 @@ from bough.server.sse import DONE, json_event
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
+LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
 OPTIONS = (
     "input_ids",
@@ -104,13 +105,22 @@ def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
 
 
 class OutputWriter:
-    """Writes one call's stream; the outputs of a batch say which prompt they belong to."""
+    """Writes one call's stream; the outputs of a batch say which prompt they belong to.
+
+    Every event shows the whole output again. Where that is much, because of logprobs, there are fewer events: each
+    comes when there is a tenth more to show, so that a stream costs as much as its last event several times over.
+    """
 
     def __init__(self, *, batched: bool, timed: bool) -> None:
         self._batched = batched
         self._timed = timed
+        self._shown: dict[int, int] = {}  # by answer, the logprobs in its last event
 
     def chunk(self, piece: Piece) -> bytes:
+        logprobs = piece.answer.logprob_entries
+        if piece.finish is None and LIGHT < logprobs < 1.1 * self._shown.get(piece.index, 0):
+            return b""
+        self._shown[piece.index] = logprobs
         output = output_of(piece.answer, self._timed)
         if self._batched:
             output["index"] = piece.index

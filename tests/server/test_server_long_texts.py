@@ -25,11 +25,7 @@ ROUTES = [
     ("/api/chat", CHAT),
     ("/api/generate", {"prompt": LONG, "raw": True}),
 ]
-COUNTS = [
-    ("/tokenize", {"prompt": LONG}),
-    ("/v1/tokenize", CHAT | {"max_tokens": ...}),
-    ("/v1/messages/count_tokens", CHAT),
-]
+COUNTS = [("/tokenize", {"prompt": LONG}), ("/v1/tokenize", TURNS), ("/v1/messages/count_tokens", TURNS)]
 FIELDS = {"/generate": "text", "/v1/chat/completions": "messages", "/tokenize": "prompt", "/v1/tokenize": "messages"}
 
 

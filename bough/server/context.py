@@ -28,10 +28,9 @@ LONG_TEXT = 10_000
 # nobody else is served; offline callers, whom nobody waits for, have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
 
-# Logprobs of one HTTP request: making JSON of a million takes about half a second, during which nobody else is served.
-# What OpenAI's clients may ask for, 20 of each token, is never too much of an output: most end long before their limit.
-MAX_LOGPROBS_PER_CALL = 1 << 21
-ORDINARY_WIDTH = 32
+# Logprobs of the prompts of one HTTP request: they come all at once, and making JSON of a million takes about half a
+# second, during which nobody else is served. Those of outputs come token by token.
+MAX_PROMPT_LOGPROBS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +67,14 @@ async def aside(size: int, work: Callable[[], T]) -> T:
 
 
 def _check_logprobs(inputs: Inputs) -> None:
-    asked = [(prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None]
-    of_prompts = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
-    of_outputs = sum(
-        prompt.sampling.max_new_tokens * spec.width for prompt, spec in asked if spec.width > ORDINARY_WIDTH
-    )
-    for entries, whose, fewer in (
-        (of_prompts, "the prompt's", "a later logprob_start_len"),
-        (of_outputs, "the output's", "a lower max_new_tokens"),
-    ):
-        if entries > MAX_LOGPROBS_PER_CALL:
-            raise RequestError(
-                f"top_logprobs_num asks for up to {entries} logprobs of {whose} tokens; at most "
-                f"{MAX_LOGPROBS_PER_CALL} are given at once. Ask for fewer of each token, or give {fewer}.",
-                field="top_logprobs_num",
-            )
+    asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
+    entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens; at most {MAX_PROMPT_LOGPROBS} are "
+            "given at once. Ask for fewer of each token, or give a later logprob_start_len.",
+            field="top_logprobs_num",
+        )
 
 
 def _text_size(prompt: Any) -> int:

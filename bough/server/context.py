@@ -14,6 +14,7 @@ from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
+from bough.observability.metrics import State
 from bough.server.model_info import ModelInfo
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import Tokenizer
@@ -31,6 +32,8 @@ MAX_REQUESTS_PER_CALL = 8192
 # Logprobs of the prompts of one HTTP request: they come all at once, and making JSON of a million takes about half a
 # second, during which nobody else is served. Those of outputs come token by token.
 MAX_PROMPT_LOGPROBS = 1 << 21
+
+STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide what else is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,14 @@ class ServerContext:
                 "This server has no tokenizer (--skip-tokenizer-init); send token ids to /generate.", field=field
             )
         return self.tokenizer
+
+    async def state(self) -> State | None:
+        """The scheduler's state, which it tells between two steps; None when it does not answer."""
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                return (await self.client.state()).data
+        except TimeoutError:
+            return None
 
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""

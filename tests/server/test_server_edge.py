@@ -97,6 +97,13 @@ def test_a_request_keeps_its_id_also_in_the_log(capsys: pytest.CaptureFixture[st
     assert re.search(r" I server: \[mine-2\] GET /health 200 in [\d.]+ ms$", inside) and outside.endswith(": outside")
 
 
+def test_a_path_cannot_begin_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("server", "info")
+    get("/a%0A00:00:00%20E%20server:%20forged", log_requests=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "GET /a%0A00%3A00%3A00%20E%20server%3A%20forged 404 in " in line
+
+
 def test_until_it_is_open_and_after_it_is_told_to_stop_everybody_gets_a_503() -> None:
     async def ok(request: Any) -> Any:
         return json_response({})

@@ -20,6 +20,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
+MAX_VALUES = (
+    1 << 17
+)  # of a conversation: reading as many takes some tenths of a second, for which nobody else is served
+
 Message = dict[str, Any]
 
 
@@ -36,7 +40,24 @@ def read_messages(
     """The messages with their content as plain text, or an error that says which one is wrong."""
     if not given:
         raise RequestError(f"{field} is empty; give at least one message.", field=field)
+    check_size(given, field)
     return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
+
+
+def check_size(given: Sequence[Any], field: str) -> None:
+    """Raises for a conversation of more parts than anybody could mean; stops counting when it is known."""
+    left: list[Any] = [given]
+    count = 0
+    while left:
+        value = left.pop()
+        inside = value.values() if isinstance(value, Mapping) else value
+        count += len(inside)
+        if count > MAX_VALUES:
+            raise RequestError(
+                f"{field} holds more than {MAX_VALUES} values (messages, their parts and fields); shorten it.",
+                field=field,
+            )
+        left += [each for each in inside if isinstance(each, list | dict)]
 
 
 def render(

@@ -17,12 +17,13 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.server.model_info import ModelInfo
 from bough.server.watchdog import Watchdog
+from bough.tokenizer.bound import TextBound
 from bough.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# Characters of text from which tokenising takes long enough (about a millisecond) to be worth a thread of its own: the
-# tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
+# Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
+# its own: the tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
 LONG_TEXT = 10_000
 
 # Prompts of one HTTP request, times their samples. Making them ready takes some ten microseconds each, during which
@@ -65,11 +66,24 @@ class ServerContext:
 
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
-        inputs = await aside(
-            _text_size(given.get("prompt")), lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL)
-        )
+        if given.get("input_ids") is not None:
+            given["input_ids"] = self._within_reach(given["input_ids"])
+        size = _size(given.get("prompt")) + _size(given.get("input_ids"))
+        inputs = await aside(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
         _check_logprobs(inputs)
         return inputs
+
+    def _within_reach(self, ids: Any) -> Any:
+        """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
+        most = TextBound(self.model.context_length).tokens
+        if not isinstance(ids, list) or len(ids) <= most or isinstance(ids[0], list):
+            return ids
+        if self.settings.scheduler.allow_auto_truncate:
+            return ids[:most]
+        raise RequestError(
+            f"The prompt has {len(ids)} tokens, the context is {self.model.context_length} tokens. Shorten the prompt.",
+            field="input_ids",
+        )
 
 
 async def aside(size: int, work: Callable[[], T]) -> T:
@@ -88,7 +102,8 @@ def _check_logprobs(inputs: Inputs) -> None:
         )
 
 
-def _text_size(prompt: Any) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(map(_text_size, prompt)) if isinstance(prompt, list) else 0
+def _size(prompt: Any) -> int:
+    """Characters, or token ids, of one prompt or several."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return sum(len(each) for each in prompt if isinstance(each, str | list))
+    return len(prompt) if isinstance(prompt, str | list) else 0

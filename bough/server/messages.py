@@ -20,9 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
-MAX_VALUES = (
-    1 << 17
-)  # of a conversation: reading as many takes some tenths of a second, for which nobody else is served
+MAX_VALUES = 1 << 17  # of a conversation: reading as many takes some tenths of a second; meanwhile nobody is served
 
 Message = dict[str, Any]
 

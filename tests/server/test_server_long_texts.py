@@ -56,6 +56,17 @@ def test_the_engine_gets_their_beginning_where_it_may_cut_them(path: str, body: 
     assert 1024 < len(requests[-1].input_ids) // 4 <= PIECE
 
 
+def test_ids_without_end_are_cut_before_they_are_looked_at() -> None:
+    async def go() -> int:
+        engine = NativeEngine(lambda message: [IM_END])
+        async with open_server(engine, allow_auto_truncate=True) as http:
+            answer = await http.post("/generate", json={"input_ids": [1] * 262145})
+            assert answer.status_code == 200
+        return len(engine.requests[-1].input_ids) // 4
+
+    assert asyncio.run(go()) == 262144
+
+
 @pytest.mark.parametrize(("path", "body"), COUNTS)
 def test_a_count_is_never_that_of_a_beginning(path: str, body: dict[str, Any]) -> None:
     assert ask(path, body, cut=True)[0].status_code == 400

@@ -152,6 +152,12 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
             "top_logprobs_num",
             "asks for 2458200 logprobs of the prompt's tokens; at most 2097152",
         ),
+        ({"text": "a", "sampling_params": {"stop_token_ids": [1] * 262145}}, "stop_token_ids", "at most 262144"),
+        (
+            {"text": "a", "sampling_params": {"logit_bias": {str(i): 1 for i in range(262145)}}},
+            "logit_bias",
+            "262145 entries; at most 262144",
+        ),
         ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "not supported"),
         ({"text": "a", "input_embeds": [[0.0]]}, "input_embeds", "not supported"),
         (b"{", None, "not valid JSON"),
@@ -307,6 +313,8 @@ def test_tokens(prefix: str) -> None:
     assert ask({"prompt": ["a", ""], "model": "x"}, path=f"{prefix}/tokenize").json()["count"] == [1, 0]
     assert ask({"tokens": [97, 98, IM_END]}, path=f"{prefix}/detokenize").json() == {"text": "ab"}
     assert ask({"tokens": [[97], [98]]}, path=f"{prefix}/detokenize").json() == {"text": ["a", "b"]}
+    many = ask({"prompt": ["a"] * 8193}, path=f"{prefix}/tokenize")
+    assert many.status_code == 400 and "8193 texts; at most 8192" in many.text
     many = ask({"tokens": [[97] * (1 << 19), [97] * (1 << 19), [97]]}, path=f"{prefix}/detokenize")
     assert many.status_code == 400 and "1048577 ids; at most 1048576" in many.text
     for body in ({"tokens": [9999]}, {"tokens": [[1], 2]}, {"tokens": "a"}, {}):

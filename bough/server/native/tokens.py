@@ -11,7 +11,7 @@ from starlette.responses import Response
 from bough.core.errors import RequestError
 from bough.server.app import shape_of
 from bough.server.bodies import read_body
-from bough.server.context import ServerContext, aside
+from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.messages import read_messages, render, text_size
 from bough.server.names import in_names_of
@@ -61,6 +61,8 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
 async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+    if len(texts) > MAX_REQUESTS_PER_CALL:
+        raise RequestError(f"prompt has {len(texts)} texts; at most {MAX_REQUESTS_PER_CALL} are taken.", field="prompt")
     special = body.add_special_tokens is not False
     return await aside(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
 

@@ -25,12 +25,7 @@ LINES = (
     ("concurrency", "Concurrency"),
     ("max_concurrent_requests", "Peak concurrent requests"),
 )
-SPREADS = (
-    ("e2e_latency", "End-to-end latency"),
-    ("ttft", "Time to first token"),
-    ("tpot", "Time per output token (without the first)"),
-    ("itl", "Inter-token latency"),
-)
+SPREADS = (("e2e_latency", "E2E Latency"), ("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"))
 WORDS = ("mean", "median", "p90", "p95", "p99")
 
 
@@ -42,10 +37,8 @@ def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Every line as (name, value)."""
     rows = [(label, _shown(result[name])) for name, label in LINES if result[name] is not None]
     for name, label in SPREADS:
-        short = label.split(" (")[0]
-        named = f"{short[0].lower()}{short[1:]} (ms)"
-        rows += [(f"{word.capitalize()} {named}", _shown(result[f"{word}_{name}_ms"])) for word in WORDS]
-    return [*rows, ("Max inter-token latency (ms)", _shown(result["max_itl_ms"]))]
+        rows += [(f"{word.capitalize()} {label} (ms)", _shown(result[f"{word}_{name}_ms"])) for word in WORDS]
+    return [*rows, ("Max ITL (ms)", _shown(result["max_itl_ms"]))]
 
 
 def text_report(result: Mapping[str, Any]) -> str:

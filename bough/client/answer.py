@@ -149,6 +149,13 @@ class Answer:
         return len(self.ids) - self.resumed_ids
 
     @property
+    def logprob_entries(self) -> int:
+        """How many logprobs are known of it."""
+        wanted = self.prompt.logprobs
+        known = len(self.input_logprobs.tokens) + len(self.output_logprobs.tokens)
+        return 0 if wanted is None else known * wanted.width
+
+    @property
     def started(self) -> bool:
         """Its prompt has been computed."""
         return self._started is not None

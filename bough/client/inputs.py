@@ -100,6 +100,7 @@ class InputReader:
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
         match holds for what comes after the `thinking`."""
+        _check_count(prompt, input_ids, limit)
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
         nested_ids = _is_list(token_ids_logprob) and any(_is_list(x) for x in token_ids_logprob or ())
@@ -119,11 +120,7 @@ class InputReader:
         samplings = self._samplings(columns["sampling_params"])
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
-            raise RequestError(
-                f"{count} prompts with n samples each make more than {limit} requests, which is the most that one call "
-                "may ask for; send several.",
-                field="n" if count == 1 else "prompt" if input_ids is None else "input_ids",
-            )
+            raise _too_many(f"{count} prompts with n samples each", limit, "n" if count == 1 else _field(input_ids))
         if resumption is not None and (many or samplings[0].n > 1):
             raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
         prompts: list[Prompt] = []
@@ -209,15 +206,35 @@ class InputReader:
                 raise RequestError(
                     "This engine has no tokenizer (--skip-tokenizer-init); give token ids.", field="prompt"
                 )
-            arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_batch(texts)]
+            arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_each(texts)]
         else:
             if not _is_list(input_ids):
                 raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
             many = len(input_ids) > 0 and _is_list(input_ids[0])
             arrays = [token_array(ids) for ids in (input_ids if many else [input_ids])]
         if not arrays:
-            raise RequestError("The list of prompts is empty.", field="prompt" if input_ids is None else "input_ids")
+            raise RequestError("The list of prompts is empty.", field=_field(input_ids))
         return arrays, many
+
+
+def _check_count(prompt: Any, input_ids: Any, limit: int | None) -> None:
+    """Refuses a list of more prompts than a call may have, before anything is made of them."""
+    given = prompt if input_ids is None else input_ids
+    listed = _is_list(given) and len(given) > 0 and (isinstance(given[0], str) or _is_list(given[0]))
+    if limit is not None and listed and len(given) > limit:
+        raise _too_many(f"{len(given)} prompts", limit, _field(input_ids))
+
+
+def _too_many(what: str, limit: int, field: str) -> RequestError:
+    return RequestError(
+        f"{what} make more than {limit} requests, which is the most that one call may ask for; send several.",
+        field=field,
+    )
+
+
+def _field(input_ids: Any) -> str:
+    """Where the prompts stand."""
+    return "prompt" if input_ids is None else "input_ids"
 
 
 def token_array(ids: Any, name: str = "input_ids") -> IntArray:
@@ -266,8 +283,7 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
 
 
 def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:
-    if not wanted:
-        return None
+    """What is to be told of the tokens' logprobs; the fields must make sense where none are wanted, too."""
     start, top = -1 if start is None else start, top or 0
     if not _is_int(start) or not -1 <= start <= INT32_MAX:
         raise RequestError(
@@ -280,12 +296,14 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
         )
     chosen = () if ids is None else tuple(ids) if _is_list(ids) else (ids,)
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
-        raise RequestError("token_ids_logprob must be a list of token ids.", field="token_ids_logprob")
+        raise RequestError(
+            f"token_ids_logprob must be a list of token ids (0 to {INT32_MAX}).", field="token_ids_logprob"
+        )
     if len(chosen) > MAX_LOGPROBS:
         raise RequestError(
             f"token_ids_logprob has {len(chosen)} entries; at most {MAX_LOGPROBS} are taken.", field="token_ids_logprob"
         )
-    return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen))
+    return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen)) if wanted else None
 
 
 def _processor(given: Any) -> str | None:

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from bough.core.stop_patterns import check_patterns
 GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
 MAX_TEMPERATURE = 1_000_000
 MAX_LOGPROBS = 4096
+MAX_LISTED = 1 << 18  # entries of any list or table: more than there are tokens, and few enough to look at each
 MAX_STOP_IDS = 1024  # they are kept on the device, as many for every row as for the one that has the most
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
@@ -109,6 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("stop", "stop_token_ids", "stop_regex", "choices"):
             if name in values:
                 values[name] = _as_tuple(values[name])
+                _require_few(values[name], name)
         if "logit_bias" in values:
             values["logit_bias"] = _parse_logit_bias(values["logit_bias"])
         return _convert(cls, values).verified()
@@ -198,6 +200,11 @@ def require_utf8(text: str, name: str) -> None:
         ) from None
 
 
+def _require_few(listed: Sized, name: str) -> None:
+    if len(listed) > MAX_LISTED:
+        raise RequestError(f"{name} has {len(listed)} entries; at most {MAX_LISTED} are taken.", field=name)
+
+
 def _require_token_ids(ids: Iterable[int], name: str) -> None:
     for token in ids:
         if not 0 <= token <= INT32_MAX:
@@ -226,6 +233,7 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
     """JSON objects have string keys: `{"17": -100}` means token 17."""
     if not isinstance(given, Mapping):
         raise RequestError("logit_bias must map token ids to numbers.", field="logit_bias")
+    _require_few(given, "logit_bias")
     bias: dict[int, float] = {}
     for key, value in given.items():
         try:

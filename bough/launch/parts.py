@@ -12,6 +12,7 @@ from bough.loader.locate import ModelFiles
 if TYPE_CHECKING:
     from bough.client.inputs import InputReader
     from bough.core.model_config import ModelConfig
+    from bough.core.settings import SchedulerSettings
     from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -29,6 +30,15 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
     if files.tokenizer is not None or files.gguf is None:
         return load_tokenizer(files.tokenizer or files.folder, chat_template=settings.chat_template)
     return _open(files.gguf, settings.chat_template)
+
+
+def bounded_tokenizer(
+    tokenizer: Tokenizer | None, context_length: int, settings: SchedulerSettings
+) -> Tokenizer | None:
+    """The tokenizer for what comes over HTTP: from anybody, and of any length."""
+    from bough.tokenizer.bound import TextBound
+
+    return tokenizer and tokenizer.bounded(TextBound(context_length, cut=settings.allow_auto_truncate))
 
 
 def has_text(settings: ModelSettings) -> bool:

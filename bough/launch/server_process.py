@@ -14,7 +14,7 @@ import uvloop
 from bough.core.errors import EngineDeadError
 from bough.launch.aside import in_thread
 from bough.launch.client_end import ClientEnd
-from bough.launch.parts import input_reader, open_tokenizer
+from bough.launch.parts import bounded_tokenizer, input_reader, open_tokenizer
 from bough.launch.serving import Serving
 from bough.launch.spec import ChildSpec, ServerSpec
 from bough.launch.watching import connect_watched
@@ -59,6 +59,7 @@ async def _run(
         cleanup.callback(end.close)
         end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(spec.files, settings.model))
+        tokenizer = bounded_tokenizer(tokenizer, server.model.context_length, settings.scheduler)
         client = connect_watched(end, tokenizer, settings, server.model.name, cleanup)
         watchdog = None
         if settings.server.watchdog_timeout:

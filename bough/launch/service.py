@@ -21,6 +21,7 @@ from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.aside import in_thread
 from bough.launch.client_end import ClientEnd
+from bough.launch.parts import bounded_tokenizer
 from bough.launch.replica import Replica
 from bough.launch.serving import Serving
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
@@ -102,6 +103,7 @@ class Service:
         tokenizer = await in_thread(replica.open_tokenizer)
         await in_thread(replica.wait_until_ready)
         model = describe(replica)
+        tokenizer = bounded_tokenizer(tokenizer, model.context_length, settings.scheduler)
         await self._start_workers(replica, model)
         client = connect_watched(end, tokenizer, settings, model.name, cleanup)
         return ServerContext(

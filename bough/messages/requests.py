@@ -18,6 +18,11 @@ class LogprobRequest(msgspec.Struct, frozen=True):
     top: int = 0
     ids: tuple[int, ...] = ()
 
+    @property
+    def width(self) -> int:
+        """How many logprobs are told of each token."""
+        return 1 + self.top + len(self.ids)
+
 
 class Thinking(msgspec.Struct, frozen=True):
     """How a model's thinking is marked, in tokens. A grammar holds for what comes after it; a `budget` ends it."""

@@ -96,6 +96,11 @@ REQUEST_METRICS = (
 STATE_METRICS = (
     _gauge("num_running_reqs", "Requests that are running.", lambda s: s["num_running_reqs"]),
     _gauge("num_queue_reqs", "Requests that wait for their turn.", lambda s: s["num_waiting_reqs"]),
+    _gauge(
+        "num_retracted_reqs",
+        "Those of them that have run before, and lost their place.",
+        lambda s: s["num_retracted_reqs"],
+    ),
     _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold.", lambda s: s["num_used_tokens"]),
     _gauge("max_total_num_tokens", "Tokens that the KV cache can hold.", lambda s: s["max_total_num_tokens"]),
     _gauge(
@@ -125,7 +130,7 @@ STATE_METRICS = (
     ),
     StateMetric(
         _counter("num_retracted_requests_total", "Times that a request lost its place for want of memory."),
-        lambda s: s["num_retracted_reqs"],
+        lambda s: s["num_retractions"],
     ),
     StateMetric(
         _counter("evicted_tokens_total", "Tokens that left the prefix cache to make room."),

@@ -14,19 +14,27 @@ from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
+from bough.observability.metrics import State
 from bough.server.model_info import ModelInfo
 from bough.server.watchdog import Watchdog
+from bough.tokenizer.bound import TextBound
 from bough.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# Characters of text from which tokenising takes long enough (about a millisecond) to be worth a thread of its own: the
-# tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
+# Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
+# its own: the tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
 LONG_TEXT = 10_000
 
 # Prompts of one HTTP request, times their samples. Making them ready takes some ten microseconds each, during which
 # nobody else is served; offline callers, whom nobody waits for, have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
+
+# Logprobs of the prompts of one HTTP request: they come all at once, and making JSON of a million takes about half a
+# second, during which nobody else is served. Those of outputs come token by token.
+MAX_PROMPT_LOGPROBS = 1 << 21
+
+STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide what else is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,33 @@ class ServerContext:
             )
         return self.tokenizer
 
+    async def state(self) -> State | None:
+        """The scheduler's state, which it tells between two steps; None when it does not answer."""
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                return (await self.client.state()).data
+        except TimeoutError:
+            return None
+
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
-        return await aside(
-            _text_size(given.get("prompt")), lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL)
+        if given.get("input_ids") is not None:
+            given["input_ids"] = self._within_reach(given["input_ids"])
+        size = _size(given.get("prompt")) + _size(given.get("input_ids"))
+        inputs = await aside(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
+        _check_logprobs(inputs)
+        return inputs
+
+    def _within_reach(self, ids: Any) -> Any:
+        """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
+        most = TextBound(self.model.context_length).tokens
+        if not isinstance(ids, list) or len(ids) <= most or isinstance(ids[0], list):
+            return ids
+        if self.settings.scheduler.allow_auto_truncate:
+            return ids[:most]
+        raise RequestError(
+            f"The prompt has {len(ids)} tokens, the context is {self.model.context_length} tokens. Shorten the prompt.",
+            field="input_ids",
         )
 
 
@@ -60,7 +91,19 @@ async def aside(size: int, work: Callable[[], T]) -> T:
     return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
 
-def _text_size(prompt: Any) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(map(_text_size, prompt)) if isinstance(prompt, list) else 0
+def _check_logprobs(inputs: Inputs) -> None:
+    asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
+    entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens; at most {MAX_PROMPT_LOGPROBS} are "
+            "given at once. Ask for fewer of each token, or give a later logprob_start_len.",
+            field="top_logprobs_num",
+        )
+
+
+def _size(prompt: Any) -> int:
+    """Characters, or token ids, of one prompt or several."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return sum(len(each) for each in prompt if isinstance(each, str | list))
+    return len(prompt) if isinstance(prompt, str | list) else 0

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from enum import Enum
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -86,7 +87,8 @@ class Front:
             self._leave()
             if self._log_requests:
                 took = (time.perf_counter() - began) * 1000
-                log.info("%s %s %s in %.1f ms", scope["method"], scope["path"], status or "left", took)
+                path = quote(scope["path"])  # a decoded one may hold line breaks
+                log.info("%s %s %s in %.1f ms", scope["method"], path, status or "left", took)
             current_request.reset(token)
 
     async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:

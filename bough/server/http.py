@@ -6,6 +6,7 @@ Signals, logs and the order of shutdown are the owner's; uvicorn only speaks HTT
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, listener: socket.socket, settings: ServerSettings) -> None:
         _check_certificate(settings)
+        _take_logs()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -53,6 +55,14 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the owner's."""
         yield
+
+
+def _take_logs() -> None:
+    """uvicorn's errors go where ours go. Its warnings are about what strangers send, who are told of it themselves."""
+    theirs = logging.getLogger("uvicorn")
+    theirs.handlers[:] = logging.getLogger("bough").handlers
+    theirs.propagate = not theirs.handlers
+    theirs.setLevel(logging.ERROR)
 
 
 def _check_certificate(settings: ServerSettings) -> None:

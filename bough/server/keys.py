@@ -17,6 +17,7 @@ class Keys:
     """With only an API key, that opens management too; with both, only the admin key does."""
 
     def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
+        self._one_for_all = admin_api_key is None
         self._needed: dict[Access, bytes | None] = {
             "open": None,
             "api": _encoded(api_key),
@@ -31,7 +32,7 @@ class Keys:
         given = sent_keys(headers)
         # Every candidate is compared, in full: how long it takes tells nothing.
         if not any([hmac.compare_digest(key, needed) for key in given]):  # noqa: C419
-            raise unauthorised(access, given)
+            raise unauthorised("api" if self._one_for_all else access, given)
 
 
 def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

@@ -56,8 +56,26 @@ def refuse_unbuilt(request: msgspec.Struct, unbuilt: Harmless) -> None:
             raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
 
 
+def asks_nothing(value: Any) -> bool:
+    """Whether a field is empty; null means not given also where it stands in a list or in an object."""
+    if not value:
+        return True
+    left = [value]
+    while left:
+        match left.pop():
+            case dict() as given:
+                left += given.values()
+            case list() as given:
+                left += given
+            case None:
+                continue
+            case _:
+                return False
+    return True
+
+
 def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
-    return (not value and None not in harmless) or value in harmless
+    return (asks_nothing(value) and None not in harmless) or value in harmless
 
 
 @functools.cache

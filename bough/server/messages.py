@@ -20,6 +20,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
+MAX_VALUES = 1 << 17  # of a conversation: reading as many takes some tenths of a second; meanwhile nobody is served
+
 Message = dict[str, Any]
 
 
@@ -36,7 +38,24 @@ def read_messages(
     """The messages with their content as plain text, or an error that says which one is wrong."""
     if not given:
         raise RequestError(f"{field} is empty; give at least one message.", field=field)
+    check_size(given, field)
     return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
+
+
+def check_size(given: Sequence[Any], field: str) -> None:
+    """Raises for a conversation of more parts than anybody could mean; stops counting when it is known."""
+    left: list[Any] = [given]
+    count = 0
+    while left:
+        value = left.pop()
+        inside = value.values() if isinstance(value, Mapping) else value
+        count += len(inside)
+        if count > MAX_VALUES:
+            raise RequestError(
+                f"{field} holds more than {MAX_VALUES} values (messages, their parts and fields); shorten it.",
+                field=field,
+            )
+        left += [each for each in inside if isinstance(each, list | dict)]
 
 
 def render(
@@ -47,8 +66,10 @@ def render(
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
+    whole: bool = False,
 ) -> Rendered:
-    """The prompt. `tools` are in OpenAI's form; `variables` are the client's own for the template."""
+    """The prompt. `tools` are in OpenAI's form; `variables` are the client's own for the template. `whole`: one that is
+    too long is not cut, whatever the server's settings."""
     for name in OWN_ARGUMENTS:
         if name in (variables or {}):
             raise RequestError(
@@ -62,7 +83,7 @@ def render(
         continue_final_message=continue_final_message,
         **(variables or {}),
     )
-    return Rendered(tokenizer.encode(text, add_special_tokens=False), text)
+    return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text)
 
 
 def read_content(content: Any, where: str, *, optional: bool = False) -> str:

@@ -5,18 +5,14 @@ The counts are those of all HTTP processes; the scheduler is asked for its state
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.observability.metrics import State
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
-
-STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide the counts
 
 
 def metrics_routes(context: ServerContext) -> list[Endpoint]:
@@ -34,15 +30,6 @@ def metrics_routes(context: ServerContext) -> list[Endpoint]:
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    state = await _state(context)
+    state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
     page = metrics_page(context.client.meter.totals(), state, context.model.name)
     return Response(page, headers={"content-type": CONTENT_TYPE})
-
-
-async def _state(context: ServerContext) -> State | None:
-    """None when the scheduler does not answer; its metrics are then missing, which is what a monitor must see."""
-    try:
-        async with asyncio.timeout(STATE_TIMEOUT_S):
-            return (await context.client.state()).data
-    except TimeoutError:
-        return None

@@ -6,15 +6,19 @@ the model's chat template, and the table that makes decoding cheap. Where its pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
 from bough.core.errors import RequestError
+from bough.tokenizer.bound import TextBound
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.incremental import IncrementalDecoder
 from bough.tokenizer.pieces import TokenPieces, find_piece_rule
+
+GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that
 
 
 class Tokenizer:
@@ -32,6 +36,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = eos_ids
         self.chat_template = chat_template
+        self.bound: TextBound | None = None
         added: Mapping[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
         self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
@@ -43,16 +48,42 @@ class Tokenizer:
             self._shown = TokenPieces(backend, rule.token_bytes, hidden=frozenset())
             self._skipped = TokenPieces(backend, rule.token_bytes, hidden=self.special_ids)
 
+    def bounded(self, bound: TextBound) -> Tokenizer:
+        """The same tokenizer for texts of strangers."""
+        twin = copy.copy(self)
+        twin.bound = bound
+        return twin
+
     # ---- text to ids
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. Special tokens written in it are recognised; `add_special_tokens` adds those around it."""
-        return self.encode_batch([text], add_special_tokens)[0]
+    def encode(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
+        """The ids of a text. Special tokens written in it are recognised; `add_special_tokens` adds those around it.
+        `whole`: one that is over the bound is never cut."""
+        return next(self.encode_each([text], add_special_tokens, whole=whole))
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Many texts at once, on as many threads as the machine has."""
+        return list(self.encode_each(texts, add_special_tokens))
+
+    def encode_each(
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, whole: bool = False
+    ) -> Iterator[list[int]]:
+        """The same, a group of texts at a time: encodings are much larger than the ids that are taken from them."""
+        group: list[str] = []
+        size = 0
+        for text in texts:
+            if self.bound is not None:
+                text = self.bound.apply(text, lambda piece: len(self._encode([piece], False)[0]), whole=whole)
+            if group and size + len(text) > GROUP:
+                yield from self._encode(group, add_special_tokens)
+                group, size = [], 0
+            group.append(text)
+            size += len(text)
+        yield from self._encode(group, add_special_tokens)
+
+    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         try:
-            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError:
             for text in texts:
                 _check_encodable(text)

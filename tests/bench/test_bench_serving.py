@@ -64,7 +64,7 @@ def test_what_is_printed_is_what_sglangs_tool_prints(
         "Concurrency:",
     ):
         assert line in shown
-    for spread in ("end-to-end latency", "time to first token", "time per output token", "inter-token latency"):
+    for spread in ("E2E Latency", "TTFT", "TPOT", "ITL"):
         assert all(f"{word} {spread} (ms):" in shown for word in ("Mean", "Median", "P99"))
 
 

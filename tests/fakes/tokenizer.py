@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bough.tokenizer.incremental import IncrementalDecoder
 from bough.tokenizer.pieces import TokenPieces
@@ -15,7 +15,10 @@ class ByteTokenizer:
     vocab_size = 256
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
+        return list(self.encode_each(texts))
+
+    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        return (list(text.encode()) for text in texts)
 
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
         return None

@@ -348,7 +348,14 @@ def test_an_urgent_request_preempts_and_the_other_resumes() -> None:
     bench.turn(5)
     bench.ask(2, prompt_of(2, 8), max_new_tokens=3, priority=5)
     bench.ask(3, prompt_of(3, 8), max_new_tokens=3, priority=50)
+    bench.turn(3)
+    bench.submit(GetState(1))
     bench.run()
+    bench.submit(GetState(2))
+    bench.turn()
+    states = [reply.data for reply in bench.out.replies]
+    assert [state["num_retracted_reqs"] for state in states] == [1, 0], "waits to run again, has done so"
+    assert [state["num_retractions"] for state in states] == [1, 1]
     assert bench.out.retractions == {1: 1, 2: 0, 3: 0}
     assert list(bench.out.ended) == [3, 2, 1]
     for handle, count in ((1, 20), (2, 3), (3, 3)):

@@ -37,7 +37,8 @@ STATE = {
     "prompt_tokens": 8,
     "cached_tokens": 2,
     "new_token_ratio": 0.5,
-    "num_retracted_reqs": 3,
+    "num_retracted_reqs": 1,
+    "num_retractions": 3,
     "num_evicted_tokens": 7,
 }
 

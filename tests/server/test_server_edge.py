@@ -74,6 +74,13 @@ def test_keys(keys: dict[str, str], path: str, sent: dict[str, str], status: int
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
+def test_a_refusal_names_the_key_that_would_do() -> None:
+    refused = get("/flush_cache", NONE, api_key="api").json()["error"]["message"]
+    assert refused.startswith("This route needs the API key: none was sent.")
+    refused = get("/flush_cache", API, api_key="api", admin_api_key="admin").json()["error"]["message"]
+    assert refused.startswith("This route needs the admin key: the one sent is wrong.")
+
+
 def test_an_empty_key_is_none() -> None:
     for sent in ((b"x-api-key", b""), (b"authorization", b"Basic zz"), (b"authorization", b"Bearer ")):
         with pytest.raises(HttpError, match="none was sent"):
@@ -88,6 +95,13 @@ def test_a_request_keeps_its_id_also_in_the_log(capsys: pytest.CaptureFixture[st
     logging.getLogger("bough.test").info("outside")
     inside, outside = capsys.readouterr().err.splitlines()
     assert re.search(r" I server: \[mine-2\] GET /health 200 in [\d.]+ ms$", inside) and outside.endswith(": outside")
+
+
+def test_a_path_cannot_begin_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("server", "info")
+    get("/a%0A00:00:00%20E%20server:%20forged", log_requests=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "GET /a%0A00%3A00%3A00%20E%20server%3A%20forged 404 in " in line
 
 
 def test_until_it_is_open_and_after_it_is_told_to_stop_everybody_gets_a_503() -> None:

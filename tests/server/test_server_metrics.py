@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bough.core.finish import FinishAbort
 from bough.messages.requests import Generate
-from bough.server import metrics
+from bough.server import context
 from tests.server.native_engine import NativeEngine, Play, open_server
 
 REFUSED = FinishAbort("full", 429, "QueueFullError")
@@ -62,6 +62,7 @@ def test_the_counters_say_what_was_done() -> None:
             "e2e_request_latency_seconds_count": 4,
             "queue_time_seconds_count": 3,
             "num_queue_reqs": 1,
+            "num_retracted_reqs": 1,
             "token_usage": 0.5,
             "cache_hit_rate": 0.25,
             "gen_throughput": 9.5,
@@ -89,11 +90,14 @@ def test_who_leaves_is_counted() -> None:
 
 
 def test_a_stuck_scheduler_does_not_hide_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "STATE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(context, "STATE_TIMEOUT_S", 0.01)
 
     async def scenario(http: httpx.AsyncClient, engine: NativeEngine) -> None:
         engine.silent = True
         found = values_on((await http.get("/metrics")).text)
         assert "num_running_reqs" not in found and found["num_requests_total"] == 0
+        for path in ("/v1/loads", "/get_load"):
+            assert (await http.get(path, headers=KEY)).json()["error"]["type"] in ("EngineStuckError", "server_error")
+        assert (await http.get("/server_info", headers=KEY)).json()["internal_states"] == []
 
     serve(lambda message: None, scenario)

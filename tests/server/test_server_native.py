@@ -73,6 +73,22 @@ def test_batches_samples_and_ids() -> None:
     assert ask({"text": "a", "sampling_params": None, "stream": None, "rid": None}).status_code == 200
 
 
+def test_streams_with_many_logprobs_have_fewer_events_and_the_same_end() -> None:
+    play = [97] * 60 + [IM_END]
+    wanted = {"text": "ab", "return_logprob": True, "sampling_params": {"max_new_tokens": 500}}
+    for top, events in (
+        (0, range(61, 62)),
+        (399, range(20, 40)),
+    ):  # each of the first 20 shows little, then each a tenth more
+        body = {**wanted, "top_logprobs_num": top}
+        *outputs, _ = events_of(ask({**body, "stream": True}, play).text)
+        whole = ask(body, play).json()
+        assert len(outputs) in events
+        assert outputs[-1]["output_ids"] == whole["output_ids"] == play
+        names = ("output_token_logprobs", "output_top_logprobs") if top else ("output_token_logprobs",)
+        assert all(outputs[-1]["meta_info"][name] == whole["meta_info"][name] for name in names)
+
+
 def test_streams_are_cumulative_and_end_with_done() -> None:
     *outputs, done = events_of(ask({"text": "ab", "stream": True}).text)
     assert done == "[DONE]" and [o["text"] for o in outputs] == ["h", "he", "hel", "hell", "hello", "hello"]
@@ -119,10 +135,31 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
         ({"text": "a", "sampling_params": {"stop_regex": "|".join(map(str, range(9999)))}}, "stop_regex", "4096"),
         ({"text": "a", "sampling_params": {"stop": ["a"] * 129}}, "stop", "at most 128"),
         ({"text": "a", "sampling_params": [{"n": 2}] * 2}, "sampling_params", "2 entries for 1"),
-        ({"text": ["a"] * 9000}, "text", "8192 requests"),
+        ({"text": ["a"] * 9000}, "text", "9000 prompts make more than 8192 requests"),
+        ({"input_ids": [[1]] * 9000}, "input_ids", "9000 prompts make more than 8192 requests"),
+        ({"input_ids": [1] * 262145}, "input_ids", "262145 tokens, the context is 512"),
         ({"input_ids": [[1]] * 9, "sampling_params": {"n": 1000}}, "input_ids", "8192 requests"),
         ({"text": []}, "text", "list of prompts is empty"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -7}, "logprob_start_len", "a prompt position"),
+        ({"text": "a", "top_logprobs_num": -1}, "top_logprobs_num", "between 0 and 4096"),
+        (
+            {
+                "input_ids": [[97] * 300] * 2,
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "top_logprobs_num": 4096,
+            },
+            "top_logprobs_num",
+            "asks for 2458200 logprobs of the prompt's tokens; at most 2097152",
+        ),
+        ({"text": "a", "sampling_params": {"stop_token_ids": [1] * 262145}}, "stop_token_ids", "at most 262144"),
+        (
+            {"text": "a", "sampling_params": {"logit_bias": {str(i): 1 for i in range(262145)}}},
+            "logit_bias",
+            "262145 entries; at most 262144",
+        ),
+        ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "not supported"),
+        ({"text": "a", "input_embeds": [[0.0]]}, "input_embeds", "not supported"),
         (b"{", None, "not valid JSON"),
         (b'{"text": "\xff"}', None, "not valid JSON"),
         (b'{"text": NaN}', None, "not valid JSON"),
@@ -154,6 +191,8 @@ def test_a_wrong_choice_is_told_the_right_ones() -> None:
 def test_fields_of_unbuilt_features_may_ask_for_nothing() -> None:
     reply = ask({"text": "a", "lora_path": None, "image_data": [], "return_hidden_states": False, "session_params": {}})
     assert reply.status_code == 200
+    nulls = {"lora_path": [None], "session_params": {"id": None, "rid": None}, "image_data": [[None], []]}
+    assert ask({"text": "a", **nulls}).status_code == 200
 
 
 def test_an_engines_refusal_is_the_status_also_of_a_stream() -> None:
@@ -274,6 +313,10 @@ def test_tokens(prefix: str) -> None:
     assert ask({"prompt": ["a", ""], "model": "x"}, path=f"{prefix}/tokenize").json()["count"] == [1, 0]
     assert ask({"tokens": [97, 98, IM_END]}, path=f"{prefix}/detokenize").json() == {"text": "ab"}
     assert ask({"tokens": [[97], [98]]}, path=f"{prefix}/detokenize").json() == {"text": ["a", "b"]}
+    many = ask({"prompt": ["a"] * 8193}, path=f"{prefix}/tokenize")
+    assert many.status_code == 400 and "8193 texts; at most 8192" in many.text
+    many = ask({"tokens": [[97] * (1 << 19), [97] * (1 << 19), [97]]}, path=f"{prefix}/detokenize")
+    assert many.status_code == 400 and "1048577 ids; at most 1048576" in many.text
     for body in ({"tokens": [9999]}, {"tokens": [[1], 2]}, {"tokens": "a"}, {}):
         assert ask(body, path=f"{prefix}/detokenize").status_code == 400
 

@@ -132,12 +132,12 @@ def test_a_second_signal_ends_at_once(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_dead_scheduler_ends_every_stream_with_an_error(tiny_model: Path, workers: int) -> None:
-    flags = ("--context-length", "4000", "--tokenizer-worker-num", str(workers))
+    flags = ("--context-length", "4000", "--max-total-tokens", "16000", "--tokenizer-worker-num", str(workers))
     with running(str(tiny_model), *TINY, *flags) as server:
-        body = LONG | {"sampling_params": {"max_new_tokens": 900, "ignore_eos": True}}
+        body = LONG | {"sampling_params": {"max_new_tokens": 3900, "ignore_eos": True}}
+        processes, scheduler = server.children(), server.child("scheduler")
         readers = [Reader(server.url, body) for _ in range(4)]
-        processes = server.children()
-        server.child("scheduler").kill()
+        scheduler.kill()
         for reader in readers:
             events = reader.all()
             assert events[-1] == "[DONE]" and events[-2]["error"]["code"] == 503

@@ -51,6 +51,12 @@ def test_a_stream_ends_in_the_whole_answer(http: httpx.Client) -> None:
     assert outputs[-1]["meta_info"]["cached_tokens"] > 0
 
 
+def test_a_text_of_millions_of_tokens_is_refused_before_it_is_tokenised_whole(http: httpx.Client) -> None:
+    refused = http.post("/generate", json={"text": "a " * (4 << 20)})
+    assert refused.status_code == 400
+    assert "more than 262144 tokens, the context is 8192 tokens" in refused.json()["error"]["message"]
+
+
 def test_what_a_selecting_program_needs(http: httpx.Client) -> None:
     """The steps of SGLang's `select`: fill the cache, then score each choice behind the prompt."""
     filled = http.post("/generate", json={"text": PROMPT, "sampling_params": {"max_new_tokens": 0}}).json()

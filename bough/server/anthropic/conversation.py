@@ -8,7 +8,7 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.server.anthropic.schema import CountTokensRequest
-from bough.server.messages import Message, read_content, read_message, read_messages, read_part
+from bough.server.messages import Message, check_size, read_content, read_message, read_messages, read_part
 
 ROLES = ("user", "assistant", "system")
 
@@ -18,22 +18,24 @@ def read_conversation(request: CountTokensRequest) -> list[Message]:
     opening = [] if not request.system else [{"role": "system", "content": read_content(request.system, "system")}]
     if not request.messages:
         read_messages(request.messages)  # which refuses it
-    reader = _Reader()
-    turns: list[Message] = []
-    for turn in [*opening, *reader.all(request.messages)]:
-        if turns and turns[-1]["role"] == turn["role"] != "tool":
-            turn = _joined(turns.pop(), turn)
-        turns.append(turn)
-    return turns
+    check_size(request.messages, "messages")
+    runs: list[list[Message]] = []
+    for turn in [*opening, *_Reader().all(request.messages)]:
+        if runs and runs[-1][0]["role"] == turn["role"] != "tool":
+            runs[-1].append(turn)
+        else:
+            runs.append([turn])
+    return [_joined(run) for run in runs]
 
 
-def _joined(first: Message, second: Message) -> Message:
-    joined = {**first, **second}
+def _joined(run: list[Message]) -> Message:
+    """One turn of all; at once, because joining them two by two would copy their texts over and over."""
+    joined: Message = {name: value for turn in run for name, value in turn.items()}
     for name in ("content", "reasoning_content"):
-        texts = [turn[name] for turn in (first, second) if turn.get(name)]
+        texts = [turn[name] for turn in run if turn.get(name)]
         if texts or name == "content":
             joined[name] = "\n".join(texts)
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    calls = [call for turn in run for call in turn.get("tool_calls", ())]
     return {**joined, "tool_calls": calls} if calls else joined
 
 

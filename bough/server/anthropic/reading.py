@@ -82,7 +82,14 @@ def prompt_of(
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if request.thinking:
         variables["enable_thinking"] = request.thinking.get("type") != "disabled"
-    return render(tokenizer, turns, tools=tools.shown, variables=variables, continue_final_message=goes_on(turns))
+    return render(
+        tokenizer,
+        turns,
+        tools=tools.shown,
+        variables=variables,
+        continue_final_message=goes_on(turns),
+        whole=not isinstance(request, MessagesRequest),  # a count is one of all tokens
+    )
 
 
 def goes_on(turns: Sequence[Message]) -> bool:

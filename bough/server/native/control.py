@@ -106,9 +106,9 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
 
 async def pause_generation(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, PauseBody)
-    return outcome_of(await context.client.pause(body.mode or "abort"))
+    return outcome_of(await while_connected(request, context.client.pause(body.mode or "abort")))
 
 
 async def continue_generation(context: ServerContext, request: Request) -> Response:
     await read_body(request, Nothing)
-    return outcome_of(await context.client.resume())
+    return outcome_of(await while_connected(request, context.client.resume()))

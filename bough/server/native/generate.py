@@ -17,6 +17,7 @@ from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape
+from bough.server.limits import asks_nothing
 from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.parsing import plan_answers
@@ -27,6 +28,7 @@ from bough.server.sse import DONE, json_event
 from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
+LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
 OPTIONS = (
     "input_ids",
@@ -78,7 +80,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     for name in UNBUILT_BODY_FIELDS:
-        if getattr(body, name):
+        if not asks_nothing(getattr(body, name)):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
     if body.resume is not None and body.resume.id is not None:
@@ -103,13 +105,22 @@ def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
 
 
 class OutputWriter:
-    """Writes one call's stream; the outputs of a batch say which prompt they belong to."""
+    """Writes one call's stream; the outputs of a batch say which prompt they belong to.
+
+    Every event shows the whole output again. Where that is much, because of logprobs, there are fewer events: each
+    comes when there is a tenth more to show, so that a stream costs as much as its last event several times over.
+    """
 
     def __init__(self, *, batched: bool, timed: bool) -> None:
         self._batched = batched
         self._timed = timed
+        self._shown: dict[int, int] = {}  # by answer, the logprobs in its last event
 
     def chunk(self, piece: Piece) -> bytes:
+        logprobs = piece.answer.logprob_entries
+        if piece.finish is None and LIGHT < logprobs < 1.1 * self._shown.get(piece.index, 0):
+            return b""
+        self._shown[piece.index] = logprobs
         output = output_of(piece.answer, self._timed)
         if self._batched:
             output["index"] = piece.index

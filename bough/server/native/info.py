@@ -137,7 +137,7 @@ async def model_info(context: ServerContext, request: Request) -> Response:
 
 
 async def server_info(context: ServerContext, request: Request) -> Response:
-    state = await context.client.state()
+    state = await context.state()
     return json_response(
         {
             **context.settings.to_shown(),
@@ -147,6 +147,6 @@ async def server_info(context: ServerContext, request: Request) -> Response:
             **describe_model(context),
             "version": __version__,
             "started": context.model.created,
-            "internal_states": [state.data],
+            "internal_states": [] if state is None else [state],
         }
     )

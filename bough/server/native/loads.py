@@ -13,10 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.core.errors import RequestError
-from bough.observability.metrics import state_figures
+from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, state_page
-from bough.server.context import ServerContext
+from bough.server.context import STATE_TIMEOUT_S, ServerContext
 from bough.server.endpoint import Endpoint, Query
+from bough.server.errors import HttpError
 from bough.server.native.schemas import BriefLoad, Load, Loads
 from bough.server.responses import json_response
 from bough.version import __version__
@@ -46,11 +47,18 @@ def load_routes(context: ServerContext) -> list[Endpoint]:
     ]
 
 
+async def known_state(context: ServerContext) -> State:
+    state = await context.state()
+    if state is None:
+        raise HttpError(503, f"The engine did not answer within {STATE_TIMEOUT_S:g} s.", "EngineStuckError")
+    return state
+
+
 async def loads(context: ServerContext, request: Request) -> Response:
     form = request.query_params.get("format", "json")
     if form not in ("json", "prometheus"):
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
-    state = (await context.client.state()).data
+    state = await known_state(context)
     if form == "prometheus":
         return Response(state_page(state, context.model.name), headers={"content-type": CONTENT_TYPE})
     figures = state_figures(state)
@@ -68,6 +76,6 @@ async def loads(context: ServerContext, request: Request) -> Response:
 
 
 async def brief_load(context: ServerContext, request: Request) -> Response:
-    state = (await context.client.state()).data
+    state = await known_state(context)
     requests = state["num_running_reqs"] + state["num_waiting_reqs"]
     return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])

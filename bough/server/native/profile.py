@@ -13,6 +13,7 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.native.control import outcome_of
 from bough.server.native.schemas import Nothing, Outcome, ProfileBody
+from bough.server.presence import while_connected
 
 OPTIONS = ("output_dir", "start_step", "num_steps", "with_stack", "record_shapes")
 
@@ -46,9 +47,10 @@ async def start_profile(context: ServerContext, request: Request) -> Response:
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     options = given_fields(body, OPTIONS)
-    return outcome_of(await context.client.start_profile(**options, activities=tuple(body.activities or ())))
+    starting = context.client.start_profile(**options, activities=tuple(body.activities or ()))
+    return outcome_of(await while_connected(request, starting))
 
 
 async def stop_profile(context: ServerContext, request: Request) -> Response:
     await read_body(request, Nothing)
-    return outcome_of(await context.client.stop_profile())
+    return outcome_of(await while_connected(request, context.client.stop_profile()))

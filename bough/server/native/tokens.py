@@ -11,12 +11,15 @@ from starlette.responses import Response
 from bough.core.errors import RequestError
 from bough.server.app import shape_of
 from bough.server.bodies import read_body
-from bough.server.context import ServerContext, aside
+from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, aside
 from bough.server.endpoint import Endpoint
 from bough.server.messages import read_messages, render, text_size
+from bough.server.names import in_names_of
 from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
 from bough.server.responses import json_response
 from bough.tokenizer.tokenizer import Tokenizer
+
+MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
 
 
 def token_routes(context: ServerContext) -> list[Endpoint]:
@@ -48,19 +51,23 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
+    with in_names_of({"input_ids": "messages" if body.prompt is None else "prompt"}):
+        lists = await (_tokenize_messages(body, tokenizer) if body.prompt is None else _tokenize(body, tokenizer))
     length = context.model.context_length
-    if body.prompt is None:
-        ids = await _tokenize_messages(body, tokenizer)
-        return json_response({"tokens": ids, "count": len(ids), "max_model_len": length})
-    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if isinstance(body.prompt, list):
+        return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+    return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
+
+
+async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+    if len(texts) > MAX_REQUESTS_PER_CALL:
+        raise RequestError(f"prompt has {len(texts)} texts; at most {MAX_REQUESTS_PER_CALL} are taken.", field="prompt")
     special = body.add_special_tokens is not False
-    lists = await aside(sum(map(len, texts)), lambda: tokenizer.encode_batch(texts, special))
-    if isinstance(body.prompt, str):
-        return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
-    return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+    return await aside(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
 
 
-async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
     messages = read_messages(body.messages)
     rendered = await aside(
@@ -70,9 +77,10 @@ async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[i
             messages,
             variables=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
+            whole=True,
         ),
     )
-    return rendered.ids
+    return [rendered.ids]
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
@@ -80,6 +88,9 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
     tokenizer = context.require_tokenizer("tokens")
     many = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: list[Any] = body.tokens if many else [body.tokens]
+    count = sum(len(ids) if isinstance(ids, list) else 1 for ids in lists)
+    if count > MAX_TOKENS:
+        raise RequestError(f"tokens has {count} ids; at most {MAX_TOKENS} are taken.", field="tokens")
     for ids in lists:
         if not isinstance(ids, list) or any(not isinstance(token, int) for token in ids):
             raise RequestError("tokens must be a list of token ids, or a list of such lists.", field="tokens")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.server.messages import ROLES, Message, read_content, read_message, read_messages
+from bough.server.messages import ROLES, Message, check_size, read_content, read_message, read_messages
 from bough.server.openai.response_objects import FunctionCallItem, Item, OutputMessage, ReasoningItem
 
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
@@ -18,20 +18,20 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
         return read_messages([{"role": "user", "content": given}], "input")
     if not given:
         read_messages(given, "input")  # which refuses it
+    check_size(given, "input")
     names = {item.get("call_id"): item.get("name") for item in given if item.get("type") == "function_call"}
-    turns: list[Message] = []
+    runs: list[_Run] = []
     for i, item in enumerate(given):
-        where = f"input[{i}]"
-        turn = _read_item(item, where, names)
-        if turns and _belongs(turns[-1], turn):
-            turn = _joined(turns.pop(), turn)
-        turns.append(turn)
-    return turns
+        turn = _read_item(item, f"input[{i}]", names)
+        if not runs or not runs[-1].takes(turn):
+            runs.append(_Run())
+        runs[-1].add(turn)
+    return [run.joined() for run in runs]
 
 
 def said_in(output: Sequence[Item]) -> list[Message]:
     """What the assistant said with these items, for the turns that follow. What failed to be a call is text, too."""
-    turns: list[Message] = []
+    run = _Run()
     for item in output:
         match item:
             case OutputMessage():
@@ -42,8 +42,8 @@ def said_in(output: Sequence[Item]) -> list[Message]:
                 turn = _call_turn(item.call_id, item.name, item.arguments, "output")
             case ReasoningItem():
                 turn = _thinking_turn("".join(part.text for part in item.content))
-        turns.append(_joined(turns.pop(), turn) if turns else turn)
-    return turns
+        run.add(turn)
+    return [run.joined()] if run.turns else []
 
 
 def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) -> Message:
@@ -79,13 +79,28 @@ def _thinking_turn(text: str) -> Message:
     return {"role": "assistant", "content": "", "reasoning_content": text}
 
 
-def _belongs(first: Message, second: Message) -> bool:
-    """Whether two turns are one: both the assistant's, and not two things that were said."""
-    both = first["role"] == second["role"] == "assistant"
-    return both and any("tool_calls" in turn or "reasoning_content" in turn for turn in (first, second))
+class _Run:
+    """Turns that are one. Joined at once: two by two, their texts would be copied over and over."""
+
+    def __init__(self) -> None:
+        self.turns: list[Message] = []
+        self._more_than_said = False  # there is a call, or thinking, among them
+
+    def takes(self, turn: Message) -> bool:
+        """Whether the turn belongs here, too: all the assistant's, and not two things that were said."""
+        both = self.turns[-1]["role"] == turn["role"] == "assistant"
+        return both and (self._more_than_said or _more_than_said(turn))
+
+    def add(self, turn: Message) -> None:
+        self.turns.append(turn)
+        self._more_than_said = self._more_than_said or _more_than_said(turn)
+
+    def joined(self) -> Message:
+        joined: Message = {name: value for turn in self.turns for name, value in turn.items()}
+        joined["content"] = "".join(turn["content"] for turn in self.turns)
+        calls = [call for turn in self.turns for call in turn.get("tool_calls", ())]
+        return {**joined, "tool_calls": calls} if calls else joined
 
 
-def _joined(first: Message, second: Message) -> Message:
-    joined: Message = {**first, **second, "content": first["content"] + second["content"]}
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    return {**joined, "tool_calls": calls} if calls else joined
+def _more_than_said(turn: Message) -> bool:
+    return "tool_calls" in turn or "reasoning_content" in turn

@@ -43,6 +43,7 @@ from bough.server.streaming import stream_answers
 from bough.server.timing import timing_headers
 
 CANCEL_WAIT_S = 5.0
+MAX_BEHIND = 1000  # responses at work in the background, which no connection bounds
 SEVERAL_PROCESSES = (
     "this server has several HTTP processes (--tokenizer-worker-num), which do not share responses; "
     "start it with one to store, fetch and continue them."
@@ -93,6 +94,12 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         body = await read_lenient_body(request, ResponsesRequest)
+        if body.background and len(self._tasks) >= MAX_BEHIND:
+            raise RequestError(
+                f"{MAX_BEHIND} responses are at work in the background; try again later.",
+                status_code=429,
+                err_type="QueueFullError",
+            )
         conversation = [*self._earlier(body), *read_input(body.input)]
         form = await self._form(body, conversation)
         record = Record(form.begun("queued" if body.background else "in_progress"), conversation)

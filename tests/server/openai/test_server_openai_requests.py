@@ -166,7 +166,8 @@ def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
             modalities=["text"],
             return_hidden_states=False,
             regex=None,
-            session_params={},
+            session_params={"id": None},
+            lora_path=[None],
             logprobs=True,
         )
     )

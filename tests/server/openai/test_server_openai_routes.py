@@ -12,6 +12,7 @@ import pytest
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
+from bough.server.openai import response_routes
 from bough.server.openai.response_objects import OutputMessage, OutputText, ResponseObject
 from bough.server.openai.response_store import Record, ResponseStore
 from bough.server.openai.routes import routes
@@ -329,6 +330,22 @@ def test_a_response_in_the_background_runs_on_and_can_be_cancelled() -> None:
         assert (await desk.post("/v1/responses/slow/cancel"))["status"] == "cancelled"
 
     at_desk(use, script)
+
+
+def test_the_background_holds_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_routes, "MAX_BEHIND", 2)
+
+    async def use(desk: Desk) -> None:
+        for name in ("a", "b"):
+            await desk.post("/v1/responses", input="hi", background=True, rid=name)
+        refused = await desk.post("/v1/responses", 429, input="hi", background=True)
+        assert refused["error"]["code"] == "rate_limit_exceeded"
+        await desk.post("/v1/responses/a/cancel")
+        for _ in range(3):
+            await asyncio.sleep(0)  # its task ends
+        await desk.post("/v1/responses", input="hi", background=True, rid="c")
+
+    at_desk(use, lambda request: None)
 
 
 def test_a_failure_in_the_background_is_kept() -> None:

@@ -1,0 +1,72 @@
+"""Prompts that are longer than any context, on every route that takes text."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bough.client.inputs import InputReader
+from bough.tokenizer.bound import PIECE, TextBound
+from tests.fakes.scripted_engine import IM_END
+from tests.server.native_engine import NativeEngine, open_server
+
+LONG = "x" * (2 * PIECE)
+TURNS = {"messages": [{"role": "user", "content": LONG}]}
+CHAT = {**TURNS, "max_tokens": 3}
+ROUTES = [
+    ("/generate", {"text": ["short", LONG]}),
+    ("/generate", {"text": LONG, "stream": True}),
+    ("/v1/completions", {"prompt": LONG}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/responses", {"input": LONG}),
+    ("/v1/messages", CHAT),
+    ("/api/chat", CHAT),
+    ("/api/generate", {"prompt": LONG, "raw": True}),
+]
+COUNTS = [("/tokenize", {"prompt": LONG}), ("/v1/tokenize", TURNS), ("/v1/messages/count_tokens", TURNS)]
+FIELDS = {"/generate": "text", "/v1/chat/completions": "messages", "/tokenize": "prompt", "/v1/tokenize": "messages"}
+
+
+def ask(path: str, body: dict[str, Any], *, cut: bool) -> Any:
+    async def go() -> Any:
+        engine = NativeEngine(lambda message: [*b"hello", IM_END])
+        engine.tokenizer = engine.tokenizer.bounded(TextBound(512, cut=cut, least=1024))
+        engine.reader = InputReader(engine.tokenizer, {}, random_seed=7)
+        async with open_server(engine) as http:
+            return await http.post(path, json=body), engine.requests
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(("path", "body"), [*ROUTES, *COUNTS])
+def test_they_are_refused_with_both_numbers(path: str, body: dict[str, Any]) -> None:
+    answer, requests = ask(path, body, cut=False)
+    assert answer.status_code == 400 and not requests
+    assert "more than 1024 tokens, the context is 512 tokens" in answer.text
+    if path in FIELDS:
+        assert answer.json()["error"]["param"] == FIELDS[path]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_the_engine_gets_their_beginning_where_it_may_cut_them(path: str, body: dict[str, Any]) -> None:
+    answer, requests = ask(path, body, cut=True)
+    assert answer.status_code == 200
+    assert 1024 < len(requests[-1].input_ids) // 4 <= PIECE
+
+
+def test_ids_without_end_are_cut_before_they_are_looked_at() -> None:
+    async def go() -> int:
+        engine = NativeEngine(lambda message: [IM_END])
+        async with open_server(engine, allow_auto_truncate=True) as http:
+            answer = await http.post("/generate", json={"input_ids": [1] * 262145})
+            assert answer.status_code == 200
+        return len(engine.requests[-1].input_ids) // 4
+
+    assert asyncio.run(go()) == 262144
+
+
+@pytest.mark.parametrize(("path", "body"), COUNTS)
+def test_a_count_is_never_that_of_a_beginning(path: str, body: dict[str, Any]) -> None:
+    assert ask(path, body, cut=True)[0].status_code == 400

@@ -105,22 +105,26 @@ class _Worker:
         )
         assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._asked = threading.Lock()
 
     def ask(self, message: bytes, timeout_s: float) -> Outcome:
         deadline = time.monotonic() + timeout_s
-        write_frame(self._stdin, message)
-        (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
-        return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
+        with self._asked:
+            write_frame(self._stdin, message)
+            (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
+            return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
 
     def end(self) -> None:
+        """Whoever asks it meanwhile finds the end of its pipe: one that was closed already would never tell him."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._stdout.close()
-        try:
-            self._stdin.close()
-        except BrokenPipeError:
-            return  # what it had not read yet is of no use to anybody
+        with self._asked:
+            self._stdout.close()
+            try:
+                self._stdin.close()
+            except BrokenPipeError:
+                return  # what it had not read yet is of no use to anybody
 
     def _read(self, size: int, deadline: float) -> bytes:
         parts, missing = [], size

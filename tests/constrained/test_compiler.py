@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import selectors
+import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -9,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bough.constrained import xgrammar_backend
+from bough.constrained import worker_pool, xgrammar_backend
 from bough.constrained.build import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
@@ -183,6 +187,24 @@ def preparers() -> Iterator[WorkerPool]:
     pool = preparers_with(60.0)
     yield pool
     pool.close()
+
+
+class LateSelector(selectors.DefaultSelector):
+    """Looks once more, a while after something has happened, as a thread does that gets its core late."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        super().select(timeout)
+        time.sleep(0.2)
+        return super().select(0)
+
+
+def test_whoever_waits_for_a_worker_notices_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selectors.DefaultSelector", LateSelector)
+    worker = worker_pool._Worker()
+    os.kill(worker._process.pid, signal.SIGSTOP)  # it will not answer
+    threading.Timer(0.3, worker.end).start()
+    with pytest.raises(EOFError):  # not a TimeoutError, long after
+        worker.ask(b"", 60.0)
 
 
 def test_preparing_has_a_limit_too_and_its_worker_goes_on() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.executor.machine import usable_cores
 from bough.executor.native_buffers import Arrangement
 from bough.executor.native_recorder import Recorder, RecordingAttention
 from bough.kernels.quant_linear.packed import aligned_bytes
@@ -33,6 +34,10 @@ class RecordedTape:
     kept: list[Any]
 
 
+def _crew(library: ctypes.CDLL, threads: int) -> Crew:
+    return Crew(library, threads, patient=threads < usable_cores())
+
+
 class NativeTapes:
     """Owns the tapes of a model, the buffers that they share, and the threads that run them."""
 
@@ -40,7 +45,7 @@ class NativeTapes:
         self, library: ctypes.CDLL, model: CausalLM, recorder: Recorder, pool: KVPool, threads: int, tokens: int
     ) -> None:
         self._library = library
-        self.crew = Crew(library, threads)
+        self.crew = _crew(library, threads)
         self._recorder, self._model, self._pool = recorder, model, pool
         self.last_tokens = self._record(self._forward_to_logits)
         self.all_tokens = self._record(self._forward_whole)
@@ -50,7 +55,7 @@ class NativeTapes:
 
     def set_threads(self, threads: int) -> None:
         """Another crew, of at most as many threads as the scratch memory was made for."""
-        self.crew = Crew(self._library, threads)
+        self.crew = _crew(self._library, threads)
 
     def run(self, recorded: RecordedTape, step: Step) -> None:
         self.crew.run(recorded.tape, step, self._scratch.ctypes.data)

@@ -106,14 +106,15 @@ class Tape:
 
 
 class Crew:
-    """The threads that run tapes, the caller being one of them. They sleep when there is nothing to do."""
+    """The threads that run tapes, the caller being one of them. They sleep when there is nothing to do; patient
+    ones wait a millisecond before, for where other processes have cores of their own."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, threads: int, *, patient: bool = False) -> None:
         declare(library)
         self._run, self._sample = library.bough_tape_run, library.bough_sample
         self._sampling_scratch = library.bough_sampling_scratch
         self.threads = threads
-        self.handle: int | None = library.bough_crew_create(threads)
+        self.handle: int | None = library.bough_crew_create(threads, patient)
         if not self.handle:
             raise ResourceError(f"{threads} compute threads cannot be started; choose fewer with --cpu-threads.")
         weakref.finalize(self, library.bough_crew_destroy, self.handle)
@@ -132,7 +133,7 @@ class Crew:
 
 def declare(library: ctypes.CDLL) -> None:
     """Tells ctypes the signatures of tape.h and team.h."""
-    library.bough_crew_create.restype, library.bough_crew_create.argtypes = Address, [Int]
+    library.bough_crew_create.restype, library.bough_crew_create.argtypes = Address, [Int, ctypes.c_bool]
     library.bough_crew_destroy.restype, library.bough_crew_destroy.argtypes = None, [Address]
     library.bough_tape_create.restype, library.bough_tape_create.argtypes = Address, []
     library.bough_tape_destroy.restype, library.bough_tape_destroy.argtypes = None, [Address]

@@ -69,7 +69,7 @@ int main(void) {
     for (int i = 0; i < N; i++)
         bias[i] = random_float();
     for (int threads = 1; threads <= 2; threads++) {
-        bough_crew *crew = bough_crew_create(threads);
+        bough_crew *crew = bough_crew_create(threads, false);
         for (int format = 0; format < BOUGH_FORMATS; format++) {
             bough_weight weight = random_weight(format);
             for (size_t t = 0; t < sizeof TOKENS / sizeof *TOKENS; t++) {

@@ -40,7 +40,7 @@ static void job(bough_team *team, void *argument) {
 
 int main(int count, char **arguments) {
     int threads = count > 1 ? atoi(arguments[1]) : 4, wrong = 0;
-    bough_crew *crew = bough_crew_create(threads);
+    bough_crew *crew = bough_crew_create(threads, threads % 2 == 0);
     for (int number = 0; number < JOBS; number++) {
         bough_crew_run(crew, job, NULL);
         for (int phase = 0; phase < PHASES; phase++) {

@@ -34,7 +34,7 @@ class Crew:
     def __init__(self, threads: int) -> None:
         library = _library()
         self.threads = threads
-        self.handle: int = library.bough_crew_create(threads)
+        self.handle: int = library.bough_crew_create(threads, False)
         if not self.handle:
             raise MemoryError(f"{threads} threads cannot be started.")
         weakref.finalize(self, library.bough_crew_destroy, self.handle)
@@ -126,7 +126,7 @@ def declare(library: ctypes.CDLL) -> None:
     """Tells ctypes the signatures of linear.h."""
     integer = ctypes.c_int
     signatures: dict[str, tuple[type | None, list[type]]] = {
-        "bough_crew_create": (Pointer, [integer]),
+        "bough_crew_create": (Pointer, [integer, ctypes.c_bool]),
         "bough_crew_destroy": (None, [Pointer]),
         "bough_weight_bytes": (ctypes.c_size_t, [integer, Size, Size]),
         "bough_weight_pack": (integer, [integer, integer, Size, Size, Pointer, Pointer, Size, Size]),

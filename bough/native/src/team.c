@@ -22,9 +22,9 @@
 #include <unistd.h>
 #endif
 
-/* Yields last about a millisecond: longer than what lies between two steps, as waking a thread costs more than its share of
- * one. */
-enum { SPINS = 4000, YIELDS = 1000, CACHE_LINE = 128 };
+/* A patient crew yields for about a millisecond: longer than what lies between two steps, because waking a thread costs
+ * more than its share of one. */
+enum { SPINS = 4000, FEW_YIELDS = 20, MANY_YIELDS = 1000, CACHE_LINE = 128 };
 
 /* A number that threads wait for a change of. */
 typedef struct {
@@ -62,7 +62,7 @@ struct bough_crew {
     bough_job job;
     void *argument;
     uint32_t first_phase; /* of the job */
-    int threads;
+    int threads, yields;
     member *members;
 };
 
@@ -101,13 +101,13 @@ static void word_sleep(signal_word *word, uint32_t seen) {
     atomic_fetch_sub(&word->sleepers, 1);
 }
 
-static void word_await_change(signal_word *word, uint32_t seen) {
+static void word_await_change(signal_word *word, uint32_t seen, int yields) {
     for (int spin = 0; spin < SPINS; spin++) {
         if (atomic_load_explicit(&word->value, memory_order_acquire) != seen)
             return;
         relax();
     }
-    for (int turn = 0; turn < YIELDS; turn++) {
+    for (int turn = 0; turn < yields; turn++) {
         if (atomic_load_explicit(&word->value, memory_order_acquire) != seen)
             return;
         sched_yield();
@@ -213,7 +213,7 @@ void bough_barrier(bough_team *team) {
             uint32_t seen = atomic_load_explicit(&closed->value, memory_order_acquire);
             if (is_closed(team))
                 break;
-            word_await_change(closed, seen);
+            word_await_change(closed, seen, team->crew->yields);
         }
     begin_phase(team, team->phase + 1);
 }
@@ -236,7 +236,7 @@ static void *work(void *view) {
     bough_team *team = view;
     bough_crew *crew = team->crew;
     for (uint32_t seen = 0;;) {
-        word_await_change(&crew->job_number, seen);
+        word_await_change(&crew->job_number, seen, crew->yields);
         seen = atomic_load(&crew->job_number.value);
         if (atomic_load(&crew->dismissed))
             return NULL;
@@ -262,7 +262,7 @@ void bough_crew_run(bough_crew *crew, bough_job job, void *argument) {
         uint32_t seen = atomic_load(&crew->departures.value);
         if (atomic_load(&crew->gate) == 0)
             return;
-        word_await_change(&crew->departures, seen);
+        word_await_change(&crew->departures, seen, crew->yields);
     }
 }
 
@@ -279,7 +279,7 @@ static bool start_workers(bough_crew *crew) {
     return started == wanted;
 }
 
-bough_crew *bough_crew_create(int threads) {
+bough_crew *bough_crew_create(int threads, bool patient) {
     _Static_assert(BOUGH_MAX_THREADS < 1 << WORKING_BITS, "all may work at once");
     if (threads < 1 || threads > BOUGH_MAX_THREADS)
         return NULL;
@@ -291,6 +291,7 @@ bough_crew *bough_crew_create(int threads) {
     word_init(&crew->job_number);
     word_init(&crew->departures);
     crew->threads = threads;
+    crew->yields = patient ? MANY_YIELDS : FEW_YIELDS;
     crew->members = aligned_alloc(CACHE_LINE, (size_t)threads * sizeof *crew->members);
     for (int thread = 0; crew->members != NULL && thread < threads; thread++) {
         memset(&crew->members[thread], 0, sizeof *crew->members);

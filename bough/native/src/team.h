@@ -17,6 +17,7 @@
 #define BOUGH_TEAM_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #if defined(__GNUC__)
@@ -40,8 +41,10 @@ typedef void (*bough_job)(bough_team *team, void *argument);
 
 enum { BOUGH_MAX_THREADS = 255 };
 
-/* A team of `threads`, the caller being one of them; NULL where threads cannot be had, or are more than that. */
-BOUGH_EXPORT bough_crew *bough_crew_create(int threads);
+/* A team of `threads`, the caller being one of them; NULL where threads cannot be had, or are more than that.
+ * A patient one waits longer before it sleeps: for where other processes have cores of their own, and need not take turns
+ * with it. */
+BOUGH_EXPORT bough_crew *bough_crew_create(int threads, bool patient);
 BOUGH_EXPORT void bough_crew_destroy(bough_crew *crew);
 int bough_crew_threads(const bough_crew *crew);
 

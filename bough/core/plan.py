@@ -148,6 +148,8 @@ class Limits:
     vocab_size: int
     chunk_tokens: int  # most prefill tokens in one plan; decodes come on top, one token each
     note: str  # one line for the start log: how many tokens fit, and why
+    even_tokens: int = 1  # steps of multiples of this many tokens fill the device's tiles: worth aiming at
+    late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
 
 
 class InFlight(Protocol):

@@ -17,6 +17,9 @@ from bough.memory.pools.kv_pool import KVPool
 
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
+# Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: 1,600 tokens of an 8B
+# model take an eighth longer than 1,536 (`gpu_bench_step_sizes.py`).
+GPU_EVEN_TOKENS = 512
 
 
 def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
@@ -50,6 +53,14 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         graph_bytes=LIBRARY_BYTES + shape.graph_bytes(graphs.decode, graphs.mixed, forward_bytes),
     )
     limits = Limits(
-        rows, settings.memory.page_size, (size.pages,), config.context_length, config.vocab_size, chunk, size.note
+        rows,
+        settings.memory.page_size,
+        (size.pages,),
+        config.context_length,
+        config.vocab_size,
+        chunk,
+        size.note,
+        even_tokens=GPU_EVEN_TOKENS,
+        late_plans=True,
     )
     return LoadedModel(assemble(loaded, settings, limits, graphs), config)

@@ -114,7 +114,9 @@ class CudaExecutor:
             self._prepared = True
             self._staging.next_step()
             self._mixed.pad(TUNING_TOKENS)
-            self._products.prepare(self._limits.chunk_tokens, lambda: self._captured_hidden(TUNING_TOKENS))
+            chunk, even = self._limits.chunk_tokens, self._limits.even_tokens
+            cut = range(2 * even, chunk // 3, even)  # what steps with streams beside them are cut to
+            self._products.prepare(chunk, cut, lambda: self._captured_hidden(TUNING_TOKENS))
             return True
         return self._products.tune() or self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 
@@ -197,7 +199,7 @@ class CudaExecutor:
         self._staging.next_step()
         self._mixed.pad(size)
         self._captured_hidden(size)  # compiles
-        if not waits_for_host(lambda: self._captured_hidden(size)):
+        if not waits_for_host(size, lambda: self._captured_hidden(size)):
             return None
         return Captured(lambda: self._captured_hidden(size), self._graph_memory)
 

@@ -21,7 +21,12 @@ log = logging.getLogger(__name__)
 
 PAUSE_STEPS = 32  # a capture takes tens of milliseconds, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
-WORTH_A_GRAPH = 1.25  # a step whose work takes longer than this many times its launching is not waiting for the host
+# A step whose work takes longer than this many times its launching is not waiting for the host, but those who read its
+# tokens are: nothing is sent while a step is launched. The largest steps are not worth that: there, nobody reads yet.
+WORTH_A_GRAPH = 3.0
+WORTH_A_LARGE_GRAPH = 1.25
+FINE_TOKENS = 3072  # up to here, no more is padded than products of 64 rows in a tile waste by themselves
+FINE_STEP = 64
 MEASUREMENTS = 2  # of which the better counts
 
 Output = TypeVar("Output")
@@ -35,19 +40,21 @@ def decode_sizes(largest: int) -> list[int]:
 
 
 def mixed_sizes(chunk: int, largest: int) -> list[int]:
-    """Token counts worth a graph: steps of about an eighth. A full chunk fits exactly, and so do those with decodes
-    beside it, up to `largest`."""
+    """Token counts worth a graph: steps of about an eighth, finer ones where streams run beside prompts. A full chunk
+    fits exactly, and so do those with decodes beside it, up to `largest`."""
     sizes, size = [], 16
     while size < chunk:
         sizes.append(size)
-        size += max(16, 1 << (size.bit_length() - 4))
+        eighth = max(16, 1 << (size.bit_length() - 4))
+        size += min(eighth, FINE_STEP) if size < FINE_TOKENS else eighth
     beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
     return sorted({*sizes, *beside, largest})
 
 
-def waits_for_host(run: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> bool:
-    """Whether launching this work, kernel by kernel, takes about as long as the work itself: then a graph would pay."""
-    return min(_work_per_launch(run, clock) for _ in range(MEASUREMENTS)) <= WORTH_A_GRAPH
+def waits_for_host(size: int, run: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> bool:
+    """Whether launching this work of so many tokens, kernel by kernel, takes so much of its time that a graph pays."""
+    worth = WORTH_A_GRAPH if size <= FINE_TOKENS else WORTH_A_LARGE_GRAPH
+    return min(_work_per_launch(run, clock) for _ in range(MEASUREMENTS)) <= worth
 
 
 def _work_per_launch(run: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -153,12 +160,12 @@ class Ladder(Generic[Graph]):
     def _refuse(self, size: int) -> None:
         """Leaves out a rung, and ends the ladder where its neighbour is left out too."""
         self._refused.add(size)
-        log.debug("no %s graph of size %d: its work takes longer than its launching", self._kind, size)
+        log.debug("no %s graph of size %d: its work takes much longer than its launching", self._kind, size)
         place = self._sizes.index(size)
         for lower, upper in itertools.pairwise(self._sizes[max(place - 1, 0) : place + 2]):
             if {lower, upper} <= self._refused:
                 self._sizes = [kept for kept in self._sizes if kept < lower]
                 log.info(
-                    "no %s graphs from size %d on: their work takes longer than their launching", self._kind, lower
+                    "no %s graphs from size %d on: their work takes much longer than their launching", self._kind, lower
                 )
                 return

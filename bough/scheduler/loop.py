@@ -1,9 +1,10 @@
 """The scheduler's loop: it only states the order of events.
 
 With overlap, step t + 1 is planned and launched before the result of step t is looked at: the executor always has work
-queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Without overlap each
-step is committed before the next is planned. When there is nothing to do it blocks on the inbox and burns no CPU; when
-that lasts, it checks the books.
+queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Where step t is known
+to take long, that is done only shortly before its end, so that who comes meanwhile is in step t + 1. Without overlap
+each step is committed before the next is planned. When there is nothing to do it blocks on the inbox and burns no CPU;
+when that lasts, it checks the books.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from bough.messages.requests import (
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
+from bough.scheduler.foresight import Foresight
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
@@ -57,6 +59,7 @@ from bough.scheduler.waiting_queue import WaitingQueue
 log = logging.getLogger(__name__)
 
 OVERLAP_DEPTH = 1  # steps in flight while the next is planned
+SHORTEST_WAIT_S = 0.001  # for latecomers: what the inbox can tell
 QUIET_S = 1.0  # without a message before the books are checked: a client's next request must not wait for that
 
 
@@ -95,8 +98,9 @@ class Scheduler:
         if grammars is not None and eos_ids and not settings.disable_jump_forward:
             self._jump_forward = JumpForward(self._residents, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._residents, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._residents, self._queue, settings, limits.chunk_tokens, seed)
+        self._planner = Planner(self._residents, self._queue, settings, limits, seed)
         self._committer = Committer(self._residents, self._grammar_steps, outbox, eos_ids, self._forget, clock)
+        self._foresight = Foresight(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
@@ -126,6 +130,7 @@ class Scheduler:
                 self._handle(message)
             self._expire()
             self._open_gate()
+        self._await_latecomers()
         self._launch_next()
         while len(self._in_flight) > self._depth:
             self._commit_oldest()
@@ -158,6 +163,16 @@ class Scheduler:
             self._audit()
         return self._inbox.receive(None)
 
+    def _await_latecomers(self) -> None:
+        """While the executor is busy for some time yet and the next step has room, it need not be planned."""
+        while self._in_flight and not self._closing and not len(self._gate):
+            left_s = self._foresight.plan_by(self._in_flight[0][0]) - self._clock()
+            if left_s < SHORTEST_WAIT_S or not self._planner.room_for_latecomers(self._clock()):
+                return
+            with self._timeline.phase("latecomers"):
+                for message in self._inbox.receive(left_s):
+                    self._handle(message)
+
     def _launch_next(self) -> None:
         if self._paused:
             return
@@ -174,7 +189,9 @@ class Scheduler:
                 self._stuck()
             return
         with self._timeline.phase("launch", planned.plan.step):
+            begun_at = self._clock()
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
+            self._foresight.launched(planned, begun_at, self._clock())
         self._dirty = True
         self._supply_masks()
 
@@ -197,6 +214,7 @@ class Scheduler:
         with self._timeline.phase("commit", step.plan.step):
             self._committer.commit(step, result)
             self._planner.after_step(step, result)
+            self._foresight.ran(step, result.device_span)
             waiting = len(self._queue) + len(self._gate)
             self._stats.after_step(result, self._committer, self._cache, self._table, waiting)
         self._supply_masks()

@@ -4,6 +4,9 @@ The executor's chunk is chosen for throughput: a large model may be busy with it
 stream stands still. What a prompt token costs is learnt from the steps that ran, so the same target suits any model and
 device. Steps that nobody watches take the whole chunk. While more comes than the device can do, gaps may be longer: in
 larger steps less is lost to the decodes beside the prompts, and whoever waits gains more than whoever reads loses.
+
+A device computes some numbers of tokens with less waste than their neighbours (`Limits.even_tokens`), so steps aim at
+these, decodes included.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ from __future__ import annotations
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
 CROWDED = 1.5  # times the target, while requests wait for long
+STRETCH = 1.125  # times what fits the target, at most, so that a step has an even number of tokens
 
 
 class Pace:
     """Owns what is known of the cost of a prompt token. `most` is the executor's chunk; a target of 0 is none."""
 
-    def __init__(self, target_s: float, most: int, page_size: int) -> None:
+    def __init__(self, target_s: float, most: int, page_size: int, even: int = 1) -> None:
         self._target_s = target_s
         self._most = most
+        self._even = even
         self._least = min(most, max(most // SMALLEST_SHARE, page_size))  # less than a page would be no step at all
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
 
@@ -29,9 +34,16 @@ class Pace:
         cost = (span[1] - span[0]) / prompt_tokens
         self._cost_s = cost if self._cost_s is None else MEMORY * self._cost_s + (1.0 - MEMORY) * cost
 
-    def budget(self, *, streaming: bool, crowded: bool = False) -> int:
-        """Prompt tokens for the next step."""
+    def budget(self, *, streaming: bool, crowded: bool = False, decodes: int = 0) -> int:
+        """Prompt tokens for the next step, which has so many decodes as well."""
         if not streaming or not self._cost_s or not self._target_s:
             return self._most
         target_s = self._target_s * (CROWDED if crowded else 1.0)
-        return min(self._most, max(self._least, int(target_s / self._cost_s)))
+        tokens = self._evened(int(target_s / self._cost_s), decodes)
+        return min(self._most, max(self._least, tokens))
+
+    def _evened(self, prompt_tokens: int, decodes: int) -> int:
+        """So many that the step as a whole is even."""
+        tokens = prompt_tokens + decodes
+        above = -(-tokens // self._even) * self._even
+        return (above if above <= STRETCH * tokens else above - self._even) - decodes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bough.core.plan import IntArray, RowSetup, StepResult
+from bough.core.plan import IntArray, Limits, RowSetup, StepResult
 from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
@@ -23,6 +23,7 @@ from bough.scheduler.residents import Residents
 from bough.scheduler.rows import Phase
 from bough.scheduler.waiting_queue import WaitingQueue
 
+NO_ROWS = np.zeros(0, dtype=np.int32)
 CROWDED_S = 1.0  # who has waited so long waits because more comes than the device can do
 
 
@@ -30,15 +31,15 @@ class Planner:
     """Decides one step at a time."""
 
     def __init__(
-        self, residents: Residents, queue: WaitingQueue, settings: SchedulerSettings, chunk_tokens: int, seed: int
+        self, residents: Residents, queue: WaitingQueue, settings: SchedulerSettings, limits: Limits, seed: int
     ) -> None:
         self._residents = residents
         self._table = residents.table
         self._cache = residents.cache
         self._queue = queue
         self._mixed = settings.enable_mixed_chunk
-        most = prefill_budget(chunk_tokens, settings.max_prefill_tokens, residents.page_size)
-        self._pace = Pace(settings.stream_gap_target_ms / 1e3, most, residents.page_size)
+        most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
+        self._pace = Pace(settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens)
         self._ranking = Ranking(settings, residents.cache.tree, seed)
         self._forecast = Forecast(residents, settings.schedule_conservativeness)
         self._room = RoomMaker(
@@ -70,16 +71,27 @@ class Planner:
         self._setups = self._residents.take_renewed()
         chunks: list[Chunk] = []
         if not self._mixed:
-            chunks = self._prefill(now, streaming=False)
+            chunks = self._prefill(now, NO_ROWS)
         decodes = self._grow_decodes(stand_back=bool(chunks))
         if self._mixed:
-            chunks = self._prefill(now, streaming=bool(self._table.streams[decodes.rows].any()))
+            chunks = self._prefill(now, decodes.rows)
         if not len(decodes.rows) and not chunks:
             self._residents.put_back(edits, self._setups)
             return None
         if len(decodes.rows):
             self._count_samples(decodes.rows)
         return self._assembly.assemble(self._setups, edits, decodes, chunks)
+
+    def room_for_latecomers(self, now: float) -> bool:
+        """Whether the next step could hold more prompts than those that wait for it."""
+        table = self._table
+        left = self._budget(now, table.decoding())
+        left -= sum(int(table.known[row] - table.length[row]) for row in table.prefilling())
+        for request in self._queue:
+            if left <= 0:
+                break
+            left -= len(request.tokens)
+        return left > 0 and bool(table.free_rows)
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Learns from a step how long prompts take."""
@@ -89,7 +101,7 @@ class Planner:
 
     def _grow_decodes(self, *, stand_back: bool) -> Decodes:
         """Pages for one token more of every row that decodes; of none, when they stand back for prompts."""
-        rows = np.zeros(0, dtype=np.int32) if stand_back else self._table.decoding()
+        rows = NO_ROWS if stand_back else self._table.decoding()
         return Decodes(rows, *self._residents.grow_by_one(rows))
 
     def _count_samples(self, rows: IntArray) -> None:
@@ -101,10 +113,11 @@ class Planner:
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, now: float, *, streaming: bool) -> list[Chunk]:
-        """Prompts already begun go on first, then waiting requests begin, until the budget or the memory is used up."""
+    def _prefill(self, now: float, beside: IntArray) -> list[Chunk]:
+        """Prompts already begun go on first, then waiting requests begin, until the budget or the memory is used up.
+        The rows `beside` them decode."""
         chunks: list[Chunk] = []
-        budget = self._budget(now, streaming=streaming)
+        budget = self._budget(now, beside)
         for row in self._table.prefilling():
             count = self._chunk_size(int(self._table.length[row]), int(self._table.known[row]), budget)
             if count > 0:
@@ -120,9 +133,13 @@ class Planner:
             budget -= chunk.count
         return chunks
 
-    def _budget(self, now: float, *, streaming: bool) -> int:
+    def _budget(self, now: float, decoding: IntArray) -> int:
         oldest = next(iter(self._queue), None)
-        return self._pace.budget(streaming=streaming, crowded=oldest is not None and now - oldest.since > CROWDED_S)
+        return self._pace.budget(
+            streaming=bool(self._table.streams[decoding].any()),
+            crowded=oldest is not None and now - oldest.since > CROWDED_S,
+            decodes=len(decoding),
+        )
 
     def _candidates(self, budget: int) -> list[Request]:
         if budget <= 0 or not self._table.free_rows or not len(self._queue):

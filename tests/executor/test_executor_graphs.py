@@ -8,7 +8,15 @@ import logging
 import pytest
 import torch
 
-from bough.executor.graphs import PAUSE_STEPS, USES_BEFORE_CAPTURE, Ladder, Pauses, decode_sizes, waits_for_host
+from bough.executor.graphs import (
+    FINE_TOKENS,
+    PAUSE_STEPS,
+    USES_BEFORE_CAPTURE,
+    Ladder,
+    Pauses,
+    decode_sizes,
+    waits_for_host,
+)
 
 
 @pytest.mark.parametrize("largest", [1, 7, 16, 256, 500, 512, 1000])
@@ -89,7 +97,7 @@ class SlowClock:
     def __call__(self) -> float:
         return self._now
 
-    def launch(self, size: int) -> None:
+    def launch(self, size: float) -> None:
         self._now += 10.0
         self._queued = size * (10.0 if self._measured in self._disturbed else 1.0) - 10.0
         self._measured += 1
@@ -116,12 +124,22 @@ def test_one_slow_measurement_does_not_end_the_ladder(
     monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
 
     def capture(size: int) -> int | None:
-        return size if waits_for_host(lambda: clock.launch(size), clock) else None
+        return size if waits_for_host(size, lambda: clock.launch(size), clock) else None
 
-    graphs = Ladder("mixed", [10, 12, 30, 40], capture, Pauses())
+    graphs = Ladder("mixed", [10, 12, 40, 50], capture, Pauses())
     while graphs.capture_next():
         pass
     assert list(graphs._graphs) == sizes
+
+
+@pytest.mark.parametrize(
+    ("size", "worth"), [(64, 1.2), (64, 2.9), (64, 3.1), (FINE_TOKENS, 2.9), (FINE_TOKENS + 64, 2.9), (8192, 1.2)]
+)
+def test_large_steps_must_wait_for_the_host_more(size: int, worth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock(())
+    monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
+    most = 3.0 if size <= FINE_TOKENS else 1.25
+    assert waits_for_host(size, lambda: clock.launch(10 * worth), clock) == (worth <= most)
 
 
 def test_steps_of_a_rung_that_is_left_out_are_padded_to_the_next(captured: list[int]) -> None:

@@ -47,9 +47,19 @@ class Done:
 
 class FakeExecutor:
     def __init__(
-        self, *, rows: int = 8, pages: int = 64, page_size: int = 1, context_length: int = 64, chunk_tokens: int = 16
+        self,
+        *,
+        rows: int = 8,
+        pages: int = 64,
+        page_size: int = 1,
+        context_length: int = 64,
+        chunk_tokens: int = 16,
+        even_tokens: int = 1,
+        late_plans: bool = False,
     ) -> None:
-        self._limits = Limits(rows, page_size, (pages,), context_length, VOCAB, chunk_tokens, "fake")
+        self._limits = Limits(
+            rows, page_size, (pages,), context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans
+        )
         self.page_size = page_size
         self.slots = np.full((pages + 1) * page_size, -1, dtype=np.int32)
         self.tables: dict[int, list[int]] = {}

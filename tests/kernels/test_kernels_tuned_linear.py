@@ -1,4 +1,4 @@
-"""Which large products take a measured algorithm, and what those compute."""
+"""Which products take a measured algorithm, and what those compute."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bough.kernels.tuned_linear.products import Products
 from tests.kernels.closeness import assert_near
 
 ROWS = 8192
+EVEN = 2048  # rows of steps that come again and again
 
 
 class FakeLibrary(CublasLt):
@@ -43,7 +44,7 @@ def rows(count: int) -> torch.Tensor:
 
 def tuned(*weights: torch.Tensor) -> Products:
     products = Products(FakeLibrary())
-    products.prepare(ROWS, lambda: [products.find(rows(32), w) for w in weights])
+    products.prepare(ROWS, [], lambda: [products.find(rows(32), w) for w in weights])
     assert [products.tune() for _ in range(len(weights) + 1)] == [True] * len(weights) + [False]
     return products
 
@@ -69,23 +70,56 @@ def test_other_products_are_left_to_torch(faster: Algorithm) -> None:
 def test_weights_outside_of_the_forward_pass_are_not_measured(faster: Algorithm) -> None:
     products = Products(FakeLibrary())
     products.find(rows(32), weight(16))
-    products.prepare(ROWS, lambda: None)
+    products.prepare(ROWS, [], lambda: None)
     assert not products.tune()
     assert products.find(rows(ROWS), weight(16)) is None
 
 
 def test_small_chunks_and_float32_are_not_measured(faster: Algorithm) -> None:
     products = Products(FakeLibrary())
-    products.prepare(2048, lambda: products.find(rows(32), weight(16)))
+    products.prepare(2048, [], lambda: products.find(rows(32), weight(16)))
     assert not products.tune()
-    products.prepare(ROWS, lambda: products.find(rows(32), weight(16, torch.float32)))
+    products.prepare(ROWS, [], lambda: products.find(rows(32), weight(16, torch.float32)))
     assert not products.tune()
+
+
+def settled(others: list[int], *, chunk: int = ROWS) -> Products:
+    products = Products(FakeLibrary())
+    products.prepare(chunk, others, lambda: products.find(rows(32), weight(16)))
+    while products.tune():
+        pass
+    return products
+
+
+def test_other_numbers_of_rows_are_taken_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: dict[int, Algorithm] = {}
+    monkeypatch.setattr(module, "_fastest", lambda library, rows, weight: measured.setdefault(rows, Algorithm()))
+    products = settled([1024, EVEN])
+    assert list(measured) == [ROWS, EVEN, 1024]
+    for count, algorithm in measured.items():
+        assert products.find(rows(count), weight(16)) is algorithm
+    for count in (1022, 1026, EVEN - 2, EVEN + 2):
+        assert products.find(rows(count), weight(16)) is None
+
+
+def test_where_torch_is_best_the_chunks_algorithm_is_not_taken(
+    faster: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_fastest", lambda library, rows, weight: faster if rows == ROWS else None)
+    products = settled([7168])
+    assert products.find(rows(7168), weight(16)) is None
+    assert products.find(rows(7166), weight(16)) is faster
+
+
+def test_a_chunk_too_small_to_be_measured_leaves_the_other_numbers(faster: Algorithm) -> None:
+    products = settled([1024], chunk=2048)
+    assert products.find(rows(1024), weight(16)) is faster and products.find(rows(2048), weight(16)) is None
 
 
 def test_a_second_engine_is_measured_for_itself(faster: Algorithm) -> None:
     products = tuned(weight(16))
     assert products.find(rows(ROWS), weight(16)) is faster and products.find(rows(ROWS), weight(24)) is None
-    products.prepare(ROWS, lambda: products.find(rows(32), weight(24)))
+    products.prepare(ROWS, [], lambda: products.find(rows(32), weight(24)))
     assert products.tune()
     assert products.find(rows(ROWS), weight(16)) is None and products.find(rows(ROWS), weight(24)) is faster
 
@@ -101,7 +135,7 @@ def test_a_device_without_room_leaves_products_to_torch(monkeypatch: pytest.Monk
 
 def test_without_the_library_nothing_is_found() -> None:
     products = module.products_on(torch.device("cpu"))
-    products.prepare(ROWS, lambda: pytest.fail("nothing to measure for"))
+    products.prepare(ROWS, [], lambda: pytest.fail("nothing to measure for"))
     assert not products.tune()
     assert products.find(rows(ROWS), weight(16)) is None
 
@@ -124,6 +158,7 @@ def test_an_algorithm_must_win_twice(
 
     left = iter(measured)
     monkeypatch.setattr(module, "_works", lambda *given: True)
+    monkeypatch.setattr(module, "_heat", lambda *given: None)
     monkeypatch.setattr(module, "_measure", lambda *given: next(left))
     assert module._fastest(Library(), ROWS, weight(16)) == chosen  # type: ignore[arg-type, comparison-overlap]
     assert next(left, None) is None
@@ -146,11 +181,12 @@ def test_every_proposal_computes_the_product(m: int, n: int, k: int, dtype: torc
 
 
 @pytest.mark.gpu
-def test_measuring_on_a_device_finds_what_torch_computes() -> None:
+@pytest.mark.parametrize("count", [ROWS, EVEN])
+def test_measuring_on_a_device_finds_what_torch_computes(count: int) -> None:
     products = module.products_on(torch.device("cuda", 0))
     w = torch.randn(28672, 4096, device="cuda", dtype=torch.bfloat16)
-    x = torch.randn(ROWS, 4096, device="cuda", dtype=torch.bfloat16)
-    products.prepare(ROWS, lambda: products.find(x[:32], w))
+    x = torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16)
+    products.prepare(count, [count], lambda: products.find(x[:32], w))
     assert products.tune()
     algorithm = products.find(x, w)
     if algorithm is not None:  # torch's may be the fastest

@@ -64,6 +64,23 @@ def test_gaps_may_be_longer_while_requests_wait_for_long() -> None:
     assert pace.budget(streaming=False, crowded=True) == 8192
 
 
+@pytest.mark.parametrize(
+    ("seconds", "decodes", "budget"),
+    [
+        (0.2, 0, 1536),  # 1,638 tokens fit
+        (0.2, 200, 2048 - 200),  # with 1,838, not much is missing
+        (0.2, 100, 1536 - 100),
+        (0.18, 3, 2048 - 3),
+        (0.02, 7, 8192),  # nothing is cut, so nothing is evened
+        (0.4, 500, 1024),  # never below the least
+    ],
+)
+def test_a_step_has_an_even_number_of_tokens(seconds: float, decodes: int, budget: int) -> None:
+    pace = spans(Pace(0.04, 8192, 1, even=512), (8192, seconds))
+    assert pace.budget(streaming=True, decodes=decodes) == budget
+    assert pace.budget(streaming=False, decodes=decodes) == 8192
+
+
 class SlowExecutor(FakeExecutor):
     """A prompt token takes it ten milliseconds."""
 
@@ -87,4 +104,19 @@ def test_steps_grow_while_a_request_waits_for_over_a_second() -> None:
     bench.now += 1.5
     bench.turn()
     assert bench.executor.plans[-1].given.sum() == 15
+    bench.run()
+
+
+def test_steps_that_are_cut_are_even() -> None:
+    executor = SlowExecutor(rows=4, pages=512, context_length=256, chunk_tokens=64, even_tokens=16)
+    bench = Bench(executor, stream_gap_target_ms=300)
+    bench.ask(0, list(range(64)), max_new_tokens=1)
+    bench.run()
+    for handle in (1, 2):
+        bench.ask(handle, [7, 8, handle], max_new_tokens=60, stream=True)
+    bench.turn(2)
+    bench.ask(3, [3, *range(60)], max_new_tokens=1)
+    bench.turn()
+    plan = bench.executor.plans[-1]
+    assert plan.given.sum() == 30 and plan.query_lens.sum() == 32
     bench.run()

@@ -1,0 +1,56 @@
+"""When the next step must be planned so that the device does not wait for it: as late as that, and no later.
+
+A step that is planned while another runs cannot take who comes afterwards. So where a step is known to take long, the
+next one is planned shortly before its end. How long steps take, and how long launching them does, is learnt from those
+that ran; what is not known yet is taken to be over at once.
+"""
+
+from __future__ import annotations
+
+from bough.scheduler.assembly import PlannedStep
+
+MEMORY = 0.7  # of what was known before, when a further step took longer (or its launch did not)
+SURE = 0.9  # of the time that a step is expected to take: some take less
+LEAD_S = 0.003  # for planning, and for the host's own delays
+
+
+class Foresight:
+    """Owns what is known of the time that steps take. Where plans may not be late, all are made at once."""
+
+    def __init__(self, late: bool) -> None:
+        self._late = late
+        self._decode_s: float | None = None  # a step without prompts
+        self._prompt_token_s: float | None = None  # what each token of a prompt adds to that
+        self._launch_s = 0.0  # launching a step with prompts, which the next one may be
+        self._launched_at = 0.0
+        self._free_at = 0.0  # when the last step that is known to have ended did
+
+    def launched(self, step: PlannedStep, begun_at: float, done_at: float) -> None:
+        """The host was at work on this step's launch for so long."""
+        self._launched_at = begun_at
+        if step.chunks:
+            taken_s = done_at - begun_at
+            self._launch_s = max(taken_s, MEMORY * self._launch_s + (1.0 - MEMORY) * taken_s)
+
+    def ran(self, step: PlannedStep, span: tuple[float, float] | None) -> None:
+        """A step was on the device from span[0] to span[1]."""
+        if span is None:
+            return
+        taken_s, self._free_at = span[1] - span[0], span[1]
+        if not step.chunks:
+            self._decode_s = _least(self._decode_s, taken_s)
+            return
+        beyond_s = max(0.0, taken_s - (self._decode_s or 0.0))
+        self._prompt_token_s = _least(self._prompt_token_s, beyond_s / step.prompt_tokens)
+
+    def plan_by(self, running: PlannedStep) -> float:
+        """When the step behind the only one that runs must be planned."""
+        if not self._late:
+            return 0.0
+        expected_s = (self._decode_s or 0.0) + (self._prompt_token_s or 0.0) * running.prompt_tokens
+        return max(self._free_at, self._launched_at) + SURE * expected_s - LEAD_S - self._launch_s
+
+
+def _least(known: float | None, seen: float) -> float:
+    """Follows what takes less at once, and what takes more slowly: too short a guess costs little."""
+    return seen if known is None or seen < known else MEMORY * known + (1.0 - MEMORY) * seen

@@ -31,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, waits_for_host
+from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, replay_s, waits_for_host
 from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -87,8 +87,12 @@ class CudaExecutor:
         self._sampling = sampling
         self._clock = DeviceClock()
         pauses = Pauses()
-        self._decode_graphs = Ladder("decode", graphs.decode, self._capture_decode, pauses)
-        self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses)
+        self._decode_graphs = Ladder(
+            "decode", graphs.decode, self._capture_decode, pauses, lambda graph: replay_s(graph.forward.replay)
+        )
+        self._mixed_graphs = Ladder(
+            "mixed", graphs.mixed, self._capture_mixed, pauses, lambda graph: replay_s(graph.replay)
+        )
         self._graph_memory = torch.cuda.graph_pool_handle()
         device = inputs.page_table.device
         pieces = rare_pieces(limits.vocab_size, dtype, device)

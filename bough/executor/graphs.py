@@ -28,6 +28,8 @@ WORTH_A_LARGE_GRAPH = 1.25
 FINE_TOKENS = 3072  # up to here, no more is padded than products of 64 rows in a tile waste by themselves
 FINE_STEP = 64
 MEASUREMENTS = 2  # of which the better counts
+TIMED_SIZE = 1024  # up to here, a graph may take longer than that of a larger step: libraries choose badly for some
+QUICKER = 0.98  # of a rung's time: a larger rung that takes less than this is taken in its place
 
 Output = TypeVar("Output")
 Graph = TypeVar("Graph")
@@ -88,6 +90,17 @@ class Captured(Generic[Output]):
         return self._output
 
 
+def replay_s(replay: Callable[[], object]) -> float:
+    """How long a captured step takes, once it has been replayed before."""
+    replay()
+    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begun.record()
+    replay()
+    done.record()
+    done.synchronize()
+    return 1e-3 * float(begun.elapsed_time(done))
+
+
 class Pauses:
     """When a capture may interrupt the load: shared by all ladders of an executor."""
 
@@ -110,15 +123,25 @@ class Ladder(Generic[Graph]):
     of this size would not pay, as far as it could be measured.
 
     One such answer may be an accident (a neighbour at work, a clock that is still low): the rung is left out, and its
-    steps are padded to the next. Where two rungs in a row do not pay, the ladder ends below them.
+    steps are padded to the next. Where two rungs in a row do not pay, the ladder ends below them. Steps are also padded
+    to the next rung where its graph is quicker, as far as `time_s` tells.
     """
 
-    def __init__(self, kind: str, sizes: Sequence[int], capture: Callable[[int], Graph | None], pauses: Pauses) -> None:
+    def __init__(
+        self,
+        kind: str,
+        sizes: Sequence[int],
+        capture: Callable[[int], Graph | None],
+        pauses: Pauses,
+        time_s: Callable[[Graph], float],
+    ) -> None:
         self._kind = kind
         self._sizes = list(sizes)
         self._capture = capture
         self._pauses = pauses
+        self._time_s = time_s
         self._graphs: dict[int, Graph] = {}
+        self._times: dict[int, float] = {}  # seconds, of those up to TIMED_SIZE
         self._refused: set[int] = set()
         self._told = False  # how far the ladder goes
         self._uses: Counter[int] = Counter()
@@ -133,8 +156,17 @@ class Ladder(Generic[Graph]):
         self._uses[size] += 1
         if size not in self._graphs and self._uses[size] > USES_BEFORE_CAPTURE and self._pauses.due:
             self._add(size)
-        graph = self._graphs.get(size)
-        return None if graph is None else (size, graph)
+        if size not in self._graphs:
+            return None
+        size = self._quicker(size)
+        return size, self._graphs[size]
+
+    def _quicker(self, size: int) -> int:
+        """The next rung, where it takes less time than this one."""
+        larger = next((other for other in self._sizes if other > size and other in self._times), size)
+        if size in self._times and self._times[larger] < QUICKER * self._times[size]:
+            return larger
+        return size
 
     def capture_next(self) -> bool:
         """Captures the smallest rung that is missing; False when none is."""
@@ -155,6 +187,8 @@ class Ladder(Generic[Graph]):
             self._refuse(size)
             return
         self._graphs[size] = graph
+        if size <= TIMED_SIZE:
+            self._times[size] = self._time_s(graph)
         log.debug("captured the %s graph of size %d in %.0f ms", self._kind, size, 1e3 * (time.monotonic() - began))
 
     def _refuse(self, size: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from bough.executor.graphs import (
     FINE_TOKENS,
     PAUSE_STEPS,
+    TIMED_SIZE,
     USES_BEFORE_CAPTURE,
     Ladder,
     Pauses,
@@ -34,6 +35,11 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return []
 
 
+def alike(graph: object) -> float:
+    """All graphs take as long."""
+    return 1.0
+
+
 def ladder(captured: list[int], pauses: Pauses | None = None, worth: int = 100) -> Ladder[str]:
     """Captures sizes up to `worth`."""
 
@@ -41,7 +47,7 @@ def ladder(captured: list[int], pauses: Pauses | None = None, worth: int = 100) 
         captured.append(size)
         return f"graph of {size}" if size <= worth else None
 
-    return Ladder("decode", [1, 2, 4, 8], capture, pauses or Pauses())
+    return Ladder("decode", [1, 2, 4, 8], capture, pauses or Pauses(), alike)
 
 
 def test_quiet_moments_complete_the_ladder_smallest_first(captured: list[int]) -> None:
@@ -126,7 +132,7 @@ def test_one_slow_measurement_does_not_end_the_ladder(
     def capture(size: int) -> int | None:
         return size if waits_for_host(size, lambda: clock.launch(size), clock) else None
 
-    graphs = Ladder("mixed", [10, 12, 40, 50], capture, Pauses())
+    graphs = Ladder("mixed", [10, 12, 40, 50], capture, Pauses(), alike)
     while graphs.capture_next():
         pass
     assert list(graphs._graphs) == sizes
@@ -146,11 +152,37 @@ def test_steps_of_a_rung_that_is_left_out_are_padded_to_the_next(captured: list[
     def capture(size: int) -> str | None:
         return None if size == 4 else f"graph of {size}"
 
-    graphs = Ladder("mixed", [1, 2, 4, 8], capture, Pauses())
+    graphs = Ladder("mixed", [1, 2, 4, 8], capture, Pauses(), alike)
     while graphs.capture_next():
         pass
     assert graphs.find(3) == graphs.find(4) == (8, "graph of 8")
     assert graphs.find(2) == (2, "graph of 2")
+
+
+@pytest.mark.parametrize(
+    ("times", "rungs"),
+    [
+        ({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3}, [1, 2, 4, 8]),
+        ({1: 1.0, 2: 1.5, 4: 1.2, 8: 1.3}, [1, 4, 4, 8]),
+        ({1: 1.0, 2: 1.2, 4: 1.19, 8: 1.3}, [1, 2, 4, 8]),  # no more than measurements differ
+    ],
+)
+def test_steps_take_the_next_rung_where_it_is_quicker(
+    times: dict[int, float], rungs: list[int], captured: list[int]
+) -> None:
+    graphs = Ladder("decode", [1, 2, 4, 8], lambda size: size, Pauses(), times.__getitem__)
+    assert graphs.find(2) is None
+    while graphs.capture_next():
+        pass
+    assert [graphs.find(size) for size in (1, 2, 4, 8)] == [(rung, rung) for rung in rungs]
+
+
+def test_large_graphs_are_not_timed(captured: list[int]) -> None:
+    sizes = [TIMED_SIZE, TIMED_SIZE + 64, TIMED_SIZE + 128]
+    graphs = Ladder("mixed", sizes, lambda size: size, Pauses(), {TIMED_SIZE: 1.0}.__getitem__)
+    while graphs.capture_next():
+        pass
+    assert [graphs.find(size) for size in sizes] == [(size, size) for size in sizes]
 
 
 def test_under_load_two_rungs_that_do_not_pay_end_the_ladder_in_any_order(captured: list[int]) -> None:

@@ -39,6 +39,9 @@ class NullStep:
     result: StepResult
     ready_at: float
 
+    def ready(self) -> bool:
+        return time.monotonic() >= self.ready_at
+
     def wait(self) -> StepResult:
         time.sleep(max(0.0, self.ready_at - time.monotonic()))
         return self.result

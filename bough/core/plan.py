@@ -155,6 +155,10 @@ class Limits:
 class InFlight(Protocol):
     """A launched step."""
 
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
     def wait(self) -> StepResult: ...
 
 

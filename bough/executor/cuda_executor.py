@@ -31,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, replay_s, waits_for_host
+from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, cut_sizes, replay_s, waits_for_host
 from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -58,6 +58,11 @@ class DecodeGraph:
 
     forward: Captured[torch.Tensor]
     sample: Captured[torch.Tensor]
+
+    def replay(self) -> None:
+        """All of it, to see how long it takes."""
+        self.forward.replay()
+        self.sample.replay()
 
 
 class CudaExecutor:
@@ -88,7 +93,7 @@ class CudaExecutor:
         self._clock = DeviceClock()
         pauses = Pauses()
         self._decode_graphs = Ladder(
-            "decode", graphs.decode, self._capture_decode, pauses, lambda graph: replay_s(graph.forward.replay)
+            "decode", graphs.decode, self._capture_decode, pauses, lambda graph: replay_s(graph.replay)
         )
         self._mixed_graphs = Ladder(
             "mixed", graphs.mixed, self._capture_mixed, pauses, lambda graph: replay_s(graph.replay)
@@ -118,8 +123,7 @@ class CudaExecutor:
             self._prepared = True
             self._staging.next_step()
             self._mixed.pad(TUNING_TOKENS)
-            chunk, even = self._limits.chunk_tokens, self._limits.even_tokens
-            cut = range(2 * even, chunk // 3, even)  # what steps with streams beside them are cut to
+            chunk, cut = self._limits.chunk_tokens, cut_sizes(self._limits)
             self._products.prepare(chunk, cut, lambda: self._captured_hidden(TUNING_TOKENS))
             return True
         return self._products.tune() or self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()

@@ -22,6 +22,9 @@ class CudaStep:
     output_logprobs: PendingLogprobs | None
     input_logprobs: dict[int, Scores]
 
+    def ready(self) -> bool:
+        return self.done.ready()
+
     def wait(self) -> StepResult:
         span = self.done.wait()
         plan = self.plan
@@ -49,6 +52,9 @@ class MaskedStep:
     rows: torch.Tensor  # [sampled]
     input_logprobs: dict[int, Scores]
     rest: CudaStep | None = None
+
+    def ready(self) -> bool:
+        return self.rest is not None and self.rest.ready()
 
     def wait(self) -> StepResult:
         assert self.rest is not None, f"step {self.plan.step} still waits for its masks"

@@ -40,6 +40,9 @@ class TimedStep:
     done: torch.cuda.Event
     queued_at: float
 
+    def ready(self) -> bool:
+        return bool(self.done.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> tuple[float, float]:
         """Waits until the step is done; when it was on the device."""
         self.done.synchronize()

@@ -17,19 +17,21 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from bough.core.plan import Limits
+
 log = logging.getLogger(__name__)
 
-PAUSE_STEPS = 32  # a capture takes tens of milliseconds, in which every stream stands still
+PAUSE_STEPS = 32  # a capture takes as long as a few steps of its size, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
-# A step whose work takes longer than this many times its launching is not waiting for the host, but those who read its
-# tokens are: nothing is sent while a step is launched. The largest steps are not worth that: there, nobody reads yet.
+# Where a step's work takes at most so many times as long as launching it. Up to FINE_TOKENS the device would not wait
+# for the host in the longer of these, but streams would: nothing is sent while a step is launched.
 WORTH_A_GRAPH = 3.0
 WORTH_A_LARGE_GRAPH = 1.25
-FINE_TOKENS = 3072  # up to here, no more is padded than products of 64 rows in a tile waste by themselves
-FINE_STEP = 64
+FINE_TOKENS = 3072
+FINE_STEP = 64  # products are cut into tiles of at least so many rows, so that padding to these costs next to nothing
 MEASUREMENTS = 2  # of which the better counts
 TIMED_SIZE = 1024  # up to here, a graph may take longer than that of a larger step: libraries choose badly for some
-QUICKER = 0.98  # of a rung's time: a larger rung that takes less than this is taken in its place
+QUICKER = 0.98  # of a rung's time: if the next one takes less than this, twice, it is taken in its place
 
 Output = TypeVar("Output")
 Graph = TypeVar("Graph")
@@ -51,6 +53,13 @@ def mixed_sizes(chunk: int, largest: int) -> list[int]:
         size += min(eighth, FINE_STEP) if size < FINE_TOKENS else eighth
     beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
     return sorted({*sizes, *beside, largest})
+
+
+def cut_sizes(limits: Limits) -> list[int]:
+    """Token counts that steps are cut to while streams run beside their prompts, in as far as they have graphs."""
+    if limits.even_tokens == 1:
+        return []
+    return list(range(2 * limits.even_tokens, min(FINE_TOKENS, limits.chunk_tokens) + 1, limits.even_tokens))
 
 
 def waits_for_host(size: int, run: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> bool:
@@ -91,8 +100,7 @@ class Captured(Generic[Output]):
 
 
 def replay_s(replay: Callable[[], object]) -> float:
-    """How long a captured step takes, once it has been replayed before."""
-    replay()
+    """How long a captured step takes."""
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begun.record()
     replay()
@@ -141,7 +149,7 @@ class Ladder(Generic[Graph]):
         self._pauses = pauses
         self._time_s = time_s
         self._graphs: dict[int, Graph] = {}
-        self._times: dict[int, float] = {}  # seconds, of those up to TIMED_SIZE
+        self._instead: dict[int, int] = {}  # the quicker rung, for those that have one
         self._refused: set[int] = set()
         self._told = False  # how far the ladder goes
         self._uses: Counter[int] = Counter()
@@ -158,15 +166,8 @@ class Ladder(Generic[Graph]):
             self._add(size)
         if size not in self._graphs:
             return None
-        size = self._quicker(size)
+        size = self._instead.get(size, size)
         return size, self._graphs[size]
-
-    def _quicker(self, size: int) -> int:
-        """The next rung, where it takes less time than this one."""
-        larger = next((other for other in self._sizes if other > size and other in self._times), size)
-        if size in self._times and self._times[larger] < QUICKER * self._times[size]:
-            return larger
-        return size
 
     def capture_next(self) -> bool:
         """Captures the smallest rung that is missing; False when none is."""
@@ -187,9 +188,24 @@ class Ladder(Generic[Graph]):
             self._refuse(size)
             return
         self._graphs[size] = graph
-        if size <= TIMED_SIZE:
-            self._times[size] = self._time_s(graph)
+        self._compare(size)
         log.debug("captured the %s graph of size %d in %.0f ms", self._kind, size, 1e3 * (time.monotonic() - began))
+
+    def _compare(self, size: int) -> None:
+        """Times this rung beside those next to it: at another time the device may have another clock."""
+        if size > TIMED_SIZE:
+            return
+        self._time_s(self._graphs[size])  # the first time takes longer
+        captured = sorted(other for other in self._graphs if other <= TIMED_SIZE)
+        for lower, upper in itertools.pairwise(captured):
+            if size in (lower, upper):
+                quicker = all(self._is_quicker(lower, upper) for _ in range(2))
+                self._instead.pop(lower, None)
+                if quicker:
+                    self._instead[lower] = upper
+
+    def _is_quicker(self, lower: int, upper: int) -> bool:
+        return self._time_s(self._graphs[upper]) < QUICKER * self._time_s(self._graphs[lower])
 
     def _refuse(self, size: int) -> None:
         """Leaves out a rung, and ends the ladder where its neighbour is left out too."""

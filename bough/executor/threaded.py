@@ -36,6 +36,9 @@ class RunningStep:
 
     future: Future[StepResult]
 
+    def ready(self) -> bool:
+        return self.future.done()
+
     def wait(self) -> StepResult:
         return self.future.result()
 

@@ -1,17 +1,20 @@
 """When the next step must be planned so that the device does not wait for it: as late as that, and no later.
 
 A step that is planned while another runs cannot take who comes afterwards. So where a step is known to take long, the
-next one is planned shortly before its end. How long steps take, and how long launching them does, is learnt from those
-that ran; what is not known yet is taken to be over at once.
+next one is planned shortly before its end. How long steps take, and how long it takes the host to have one on the
+device, is learnt from those that ran; what is not known yet is taken to be over at once. It is a guess: whoever waits
+by it looks now and then whether the step has ended all the same.
 """
 
 from __future__ import annotations
 
 from bough.scheduler.assembly import PlannedStep
 
-MEMORY = 0.7  # of what was known before, when a further step took longer (or its launch did not)
+MEMORY = 0.7  # of what was known before, when a further step took longer (or its planning and launch did not)
 SURE = 0.9  # of the time that a step is expected to take: some take less
-LEAD_S = 0.003  # for planning, and for the host's own delays
+LEAD_S = 0.002  # beyond planning and launching, for the host's own delays
+TELLING_TOKENS = 512  # fewer prompt tokens in a step say nothing of what each costs
+OWN_SHARE = 0.5  # of a step's time: if the host took longer to launch it, the device waited, and it says nothing at all
 
 
 class Foresight:
@@ -20,35 +23,41 @@ class Foresight:
     def __init__(self, late: bool) -> None:
         self._late = late
         self._decode_s: float | None = None  # a step without prompts
-        self._prompt_token_s: float | None = None  # what each token of a prompt adds to that
-        self._launch_s = 0.0  # launching a step with prompts, which the next one may be
+        self._prompt_token_s = 0.0  # what each token of a prompt adds to that; 0: not known
+        self._host_s = 0.0  # planning and launching a step
+        self._hosted: dict[int, float] = {}  # the same for each step in flight
         self._launched_at = 0.0
         self._free_at = 0.0  # when the last step that is known to have ended did
 
     def launched(self, step: PlannedStep, begun_at: float, done_at: float) -> None:
-        """The host was at work on this step's launch for so long."""
+        """The host was at work on this step's plan and launch from `begun_at` to `done_at`."""
         self._launched_at = begun_at
-        if step.chunks:
-            taken_s = done_at - begun_at
-            self._launch_s = max(taken_s, MEMORY * self._launch_s + (1.0 - MEMORY) * taken_s)
+        taken_s = self._hosted[step.plan.step] = done_at - begun_at
+        self._host_s = max(taken_s, MEMORY * self._host_s + (1.0 - MEMORY) * taken_s)
 
     def ran(self, step: PlannedStep, span: tuple[float, float] | None) -> None:
         """A step was on the device from span[0] to span[1]."""
+        hosted_s = self._hosted.pop(step.plan.step)
         if span is None:
             return
         taken_s, self._free_at = span[1] - span[0], span[1]
+        if hosted_s > OWN_SHARE * taken_s:
+            return
         if not step.chunks:
             self._decode_s = _least(self._decode_s, taken_s)
             return
-        beyond_s = max(0.0, taken_s - (self._decode_s or 0.0))
-        self._prompt_token_s = _least(self._prompt_token_s, beyond_s / step.prompt_tokens)
+        if self._decode_s is not None:
+            self._decode_s = min(self._decode_s, taken_s)  # with prompts it takes no less than without
+        if step.prompt_tokens >= TELLING_TOKENS:
+            beyond_s = taken_s - (self._decode_s or 0.0)
+            self._prompt_token_s = _least(self._prompt_token_s or None, beyond_s / step.prompt_tokens)
 
     def plan_by(self, running: PlannedStep) -> float:
         """When the step behind the only one that runs must be planned."""
         if not self._late:
             return 0.0
-        expected_s = (self._decode_s or 0.0) + (self._prompt_token_s or 0.0) * running.prompt_tokens
-        return max(self._free_at, self._launched_at) + SURE * expected_s - LEAD_S - self._launch_s
+        expected_s = (self._decode_s or 0.0) + self._prompt_token_s * running.prompt_tokens
+        return max(self._free_at, self._launched_at) + SURE * expected_s - LEAD_S - self._host_s
 
 
 def _least(known: float | None, seen: float) -> float:

@@ -60,6 +60,7 @@ log = logging.getLogger(__name__)
 
 OVERLAP_DEPTH = 1  # steps in flight while the next is planned
 SHORTEST_WAIT_S = 0.001  # for latecomers: what the inbox can tell
+LONGEST_WAIT_S = 0.002  # before it is looked whether the running step has ended sooner than was thought
 QUIET_S = 1.0  # without a message before the books are checked: a client's next request must not wait for that
 
 
@@ -165,18 +166,20 @@ class Scheduler:
 
     def _await_latecomers(self) -> None:
         """While the executor is busy for some time yet and the next step has room, it need not be planned."""
-        while self._in_flight and not self._closing and not len(self._gate):
-            left_s = self._foresight.plan_by(self._in_flight[0][0]) - self._clock()
-            if left_s < SHORTEST_WAIT_S or not self._planner.room_for_latecomers(self._clock()):
+        while self._in_flight and not self._closing:
+            (step, in_flight), now = self._in_flight[0], self._clock()
+            left_s = self._foresight.plan_by(step) - now
+            if left_s < SHORTEST_WAIT_S or in_flight.ready() or not self._planner.room_for_latecomers(now):
                 return
             with self._timeline.phase("latecomers"):
-                for message in self._inbox.receive(left_s):
+                for message in self._inbox.receive(min(left_s, LONGEST_WAIT_S)):
                     self._handle(message)
+                self._open_gate()
 
     def _launch_next(self) -> None:
         if self._paused:
             return
-        held = self._grammar_steps.release()
+        held, begun_at = self._grammar_steps.release(), self._clock()
         with self._timeline.phase("plan"):
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         if planned is None:
@@ -189,7 +192,6 @@ class Scheduler:
                 self._stuck()
             return
         with self._timeline.phase("launch", planned.plan.step):
-            begun_at = self._clock()
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
             self._foresight.launched(planned, begun_at, self._clock())
         self._dirty = True

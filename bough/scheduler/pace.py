@@ -14,7 +14,7 @@ from __future__ import annotations
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
 CROWDED = 1.5  # times the target, while requests wait for long
-STRETCH = 1.125  # times what fits the target, at most, so that a step has an even number of tokens
+STRETCH, SHRINK = 1.15, 1.2  # what fits the target, times or by this at most, so that a step's tokens are even
 
 
 class Pace:
@@ -23,6 +23,7 @@ class Pace:
     def __init__(self, target_s: float, most: int, page_size: int, even: int = 1) -> None:
         self._target_s = target_s
         self._most = most
+        self._page_size = page_size
         self._even = even
         self._least = min(most, max(most // SMALLEST_SHARE, page_size))  # less than a page would be no step at all
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
@@ -39,11 +40,15 @@ class Pace:
         if not streaming or not self._cost_s or not self._target_s:
             return self._most
         target_s = self._target_s * (CROWDED if crowded else 1.0)
-        tokens = self._evened(int(target_s / self._cost_s), decodes)
-        return min(self._most, max(self._least, tokens))
+        fits = max(self._least, int(target_s / self._cost_s))
+        return min(self._most, self._evened(fits, decodes))
 
-    def _evened(self, prompt_tokens: int, decodes: int) -> int:
-        """So many that the step as a whole is even."""
-        tokens = prompt_tokens + decodes
+    def _evened(self, fits: int, decodes: int) -> int:
+        """As many as make the step as a whole even, if such a number is near."""
+        tokens = fits + decodes
         above = -(-tokens // self._even) * self._even
-        return (above if above <= STRETCH * tokens else above - self._even) - decodes
+        below = above - self._even
+        near = [above] if above <= STRETCH * tokens else []
+        if below - decodes >= max(fits / SHRINK, self._page_size):
+            near.append(below)
+        return min(near, key=lambda even: abs(even - tokens), default=tokens) - decodes

@@ -83,15 +83,13 @@ class Planner:
         return self._assembly.assemble(self._setups, edits, decodes, chunks)
 
     def room_for_latecomers(self, now: float) -> bool:
-        """Whether the next step could hold more prompts than those that wait for it."""
+        """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
         table = self._table
-        left = self._budget(now, table.decoding())
+        if table.free_rows <= len(self._queue):
+            return False
+        left = self._budget(now, table.decoding() if self._mixed else NO_ROWS)
         left -= sum(int(table.known[row] - table.length[row]) for row in table.prefilling())
-        for request in self._queue:
-            if left <= 0:
-                break
-            left -= len(request.tokens)
-        return left > 0 and bool(table.free_rows)
+        return left > sum(len(request.tokens) for request in self._queue)
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Learns from a step how long prompts take."""

@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 
+from bough.core.plan import Limits
 from bough.executor.graphs import (
     FINE_TOKENS,
     PAUSE_STEPS,
@@ -15,6 +16,7 @@ from bough.executor.graphs import (
     USES_BEFORE_CAPTURE,
     Ladder,
     Pauses,
+    cut_sizes,
     decode_sizes,
     waits_for_host,
 )
@@ -48,6 +50,16 @@ def ladder(captured: list[int], pauses: Pauses | None = None, worth: int = 100) 
         return f"graph of {size}" if size <= worth else None
 
     return Ladder("decode", [1, 2, 4, 8], capture, pauses or Pauses(), alike)
+
+
+def limits(chunk: int, even: int) -> Limits:
+    return Limits(4, 1, (64,), 8192, 100, chunk, "test", even)
+
+
+def test_products_are_measured_for_what_steps_are_cut_to() -> None:
+    assert cut_sizes(limits(8192, 512)) == [1024, 1536, 2048, 2560, 3072]
+    assert cut_sizes(limits(2048, 512)) == [1024, 1536, 2048]
+    assert cut_sizes(limits(512, 512)) == cut_sizes(limits(8192, 1)) == []
 
 
 def test_quiet_moments_complete_the_ladder_smallest_first(captured: list[int]) -> None:
@@ -159,6 +171,7 @@ def test_steps_of_a_rung_that_is_left_out_are_padded_to_the_next(captured: list[
     assert graphs.find(2) == (2, "graph of 2")
 
 
+@pytest.mark.parametrize("under_load", [[], [4], [8, 2]])
 @pytest.mark.parametrize(
     ("times", "rungs"),
     [
@@ -168,13 +181,23 @@ def test_steps_of_a_rung_that_is_left_out_are_padded_to_the_next(captured: list[
     ],
 )
 def test_steps_take_the_next_rung_where_it_is_quicker(
-    times: dict[int, float], rungs: list[int], captured: list[int]
+    times: dict[int, float], rungs: list[int], under_load: list[int], captured: list[int]
 ) -> None:
     graphs = Ladder("decode", [1, 2, 4, 8], lambda size: size, Pauses(), times.__getitem__)
-    assert graphs.find(2) is None
+    for size in under_load:
+        for _ in range(PAUSE_STEPS + USES_BEFORE_CAPTURE):
+            graphs.find(size)
     while graphs.capture_next():
         pass
     assert [graphs.find(size) for size in (1, 2, 4, 8)] == [(rung, rung) for rung in rungs]
+
+
+def test_a_rung_must_be_quicker_twice_in_one_moment(captured: list[int]) -> None:
+    times = {1: iter([9.0, 9.0, 1.0]), 2: iter([1.0, 1.0, 2.0])}  # 1 was timed while something else was at work
+    graphs = Ladder("decode", [1, 2], lambda size: size, Pauses(), lambda size: next(times[size]))
+    while graphs.capture_next():
+        pass
+    assert graphs.find(1) == (1, 1)
 
 
 def test_large_graphs_are_not_timed(captured: list[int]) -> None:

@@ -16,7 +16,7 @@ from bough.core.plan import BatchPlan, Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.distributed.topology import Topology
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.graphs import mixed_sizes
+from bough.executor.graphs import FINE_STEP, FINE_TOKENS, mixed_sizes
 from bough.executor.layout import sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.kernels.decode_attention.work import DecodeWork
@@ -142,3 +142,4 @@ def test_the_sizes_hold_every_step_and_waste_little(chunk: int, largest: int) ->
     for tokens in range(1, largest + 1):
         rung = next(size for size in sizes if size >= tokens)
         assert rung - tokens < max(16, tokens // 8 + 1, 256 if tokens > chunk else 0)
+        assert rung - tokens < FINE_STEP or not 512 < tokens <= min(chunk, FINE_TOKENS)

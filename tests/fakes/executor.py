@@ -40,6 +40,9 @@ def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset())
 class Done:
     result: StepResult | None  # None: its masks have not come yet
 
+    def ready(self) -> bool:
+        return self.result is not None
+
     def wait(self) -> StepResult:
         assert self.result is not None, "the step still waits for its masks"
         return self.result

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bough.core.plan import BatchPlan
 from bough.scheduler.pace import Pace
@@ -71,14 +73,31 @@ def test_gaps_may_be_longer_while_requests_wait_for_long() -> None:
         (0.2, 200, 2048 - 200),  # with 1,838, not much is missing
         (0.2, 100, 1536 - 100),
         (0.18, 3, 2048 - 3),
+        (0.4, 40, 1024 - 40),  # the least counts the decodes as well
+        (0.4, 500, 1536 - 500),
+        (0.4, 250, 1024),  # 1,274: no even number is near
         (0.02, 7, 8192),  # nothing is cut, so nothing is evened
-        (0.4, 500, 1024),  # never below the least
     ],
 )
 def test_a_step_has_an_even_number_of_tokens(seconds: float, decodes: int, budget: int) -> None:
     pace = spans(Pace(0.04, 8192, 1, even=512), (8192, seconds))
     assert pace.budget(streaming=True, decodes=decodes) == budget
     assert pace.budget(streaming=False, decodes=decodes) == 8192
+
+
+@given(
+    most=st.integers(1, 9000),
+    page_size=st.sampled_from([1, 16, 600]),
+    decodes=st.integers(0, 600),
+    cost_us=st.integers(1, 10_000),
+)
+def test_evening_changes_little(most: int, page_size: int, decodes: int, cost_us: int) -> None:
+    plain, evened = (spans(Pace(0.04, most, page_size, even), (most, 1e-6 * cost_us * most)) for even in (1, 512))
+    expected = plain.budget(streaming=True, decodes=decodes)
+    found = evened.budget(streaming=True, decodes=decodes)
+    assert min(most, page_size) <= found <= most
+    assert expected / 1.2 <= found <= 1.15 * (expected + decodes) - decodes or found == expected
+    assert (found + decodes) % 512 == 0 or found in (expected, most)
 
 
 class SlowExecutor(FakeExecutor):

@@ -31,6 +31,7 @@ TOLERANCE = 0.02  # of the largest result: 16-bit results summed in another orde
 CHECKED_ROWS = 256
 LEAST_CHUNK = 4096  # below, a few rows more or less change which algorithm is best
 HEAT_S = 0.05  # of products before those that are measured: a device that is hot, as in a long load, runs slower
+HEAT_PRODUCTS = 8  # that are queued at a time
 AHEAD_CYCLES = 200_000  # the device waits so long for each product of a round, while the host queues them
 
 Shape = tuple[int, int, torch.dtype]  # outputs, inputs
@@ -142,7 +143,8 @@ def _heat(library: CublasLt, x: torch.Tensor, weight: torch.Tensor, out: torch.T
     """Brings the device to the clock that it keeps up. Which algorithm is fastest depends on it."""
     until = time.monotonic() + HEAT_S
     while time.monotonic() < until:
-        _multiply(library, None, x, weight, out)
+        for _ in range(HEAT_PRODUCTS):
+            _multiply(library, None, x, weight, out)
         torch.cuda.synchronize()
 
 

@@ -32,6 +32,7 @@ from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
+from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
@@ -55,10 +56,12 @@ SHARED_BYTES = {  # that a program may have
     "86": 101_376,
     "89": 101_376,
     "90": 232_448,
+    "100": 232_448,
+    "120": 101_376,
     "gfx90a": 65_536,
     "gfx942": 65_536,
 }
-EIGHT_BITS = ("89", "90", "gfx942")  # have the type of 8-bit weights and activations
+EIGHT_BITS = ("89", "90", "100", "120", "gfx942")  # have the type of 8-bit weights and activations
 
 
 class AbsentDevice:
@@ -184,11 +187,13 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
     gelu_tanh_mul(x)
     for rows in (4, 100, 2048):  # tiles of each size
         for outputs in (512, INNER):  # in several pieces, and in one
-            invariant_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs])
+            whole = invariant_tiling.config_for(rows, outputs, HIDDEN, dtype.itemsize)
+            cut = invariant_tiling.fitted(whole, dtype.itemsize, SHARED_BYTES[arch])
+            invariant_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs], config=cut)
     if dtype != torch.float32:
         for rows, outputs in ((1, INNER), (12, 512), (12, INNER), (12, VOCABULARY)):  # each kind of cut
-            cut = fitted(config_for(rows, outputs, HIDDEN), 2, SHARED_BYTES[arch])
-            skinny_linear(x[:rows], weight[:outputs], config=cut)
+            skinny = fitted(config_for(rows, outputs, HIDDEN), 2, SHARED_BYTES[arch])
+            skinny_linear(x[:rows], weight[:outputs], config=skinny)
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)
         skinny_gate_up(x[:2], None, norm, 1e-5, False, weight, "silu")
         if arch in EIGHT_BITS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("triton")
 
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 
@@ -30,7 +32,9 @@ def run(cache: Path, script: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "arch"), [("cuda", "89"), ("hip", "gfx942")])  # the ones with the least room
+@pytest.mark.parametrize(
+    ("kind", "arch"), [("cuda", "89"), ("cuda", "120"), ("hip", "gfx942")]
+)  # the ones with the least room
 def test_every_kernel_compiles_and_fits(kind: str, arch: str, tmp_path: Path) -> None:
     assert run(tmp_path, "compile_all.py", kind, arch).endswith("all compiled\n")
 
@@ -66,6 +70,19 @@ def test_wide_heads_take_smaller_tiles_where_there_is_less(room: int) -> None:
 def test_skinny_products_keep_their_tiles_in_flight_on_nvidias_devices(room: int, n: int) -> None:
     cut = config_for(12, n, 4096)
     assert fitted(cut, 2, room) is cut
+
+
+@pytest.mark.parametrize("rows", [4, 100, 2048])
+@pytest.mark.parametrize("n", [512, 14_336])
+def test_invariant_products_keep_as_many_tiles_in_flight_as_fit(rows: int, n: int) -> None:
+    cut = invariant_tiling.config_for(rows, n, 4096)
+    assert invariant_tiling.fitted(cut, 2, HOPPER) is cut
+    for room in (AMD, ADA):
+        fitting = invariant_tiling.fitted(cut, 2, room)
+        tile = fitting.tile
+        assert 1 <= tile.num_stages <= cut.tile.num_stages
+        assert tile.num_stages * (tile.block_m + tile.block_n) * tile.block_k * 2 <= room
+        assert replace(fitting, tile=replace(tile, num_stages=cut.tile.num_stages)) == cut  # nothing else is changed
 
 
 def test_no_kernel_is_compiled_while_the_engine_answers(tmp_path: Path) -> None:

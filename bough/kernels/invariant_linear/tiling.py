@@ -11,12 +11,13 @@ tile is, and smaller ones would use others, which need not round alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PIECE_STEP = 128  # pieces are multiples of it, and so of every tile's depth
 SHORTEST_PIECE = 512  # inputs; below it the second launch costs more than the further programs save
 NARROWEST = 32  # columns of the narrowest tile
 ENOUGH_PROGRAMS = 96  # a large GPU is reasonably busy with so many
+BARRIER_BYTES = 1024  # more than a program's barriers take of its shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,15 @@ def config_for(m: int, n: int, k: int, itemsize: int = 2) -> LinearConfig:
         if programs * pieces >= ENOUGH_PROGRAMS:
             return LinearConfig(tile, piece, parallel=True)
     return LinearConfig(tiles[-1], piece, parallel=pieces > 1)
+
+
+def fitted(config: LinearConfig, itemsize: int, room: int) -> LinearConfig:
+    """The cut with no more tiles in flight than have room in a program's shared memory; decides no bits."""
+    tile = config.tile
+    stages = (room - BARRIER_BYTES) // ((tile.block_m + tile.block_n) * tile.block_k * itemsize)
+    if stages >= tile.num_stages:
+        return config
+    return replace(config, tile=replace(tile, num_stages=max(1, stages)))
 
 
 def _up(count: int, size: int) -> int:

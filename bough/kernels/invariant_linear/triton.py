@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bough.kernels.invariant_linear.tiling import LinearConfig, config_for
+from bough.kernels.invariant_linear.tiling import LinearConfig, config_for, fitted
+from bough.kernels.shared_memory import shared_bytes
 
 GROUP_M = 8  # row tiles that are computed together, so that the columns of the weight they share stay in the cache
 SUM_WIDTH = 1024
@@ -27,7 +28,7 @@ def invariant_linear(
     out = torch.empty((m, n), dtype=out_dtype or x.dtype, device=x.device)
     if m == 0:
         return out
-    chosen = config or config_for(m, n, k, x.dtype.itemsize)
+    chosen = config or fitted(config_for(m, n, k, x.dtype.itemsize), x.dtype.itemsize, shared_bytes())
     tile, pieces = chosen.tile, triton.cdiv(k, chosen.piece)
     split = chosen.parallel and pieces > 1
     target = torch.empty((pieces, m, n), dtype=torch.float32, device=x.device) if split else out

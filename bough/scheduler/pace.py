@@ -14,7 +14,9 @@ from __future__ import annotations
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
 CROWDED = 1.5  # times the target, while requests wait for long
-STRETCH, SHRINK = 1.15, 1.2  # what fits the target, times or by this at most, so that a step's tokens are even
+# An even number of tokens is near what fits the target where the step has at most STRETCH times as many, or its prompts
+# at least a SHRINKth.
+STRETCH, SHRINK = 1.15, 1.2
 
 
 class Pace:

@@ -17,8 +17,8 @@ from bough.memory.pools.kv_pool import KVPool
 
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
-# Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model take
-# an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
+# Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
+# take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
 
 

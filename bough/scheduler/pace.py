@@ -14,8 +14,8 @@ from __future__ import annotations
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
 CROWDED = 1.5  # times the target, while requests wait for long
-# An even number of tokens is near what fits the target where the step has at most STRETCH times as many, or its prompts
-# at least a SHRINKth.
+# An even number of tokens is near where the step has at most STRETCH times as many as fit the target, or where its
+# prompts have at least a SHRINKth of theirs.
 STRETCH, SHRINK = 1.15, 1.2
 
 

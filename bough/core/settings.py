@@ -163,7 +163,7 @@ class ModelSettings:
     attention_backend: str = setting("auto", "implementation of attention: torch, native on CPUs, triton on GPUs")
     prefill_attention_backend: str | None = setting(None, "implementation of attention for prompts, if another")
     decode_attention_backend: str | None = setting(None, "implementation of attention for decodes, if another")
-    disable_cuda_graph: bool = setting(False, "launch every kernel of a decode step by itself")
+    disable_cuda_graph: bool = setting(False, "launch every kernel of a step by itself")
     cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
     enable_deterministic_inference: bool = setting(
         False, "the same request gives the same bits in any batch, cached or not"
@@ -176,7 +176,7 @@ class MemorySettings:
     """The KV cache."""
 
     mem_fraction_static: float | None = setting(
-        None, "share of the free memory for weights and KV cache together", low=0.01, high=1.0
+        None, "share of a GPU's memory, or of a CPU's free memory, for weights and KV cache", low=0.01, high=1.0
     )
     max_total_tokens: int | None = setting(None, "size of the KV cache in tokens, instead of measuring", low=1)
     page_size: int = setting(

@@ -93,11 +93,9 @@ class CudaExecutor:
         self._clock = DeviceClock()
         pauses = Pauses()
         self._decode_graphs = Ladder(
-            "decode", graphs.decode, self._capture_decode, pauses, lambda graph: replay_s(graph.replay)
+            "decode", graphs.decode, self._capture_decode, pauses, lambda size, graph: replay_s(graph.replay)
         )
-        self._mixed_graphs = Ladder(
-            "mixed", graphs.mixed, self._capture_mixed, pauses, lambda graph: replay_s(graph.replay)
-        )
+        self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses, self._time_mixed)
         self._graph_memory = torch.cuda.graph_pool_handle()
         device = inputs.page_table.device
         pieces = rare_pieces(limits.vocab_size, dtype, device)
@@ -122,9 +120,10 @@ class CudaExecutor:
         if not self._prepared:
             self._prepared = True
             self._staging.next_step()
-            self._mixed.pad(TUNING_TOKENS)
+            tokens = min(TUNING_TOKENS, self._mixed.largest)
+            self._mixed.pad(tokens)
             chunk, cut = self._limits.chunk_tokens, cut_sizes(self._limits)
-            self._products.prepare(chunk, cut, lambda: self._captured_hidden(TUNING_TOKENS))
+            self._products.prepare(chunk, cut, lambda: self._captured_hidden(tokens))
             return True
         return self._products.tune() or self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 
@@ -210,6 +209,12 @@ class CudaExecutor:
         if not waits_for_host(size, lambda: self._captured_hidden(size)):
             return None
         return Captured(lambda: self._captured_hidden(size), self._graph_memory)
+
+    def _time_mixed(self, size: int, graph: Captured[torch.Tensor]) -> float:
+        """Where the fields of a step lie depends on its size: each graph needs padding of its own, or it would read
+        another's as slots and rows, and write over the cache."""
+        self._mixed.pad(size)
+        return replay_s(graph.replay)
 
     def _captured_hidden(self, size: int) -> torch.Tensor:
         """The hidden states of the tokens that sample, of the step in the persistent buffers. Can be captured."""

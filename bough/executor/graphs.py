@@ -132,7 +132,7 @@ class Ladder(Generic[Graph]):
 
     One such answer may be an accident (a neighbour at work, a clock that is still low): the rung is left out, and its
     steps are padded to the next. Where two rungs in a row do not pay, the ladder ends below them. Steps are also padded
-    to the next rung where its graph is quicker, as far as `time_s` tells.
+    to the next rung where its graph is quicker, as far as `time_s(size, graph)` tells, which runs it without effect.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Ladder(Generic[Graph]):
         sizes: Sequence[int],
         capture: Callable[[int], Graph | None],
         pauses: Pauses,
-        time_s: Callable[[Graph], float],
+        time_s: Callable[[int, Graph], float],
     ) -> None:
         self._kind = kind
         self._sizes = list(sizes)
@@ -166,7 +166,8 @@ class Ladder(Generic[Graph]):
             self._add(size)
         if size not in self._graphs:
             return None
-        size = self._instead.get(size, size)
+        while size in self._instead:
+            size = self._instead[size]
         return size, self._graphs[size]
 
     def capture_next(self) -> bool:
@@ -195,7 +196,7 @@ class Ladder(Generic[Graph]):
         """Times this rung beside those next to it: at another time the device may have another clock."""
         if size > TIMED_SIZE:
             return
-        self._time_s(self._graphs[size])  # the first time takes longer
+        self._time(size)  # the first time takes longer
         captured = sorted(other for other in self._graphs if other <= TIMED_SIZE)
         for lower, upper in itertools.pairwise(captured):
             if size in (lower, upper):
@@ -205,7 +206,10 @@ class Ladder(Generic[Graph]):
                     self._instead[lower] = upper
 
     def _is_quicker(self, lower: int, upper: int) -> bool:
-        return self._time_s(self._graphs[upper]) < QUICKER * self._time_s(self._graphs[lower])
+        return self._time(upper) < QUICKER * self._time(lower)
+
+    def _time(self, size: int) -> float:
+        return self._time_s(size, self._graphs[size])
 
     def _refuse(self, size: int) -> None:
         """Leaves out a rung, and ends the ladder where its neighbour is left out too."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
+SURPRISE = 2.0  # times what was known: a step that took longer counts as this, as it waited for something else
 CROWDED = 1.5  # times the target, while requests wait for long
 # An even number of tokens is near where the step has at most STRETCH times as many as fit the target, or where its
 # prompts have at least a SHRINKth of theirs.
@@ -31,11 +32,12 @@ class Pace:
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
 
     def observe(self, prompt_tokens: int, span: tuple[float, float] | None) -> None:
-        """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts."""
-        if span is None or prompt_tokens < self._least:
+        """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts, but all
+        that are cut count: what was learnt wrong must not last."""
+        if span is None or prompt_tokens < self._least / SHRINK - self._page_size:
             return
-        cost = (span[1] - span[0]) / prompt_tokens
-        self._cost_s = cost if self._cost_s is None else MEMORY * self._cost_s + (1.0 - MEMORY) * cost
+        cost, known = (span[1] - span[0]) / prompt_tokens, self._cost_s
+        self._cost_s = cost if known is None else MEMORY * known + (1.0 - MEMORY) * min(cost, SURPRISE * known)
 
     def budget(self, *, streaming: bool, crowded: bool = False, decodes: int = 0) -> int:
         """Prompt tokens for the next step, which has so many decodes as well."""

@@ -70,6 +70,14 @@ class Device:
         )
 
     @torch.inference_mode()
+    def run_padding(self, size: int) -> None:
+        self.mixed.pad(size)
+        taken = self.mixed.take(size)
+        self.attention.prepare(taken.batch)
+        context = ForwardContext(self.attention, self.pool, taken.batch, taken.wanted)
+        self.model.forward(taken.token_ids, taken.batch.positions, context)
+
+    @torch.inference_mode()
     def run(self, plan: BatchPlan, size: int | None) -> torch.Tensor:
         """Hidden states of the tokens that sample; padded to `size` if there is one."""
         layout = self.inputs.apply(plan)
@@ -120,12 +128,17 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("padding", [0, 13])
-def test_padding_changes_nothing(padding: int) -> None:
+def some_model() -> CausalLM:
     torch.manual_seed(0)
     model = build_model(CONFIG, Topology(), torch.float32, CPU)
     for slot in model.slots():
         slot.target.copy_(torch.randn(slot.target.shape) * 0.3)
+    return model
+
+
+@pytest.mark.parametrize("padding", [0, 13])
+def test_padding_changes_nothing(padding: int) -> None:
+    model = some_model()
     plain, padded = Device(model), Device(model)
     for step in STEPS:
         expected = plain.run(step, None)
@@ -133,6 +146,16 @@ def test_padding_changes_nothing(padding: int) -> None:
         found = padded.run(step, int(step.query_lens.sum()) + padding)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert torch.equal(padded.inputs.last_tokens, plain.inputs.last_tokens)
+
+
+def test_padding_of_any_size_leaves_the_cache_alone_after_any_other() -> None:
+    device = Device(some_model())
+    device.run(plan(0, [], {0: (list(range(1, 24)), True, True)}, 1), 24)
+    layers = [*device.pool.keys, *device.pool.values]
+    before = [layer[1:24].clone() for layer in layers]
+    for size in (20, 24, 36, 8, 24):
+        device.run_padding(size)
+        assert all(torch.equal(layer[1:24], kept) for layer, kept in zip(layers, before, strict=True))
 
 
 @pytest.mark.parametrize(("chunk", "largest"), [(16, 17), (64, 80), (2048, 2304), (8192, 8704)])

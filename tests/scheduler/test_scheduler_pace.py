@@ -51,6 +51,23 @@ def test_it_forgets_slowly() -> None:
     assert spans(pace, *[(4096, 0.2)] * 30).budget(streaming=True) == 1024
 
 
+@pytest.mark.parametrize("decodes", [0, 1, 60, 128, 170, 200, 400])
+@pytest.mark.parametrize("before", [[], [(8192, 0.18)]])
+@pytest.mark.parametrize("delay_s", [0.35, 3.0])
+def test_a_step_that_was_held_up_is_forgotten(before: list[tuple[int, float]], delay_s: float, decodes: int) -> None:
+    undisturbed = spans(Pace(0.04, 8192, 1, 512), (8192, 0.18))
+    pace = spans(Pace(0.04, 8192, 1, 512), *before, (1024, delay_s))
+    for _ in range(30):
+        cut = pace.budget(streaming=True, decodes=decodes)
+        spans(pace, (cut, cut * 0.18 / 8192))
+    assert pace.budget(streaming=True, decodes=decodes) == undisturbed.budget(streaming=True, decodes=decodes)
+
+
+def test_a_step_that_was_held_up_counts_for_little() -> None:
+    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (1024, 3.0))
+    assert pace.budget(streaming=True) == int(1638 / 1.3)
+
+
 def test_without_a_target_every_step_takes_all() -> None:
     assert spans(Pace(0.0, 8192, 1), (8192, 2.0)).budget(streaming=True) == 8192
 

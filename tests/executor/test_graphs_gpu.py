@@ -1,0 +1,56 @@
+"""Graphs that are captured while the cache is in use, and in executors of unusual sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bough.core.settings import Settings
+from bough.executor.build import build_executor
+from bough.executor.cuda_executor import CudaExecutor
+from bough.executor.graphs import USES_BEFORE_CAPTURE
+from bough.executor.plain_plans import prompt_plan
+from bough.loader.locate import locate
+from tests.conftest import TINY_LLAMA
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = {**TINY_LLAMA, "hidden_size": 128, "head_dim": 32, "vocab_size": 1000}
+
+
+def build(folder: Path, **settings: Any) -> CudaExecutor:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    flat = {"load_format": "dummy", "max_total_tokens": 4096, **settings}
+    executor = build_executor(locate(str(folder)), Settings.from_flat(flat)).executor
+    assert isinstance(executor, CudaExecutor)
+    return executor
+
+
+@pytest.mark.parametrize("tokens", [60, 200, 250])
+def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: int) -> None:
+    """A large rung is captured under load, and smaller ones, which are timed beside it, when nothing runs."""
+    executor = build(tmp_path, max_running_requests=8, chunked_prefill_size=256)
+    pages = np.arange(1, 1 + tokens, dtype=np.int32)
+    plan = prompt_plan(0, np.arange(tokens, dtype=np.int32), pages)
+    first = [executor.launch(plan).wait().tokens.tolist() for _ in range(USES_BEFORE_CAPTURE + 2)]
+    layers = [*executor._pool.keys, *executor._pool.values]
+    before = [layer[pages].clone() for layer in layers]
+    while executor.idle():
+        pass
+    assert all(torch.equal(layer[pages], kept) for layer, kept in zip(layers, before, strict=True))
+    assert executor.launch(plan).wait().tokens.tolist() == first[-1]
+    executor.close()
+
+
+@pytest.mark.parametrize(("rows", "chunk"), [(1, 16), (8, 16), (2, 29), (4, 1)])
+def test_small_executors_come_to_rest(tmp_path: Path, rows: int, chunk: int) -> None:
+    executor = build(tmp_path, max_running_requests=rows, chunked_prefill_size=chunk)
+    while executor.idle():
+        pass
+    executor.launch(prompt_plan(0, np.arange(chunk, dtype=np.int32), np.arange(1, 1 + chunk, dtype=np.int32))).wait()
+    executor.close()

@@ -90,9 +90,12 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     if device.type == "cpu":
         return _build_cpu(files, settings, names)
     from bough.executor.cuda_build import build_cuda  # needs triton
+    from bough.executor.kernel_makers import KernelMakers
 
+    here = torch.cuda.current_device()
     try:
-        return build_cuda(_load(files, settings, resolve_config(files, settings), device), settings)
+        with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
+            return build_cuda(_load(files, settings, resolve_config(files, settings), device), settings, makers)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ResourceError(

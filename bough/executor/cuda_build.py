@@ -9,6 +9,7 @@ from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.build import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.cuda_parts import assemble, attention_bytes, graph_sizes
+from bough.executor.kernel_makers import KernelMakers
 from bough.executor.rehearsal import rehearse
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.step_memory import LIBRARY_BYTES, StepShape
@@ -22,7 +23,7 @@ GPU_CHUNK_TOKENS = 8192
 GPU_EVEN_TOKENS = 512
 
 
-def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
+def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) -> LoadedModel:
     config, device = loaded.config, loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:
         raise ModelError(
@@ -30,7 +31,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings) -> LoadedModel:
         )
     rows = settings.scheduler.max_running_requests or GPU_ROWS
     chunk = resolve_chunk(settings, config, min(GPU_CHUNK_TOKENS, config.context_length))
-    forward_bytes = rehearse(loaded, settings, rows, chunk)
+    forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
     shape = StepShape(
         rows=rows,

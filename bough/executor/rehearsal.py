@@ -1,13 +1,11 @@
 """A rehearsal before the first request: measures the largest step, and compiles what any engine needs at once.
 
-Compiling the kernels takes most of a cold start, and mostly runs outside the interpreter's lock: so the largest step, a
-short prompt and a decode are run at the same time, each by a thread on parts of its own. What they leave behind is the
-kernels, compiled, and the number of bytes. What only some requests need is left to quiet moments: see `warm_up`.
+Compiling the kernels takes most of a cold start. So the largest step, a short prompt and a decode are first walked
+through, to have all their kernels compiled side by side, and then run. What they leave behind is the kernels and the
+number of bytes. What only some requests need is left to quiet moments: see `warm_up`.
 """
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from bough.core.settings import Settings
 from bough.executor.build import LoadedWeights
 from bough.executor.cuda_parts import assemble, build_attention, build_pool
 from bough.executor.graphs import GraphSizes
+from bough.executor.kernel_makers import KernelMakers
 from bough.executor.padding import padding_batch
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.staging import Staging
@@ -26,19 +25,23 @@ SCRATCH_PAGES = 1  # the largest step writes to page 0 alone
 PROMPT_TOKENS = 8
 
 
-def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, makers: KernelMakers) -> int:
     """How much memory the forward pass of the largest step takes beside the weights, in bytes."""
-    pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
-    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages)
-    here = torch.cuda.current_device()
-    with ThreadPoolExecutor(3, initializer=torch.cuda.set_device, initargs=(here,)) as threads:
-        small = [threads.submit(_run, loaded, settings, plan) for plan in (prompt, decode_plan(0, 1))]
-        peak = threads.submit(_measure, loaded, settings, rows, chunk).result()
-        for run in small:
-            run.result()
+    with makers.instead_of_launches():
+        _run_all(loaded, settings, rows, chunk)
+    peak = _run_all(loaded, settings, rows, chunk)
     torch.cuda.synchronize(loaded.device)
     torch.cuda.empty_cache()
     return peak
+
+
+def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+    """Each kind of step; returns how much memory the largest took."""
+    pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
+    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages)
+    for plan in (prompt, decode_plan(0, 1)):
+        _run(loaded, settings, plan)
+    return _measure(loaded, settings, rows, chunk)
 
 
 def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:

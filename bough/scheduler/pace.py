@@ -29,12 +29,14 @@ class Pace:
         self._page_size = page_size
         self._even = even
         self._least = min(most, max(most // SMALLEST_SHARE, page_size))  # less than a page would be no step at all
+        # The shortest that a step is cut to: it may be evened, and a prompt is cut between pages.
+        self._telling = min(self._least, max(page_size, self._least / SHRINK - page_size))
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
 
     def observe(self, prompt_tokens: int, span: tuple[float, float] | None) -> None:
         """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts, but all
         that are cut count: what was learnt wrong must not last."""
-        if span is None or prompt_tokens < self._least / SHRINK - self._page_size:
+        if span is None or prompt_tokens < self._telling:
             return
         cost, known = (span[1] - span[0]) / prompt_tokens, self._cost_s
         self._cost_s = cost if known is None else MEMORY * known + (1.0 - MEMORY) * min(cost, SURPRISE * known)

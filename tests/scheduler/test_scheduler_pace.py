@@ -63,6 +63,25 @@ def test_a_step_that_was_held_up_is_forgotten(before: list[tuple[int, float]], d
     assert pace.budget(streaming=True, decodes=decodes) == undisturbed.budget(streaming=True, decodes=decodes)
 
 
+@given(
+    most=st.integers(1, 10_000),
+    page_size=st.sampled_from([1, 2, 16, 128]),
+    even=st.sampled_from([1, 512]),
+    decodes=st.integers(0, 600),
+    crowded=st.booleans(),
+)
+def test_steps_as_short_as_they_are_cut_teach(
+    most: int, page_size: int, even: int, decodes: int, crowded: bool
+) -> None:
+    pace = spans(Pace(0.04, most, page_size, even), (most, 60.0), (0, 0.01), (0, 60.0))
+    slow = cut = pace.budget(streaming=True, decodes=decodes, crowded=crowded)
+    for _ in range(80):
+        whole_pages = max(cut - cut % page_size, min(cut, page_size))
+        spans(pace, (whole_pages, whole_pages * 1e-9), (0, 0.01))
+        cut = pace.budget(streaming=True, decodes=decodes, crowded=crowded)
+    assert cut == most >= slow
+
+
 def test_a_step_that_was_held_up_counts_for_little() -> None:
     pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (1024, 3.0))
     assert pace.budget(streaming=True) == int(1638 / 1.3)

@@ -17,7 +17,7 @@ from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
-from bough.core.settings import Settings, all_fields, check_value, field_type
+from bough.core.settings import UNBUILT_SETTINGS, Settings, all_fields, check_value, field_type
 from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,12 @@ log = logging.getLogger(__name__)
 Field = dataclasses.Field[Any]
 
 ALIASES = {"model": "model_path", "cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
+UNBUILT_ALIASES = {
+    "tp_size": ("tp", "tensor_parallel_size"),
+    "dp_size": ("dp", "data_parallel_size"),
+    "pp_size": ("pp", "pipeline_parallel_size"),
+    "ep_size": ("ep", "expert_parallel_size"),
+}
 ENVIRONMENT_PREFIX = "BOUGH_"
 OTHER_VARIABLES = frozenset({"BOUGH_HOME"})  # not of an engine: where fetched models lie
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -47,6 +53,9 @@ def add_engine_flags(
         section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
         for _, f in fields:
             _add_setting(section, f, defaults.get(f.name, f.default))
+    for name, default in UNBUILT_SETTINGS.items():  # start scripts have them; they are no part of the help page
+        options = {"action": "store_true"} if default is False else {}
+        add_flag(parser, name, UNBUILT_ALIASES.get(name, ()), help=argparse.SUPPRESS, **options)
     section = parser.add_argument_group("Configuration", "Flags win over BOUGH_* variables, those over the file.")
     section.add_argument("--config", metavar="FILE", help="YAML file with settings, by their names without the dashes")
 
@@ -63,7 +72,9 @@ def _add_setting(section: argparse._ArgumentGroup, f: Field, default: Any) -> No
     add_flag(section, f.name, aliases, help=f.metadata["help"] + _shown(default), **options)
 
 
-def add_flag(section: argparse._ArgumentGroup, name: str, aliases: Sequence[str], *, help: str, **options: Any) -> None:
+def add_flag(
+    section: argparse._ActionsContainer, name: str, aliases: Sequence[str], *, help: str, **options: Any
+) -> None:
     """A flag that leaves no trace when it is not given."""
     names = ["--" + spelling.replace("_", "-") for spelling in (name, *aliases)]
     options |= {"dest": name, "default": argparse.SUPPRESS}
@@ -109,7 +120,12 @@ def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None
 
 def _from_flags(parsed: argparse.Namespace) -> dict[str, Any]:
     given = vars(parsed)
-    return {f.name: _checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
+    unbuilt = {
+        name: from_text(type(default), given[name]) if isinstance(given[name], str) else given[name]
+        for name, default in UNBUILT_SETTINGS.items()
+        if name in given
+    }
+    return unbuilt | {f.name: _checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -140,6 +156,9 @@ def _from_file(file: str | None) -> dict[str, Any]:
     for key, value in read_yaml(file).items():
         name = str(key).replace("-", "_")
         name = ALIASES.get(name, name)
+        if name in UNBUILT_SETTINGS:
+            found[name] = value
+            continue
         if name not in known:
             raise SettingsError(f"{file}: there is no setting {key!r}.{did_you_mean(name, [*known, *ALIASES])}")
         if name in found:

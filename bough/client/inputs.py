@@ -103,7 +103,8 @@ class InputReader:
         _check_count(prompt, input_ids, limit)
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
-        nested_ids = _is_list(token_ids_logprob) and any(_is_list(x) for x in token_ids_logprob or ())
+        # A list of lists is one for each prompt, and null stands for one.
+        nested_ids = _is_list(token_ids_logprob) and any(x is None or _is_list(x) for x in token_ids_logprob or ())
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
             "rid": _rids(rid, count, many),
@@ -115,8 +116,10 @@ class InputReader:
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
-        if priority is not None and not (_is_int(priority) and abs(priority) <= INT64_MAX):
-            raise RequestError(f"priority must be a 64-bit whole number, got {priority!r}.", field="priority")
+        if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
+            raise RequestError(
+                f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}.", field="priority"
+            )
         samplings = self._samplings(columns["sampling_params"])
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:

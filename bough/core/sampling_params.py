@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import typing
 from collections.abc import Iterable, Mapping, Sized
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ MAX_TEMPERATURE = 1_000_000
 MAX_LOGPROBS = 4096
 MAX_LISTED = 1 << 18  # entries of any list or table: more than there are tokens, and few enough to look at each
 MAX_STOP_IDS = 1024  # they are kept on the device, as many for every row as for the one that has the most
+MAX_BIAS = 1_000_000_000
+MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
 INT32_MAX = 2**31 - 1
@@ -236,16 +238,25 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
     _require_few(given, "logit_bias")
     bias: dict[int, float] = {}
     for key, value in given.items():
-        try:
-            token, amount = int(key), float(value)
-        except (TypeError, ValueError, OverflowError):  # the last: an infinite key, or a number no float can hold
+        if not _is_token_key(key) or not _is_number(value):
+            raise RequestError(f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias")
+        if not -MAX_BIAS <= value <= MAX_BIAS:  # written so that NaN is refused as well
             raise RequestError(
-                f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias"
-            ) from None
-        if not math.isfinite(amount) or abs(amount) > 1e9:
-            raise RequestError(f"logit_bias[{token}] must be a finite number, got {value!r}.", field="logit_bias")
-        bias[token] = amount
+                f"logit_bias[{key}] must be between -{MAX_BIAS:g} and {MAX_BIAS:g}, got {value!r}.", field="logit_bias"
+            )
+        bias[int(key)] = float(value)
     return bias
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_token_key(key: Any) -> bool:
+    """A whole number, or one in decimal digits."""
+    if isinstance(key, str):
+        return key.isascii() and key.removeprefix("-").isdigit() and len(key) <= MAX_KEY_DIGITS
+    return isinstance(key, Integral) and not isinstance(key, bool)
 
 
 def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParams:

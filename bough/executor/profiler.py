@@ -25,6 +25,7 @@ class TorchProfiler:
     def __init__(self) -> None:
         self._profile: torch.profiler.profile | None = None
         self._path = Path()
+        self._started = 0
 
     def start(self, wanted: StartProfile) -> None:
         import torch
@@ -35,16 +36,23 @@ class TorchProfiler:
         unknown = [name for name in names if name.upper() not in known]
         if unknown:
             raise RequestError(f"activities must be among CPU and GPU, got {unknown[0]!r}.", field="activities")
+        activities = {known[name.upper()] for name in names}
+        if ProfilerActivity.CUDA in activities and not torch.cuda.is_available():
+            raise RequestError("activities: there is no GPU to record; leave it out, or give CPU.", field="activities")
+        if "\0" in (wanted.output_dir or ""):
+            raise RequestError("output_dir holds a NUL, which no path may.", field="output_dir")
         folder = Path(wanted.output_dir or tempfile.gettempdir()).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.trace.json.gz"
-        self._profile = torch.profiler.profile(
-            activities={known[name.upper()] for name in names},
+        self._started += 1  # in the name, because several may begin in one second
+        name = f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._started}.trace.json.gz"
+        profile = torch.profiler.profile(
+            activities=activities,
             with_stack=wanted.with_stack,
             record_shapes=wanted.record_shapes,
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
         )
-        self._profile.start()
+        profile.start()
+        self._profile, self._path = profile, folder / name
 
     def stop(self) -> str:
         assert self._profile is not None

@@ -29,6 +29,7 @@ from bough.sampling.rowwise import Workspace
 from bough.sampling.slots import VocabularySlots
 from bough.sampling.stop_bars import StopBars
 
+LEAST_REPETITION = 1e-25  # of any logit, however biased, a smaller penalty could make an infinite number
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
 
 
@@ -223,7 +224,7 @@ class SamplingState:
         self._write(self.generated, at, (s.generated for s in setups))
         self._write(self.frequency_penalty, at, (p.frequency_penalty for p in params))
         self._write(self.presence_penalty, at, (p.presence_penalty for p in params))
-        self._write(self.repetition_penalty, at, (p.repetition_penalty for p in params))
+        self._write(self.repetition_penalty, at, (max(p.repetition_penalty, LEAST_REPETITION) for p in params))
 
     def _write(self, column: Tensor, at: Tensor, values: Iterable[float]) -> None:
         column.index_copy_(0, at, to_device(torch.tensor(list(values), dtype=column.dtype).numpy(), self.device))

@@ -1,11 +1,13 @@
 """Profiles on demand: which steps are recorded. How they are is the profiler's business.
 
-Owns the one recording that may be under way. A recording that fails never harms the requests: its error is the reply.
+Owns the one recording that may be under way. A recording that fails never harms the requests, whatever the profiler
+raises: its error is the reply.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from bough.core.errors import RequestError
 from bough.messages.outputs import Reply
@@ -25,11 +27,9 @@ class Recording:
         self._steps = 0  # until it begins, then until it ends
 
     def obey(self, message: StartProfile | StopProfile) -> Reply:
-        try:
-            text = self._begin(message) if isinstance(message, StartProfile) else self._end()
-        except (RequestError, OSError, RuntimeError) as error:
-            return Reply(message.call, False, str(error))
-        return Reply(message.call, True, text)
+        if isinstance(message, StopProfile):
+            return _reply(message.call, self._end)
+        return _reply(message.call, lambda: self._begin(message))
 
     def after_step(self) -> None:
         """Counts a step; begins or ends the recording where its time has come."""
@@ -37,7 +37,8 @@ class Recording:
             return
         self._steps -= 1
         if self._steps == 0:
-            reply = self.obey(StopProfile(0)) if self._running else self._start(self._wanted)
+            wanted = self._wanted
+            reply = _reply(0, self._end if self._running else lambda: self._start(wanted))
             log.info("profile: %s", reply.message)
 
     def close(self) -> None:
@@ -49,25 +50,18 @@ class Recording:
             raise RequestError("This engine has no profiler.")
         if self._wanted is not None:
             raise RequestError("A profile is being recorded already; stop it first (/stop_profile).")
-        self._wanted = message
         if message.start_step > 0:
-            self._steps = message.start_step
+            self._wanted, self._steps = message, message.start_step
             return f"The profile begins in {message.start_step} steps."
-        reply = self._start(message)
-        if not reply.ok:
-            raise RequestError(reply.message)
-        return reply.message
+        return self._start(message)
 
-    def _start(self, wanted: StartProfile) -> Reply:
+    def _start(self, wanted: StartProfile) -> str:
         assert self._profiler is not None
-        try:
-            self._profiler.start(wanted)
-        except (RequestError, OSError, RuntimeError) as error:
-            self._wanted = None
-            return Reply(wanted.call, False, str(error))
-        self._running = True
+        self._wanted = None  # should it fail
+        self._profiler.start(wanted)
+        self._wanted, self._running = wanted, True
         self._steps = wanted.num_steps or 0  # 0 is never reached by counting down: until stopped
-        return Reply(wanted.call, True, "The profile is being recorded.")
+        return "The profile is being recorded."
 
     def _end(self) -> str:
         if self._wanted is None:
@@ -76,3 +70,13 @@ class Recording:
         if not running or self._profiler is None:
             return "The profile had not begun yet; nothing was written."
         return f"The profile is in {self._profiler.stop()}."
+
+
+def _reply(call: int, act: Callable[[], str]) -> Reply:
+    try:
+        return Reply(call, True, act())
+    except (RequestError, OSError) as error:
+        return Reply(call, False, str(error))
+    except Exception as error:
+        log.exception("the profiler failed")
+        return Reply(call, False, f"The profiler failed: {error or type(error).__name__}.")

@@ -1,7 +1,8 @@
 """The outermost layer of the server: is it open, whose request is this, and how did it end.
 
 Owns the phase of the server's life and the count of requests in progress. The port is open from the first moment; until
-the engine is ready, and again when the server was told to stop, every request gets a 503 that says so.
+the engine is ready, and again when the server was told to stop, every request gets a 503 that says so; only
+`/metrics` can be read to the end.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ class Front:
 
         self._enter()
         try:
-            if self._app is None or self.phase is not Phase.SERVING:
-                await self._turn_away(scope, receive, named_send)
-            else:
+            if self._app is not None and self._lets_in(scope["path"]):
                 await self._app(scope, receive, named_send)
+            else:
+                await self._turn_away(scope, receive, named_send)
         finally:
             self._leave()
             if self._log_requests:
@@ -90,6 +91,11 @@ class Front:
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "left", took)
             current_request.reset(token)
+
+    def _lets_in(self, path: str) -> bool:
+        """Whoever watches the server is to see how it ends, too."""
+        watching = self._root.without(path) == "/metrics"
+        return self.phase is Phase.SERVING or (self.phase is Phase.DRAINING and watching)
 
     async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"Retry-After": "1", "Connection": "close"}

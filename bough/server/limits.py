@@ -57,7 +57,7 @@ def refuse_unbuilt(request: msgspec.Struct, unbuilt: Harmless) -> None:
 
 
 def asks_nothing(value: Any) -> bool:
-    """Whether a field is empty; null means not given also where it stands in a list or in an object."""
+    """Whether a field is empty; null and false ask for nothing also where they stand in a list or in an object."""
     if not value:
         return True
     left = [value]
@@ -67,7 +67,7 @@ def asks_nothing(value: Any) -> bool:
                 left += given.values()
             case list() as given:
                 left += given
-            case None:
+            case None | False:
                 continue
             case _:
                 return False
@@ -85,7 +85,7 @@ def _ranges(struct: type[msgspec.Struct]) -> dict[str, tuple[float, float, bool]
     for name, hint in typing.get_type_hints(struct, include_extras=True).items():
         for note in getattr(hint, "__metadata__", ()):
             schema = note.extra_json_schema or {}
-            if "maximum" in schema:
+            if "maximum" in schema and "not" not in schema:  # a range with a hole is the engine's to check and explain
                 exclusive = "exclusiveMinimum" in schema
                 low = schema["exclusiveMinimum" if exclusive else "minimum"]
                 ranges[name] = (low, schema["maximum"], exclusive)

@@ -91,5 +91,5 @@ def _pattern(name: str) -> str:
     if "#" in name:
         return rf"\b{re.escape(name)}\b(?:#(?=/))?"
     if "_" in name:
-        return rf"\b{name}\b"
+        return rf"(?<![\w.]){name}\b"  # not inside a name that was put there: `options.top_p`
     return rf"\A{name}\b|\b{name}\b(?=#)"

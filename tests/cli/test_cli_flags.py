@@ -201,3 +201,32 @@ def test_an_unknown_variable_is_mentioned_once_and_ignored(caplog: pytest.LogCap
     assert given(**environ) == {"model_path": "m"}
     (message,) = caplog.messages
     assert "BOUGH_PAGE_SIZ is no setting" in message and "Did you mean BOUGH_PAGE_SIZE?" in message
+
+
+@pytest.mark.parametrize(
+    "argv", [["--tp-size", "1"], ["--tp", "1", "--data-parallel-size=1"], ["--nnodes", "1", "--node_rank", "0"]]
+)
+def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[str]) -> None:
+    assert settings_from(parser().parse(argv), {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--tp", "2"], "tp_size: this engine does not have it yet; leave it out or at 1, got 2."),
+        (["--trust-remote-code"], "trust_remote_code: "),
+        (["--incremental-streaming-output"], "incremental_streaming_output: "),
+        (["--speculative-algorithm", "EAGLE"], "speculative_algorithm: "),
+        (["--tp-size", "many"], "tp_size: "),
+    ],
+)
+def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings_from(parser().parse(argv), {})
+    assert str(caught.value).startswith(text)
+
+
+def test_a_file_may_hold_settings_that_are_not_built(tmp_path: Path) -> None:
+    assert settings_from(parser().parse(["--config", config_file(tmp_path, "tp-size: 1")]), {}) == Settings()
+    with pytest.raises(SettingsError, match="tp_size: this engine does not have it"):
+        settings_from(parser().parse(["--config", config_file(tmp_path, "tp-size: 2")]), {})

@@ -11,7 +11,7 @@ from bough.client.inputs import InputReader, ThinkingMarks
 from bough.core.errors import RequestError
 from bough.core.sampling_params import SamplingParams
 from bough.core.seeds import derive_seed
-from bough.messages.requests import Thinking
+from bough.messages.requests import LogprobRequest, Thinking
 from tests.fakes.scripted_engine import byte_level_tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -33,6 +33,22 @@ def test_n_makes_samples_with_seeds_of_their_own() -> None:
     assert [p.seed for p in samples] == [derive_seed(5, i) for i in range(3)]
     assert [p.rid for p in samples] == ["r-0", "r-1", "r-2"]
     assert READER.read(prompt="a").prompts[0].seed == 11
+
+
+def test_null_in_a_list_means_not_given() -> None:
+    columns: dict[str, Any] = {
+        "return_logprob": [True, True, None],
+        "logprob_start_len": [0, None, None],
+        "top_logprobs_num": [None, 3, None],
+        "token_ids_logprob": [[7, 8], None, None],
+        "rid": ["r", None, None],
+    }
+    first, second, third = READER.read(prompt=["a", "b", "c"], **columns).prompts
+    assert first.logprobs == LogprobRequest(0, 0, (7, 8)) and second.logprobs == LogprobRequest(-1, 3, ())
+    assert third.logprobs is None and first.rid == "r" and second.rid != third.rid
+    both = READER.read(prompt=["a", "b"], return_logprob=True, token_ids_logprob=[None, None]).prompts
+    assert [p.logprobs for p in both] == [LogprobRequest(-1, 0, ())] * 2
+    assert READER.read(prompt="a", priority=-(2**63)).prompts[0].priority == -(2**63)
 
 
 def test_options_hold_for_all_or_one_by_one() -> None:

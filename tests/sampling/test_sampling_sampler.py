@@ -154,6 +154,14 @@ PENALISED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("penalty", [1e-37, 1e-38, 1e-320])
+def test_the_smallest_penalties_leave_numbers_finite(penalty: float) -> None:
+    state = SamplingState(1, 40, "cpu")
+    state.setup([make_setup(0, prompt=[3], repetition_penalty=penalty, logit_bias={3: 1e9})])
+    sampled = sample(state, randn(1, 40, seed=0, scale=9.0), rows_of(0))
+    assert (int(sampled.tokens), bool(sampled.bad)) == (3, False)
+
+
 @pytest.mark.parametrize("params", PENALISED)
 def test_penalties_follow_the_reference_through_steps(params: dict[str, Any]) -> None:
     state, prompt, output = SamplingState(3, 40, "cpu"), [1, 1, 2, 30], list[int]()

@@ -84,13 +84,18 @@ class FakeProfiler:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.refuse = ""
+        self.defect: Exception | None = None
 
     def start(self, wanted: StartProfile) -> None:
         if self.refuse:
             raise RequestError(self.refuse)
+        if self.defect is not None:
+            raise self.defect
         self.log.append(f"start {wanted.output_dir}")
 
     def stop(self) -> str:
+        if self.defect is not None:
+            raise self.defect
         self.log.append("stop")
         return "trace.json"
 
@@ -120,3 +125,22 @@ def test_a_recording_goes_on_until_it_is_stopped_or_the_engine_is() -> None:
     recording.close()
     assert profiler.log == ["start None", "stop", "start None", "stop"]
     assert not Recording(None).obey(StartProfile(call=1)).ok
+
+
+@pytest.mark.parametrize("defect", [AssertionError("no activities"), ValueError("embedded null byte"), KeyError()])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_profiler_that_fails_harms_nobody(defect: Exception, delay: int) -> None:
+    profiler = FakeProfiler()
+    recording = Recording(profiler)
+    profiler.defect = defect
+    assert recording.obey(StartProfile(call=1, start_step=delay)).ok == bool(delay)
+    recording.after_step()
+    profiler.defect = None
+    assert recording.obey(StartProfile(call=2, num_steps=1)).ok
+    profiler.defect = defect
+    recording.after_step()
+    profiler.defect = None
+    assert recording.obey(StartProfile(call=3)).ok
+    profiler.defect = defect
+    reply = recording.obey(StopProfile(4))
+    assert not reply.ok and reply.message.startswith("The profiler failed: ")

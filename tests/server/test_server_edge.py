@@ -110,8 +110,11 @@ def test_until_it_is_open_and_after_it_is_told_to_stop_everybody_gets_a_503() ->
 
     async def go() -> None:
         front = Front(root_path="/llm")
-        app = App([Endpoint(path="/health", methods=("GET",), handler=ok, summary="")], Settings().server)
+        paths = ("/health", "/metrics")
+        settings = Settings.from_flat({"root_path": "/llm"}).server
+        app = App([Endpoint(path=p, methods=("GET",), handler=ok, summary="") for p in paths], settings)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://bough") as http:
+            assert (await http.get("/metrics")).status_code == 503
             loading = await http.get("/health")
             assert loading.status_code == 503 and "loading" in loading.text and loading.headers["retry-after"]
             assert (await http.get("/v1/models")).json()["error"]["type"] == "server_error"
@@ -120,6 +123,7 @@ def test_until_it_is_open_and_after_it_is_told_to_stop_everybody_gets_a_503() ->
             assert (await http.get("/health")).status_code == 200
             front.phase = Phase.DRAINING
             assert "shutting down" in (await http.get("/health")).text
+            assert (await http.get("/metrics")).status_code == (await http.get("/llm/metrics")).status_code == 200
             assert await front.drained(0.0) and front.active == 0
 
     asyncio.run(go())

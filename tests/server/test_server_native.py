@@ -160,6 +160,9 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
         ),
         ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "not supported"),
         ({"text": "a", "input_embeds": [[0.0]]}, "input_embeds", "not supported"),
+        ({"input_embeds": [[0.0]]}, "input_embeds", "not supported"),
+        ({"text": "a", "return_hidden_states": [True]}, "return_hidden_states", "not supported"),
+        ({"text": "a", "priority": -(2**63) - 1}, "priority", "priority"),
         (b"{", None, "not valid JSON"),
         (b'{"text": "\xff"}', None, "not valid JSON"),
         (b'{"text": NaN}', None, "not valid JSON"),
@@ -193,6 +196,22 @@ def test_fields_of_unbuilt_features_may_ask_for_nothing() -> None:
     assert reply.status_code == 200
     nulls = {"lora_path": [None], "session_params": {"id": None, "rid": None}, "image_data": [[None], []]}
     assert ask({"text": "a", **nulls}).status_code == 200
+    assert ask({"text": ["a", "b"], "return_hidden_states": [False, False]}).status_code == 200
+
+
+def test_null_means_not_given_for_a_prompt_of_a_batch_too() -> None:
+    lists = {
+        "return_logprob": [False, None],
+        "logprob_start_len": [0, None],
+        "top_logprobs_num": [1, None],
+        "token_ids_logprob": [[1, 2], None],
+        "sampling_params": [{"max_new_tokens": 1}, None],
+        "rid": ["a", None],
+        "extra_key": ["k", None],
+        "cache_salt": [None, "s"],
+    }
+    reply = ask({"text": ["a", "b"], **lists})
+    assert reply.status_code == 200 and reply.json()[0]["meta_info"]["id"] == "a" != reply.json()[1]["meta_info"]["id"]
 
 
 def test_an_engines_refusal_is_the_status_also_of_a_stream() -> None:

@@ -101,7 +101,7 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
     if not body.rid and not body.abort_all:
         raise RequestError("Give the rid of a request, or abort_all: true.", field="rid")
     context.client.abort(body.rid or "", abort_all=bool(body.abort_all))
-    return json_response(Outcome(True, "What runs under that name is ended."))
+    return json_response(Outcome(True, "Whatever runs under that name is ended."))
 
 
 async def pause_generation(context: ServerContext, request: Request) -> Response:

@@ -63,6 +63,7 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
+    _refuse_unbuilt(body)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
     with in_names_of(TEXT_NAMES if body.input_ids is None else {}):
@@ -78,10 +79,13 @@ async def generate(context: ServerContext, request: Request) -> Response:
     return json_response(outputs if inputs.batched else outputs[0], headers=timing_headers(answers) if timed else None)
 
 
-async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
+def _refuse_unbuilt(body: GenerateBody) -> None:
     for name in UNBUILT_BODY_FIELDS:
         if not asks_nothing(getattr(body, name)):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
+
+
+async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
     if body.resume is not None and body.resume.id is not None:
         options["rid"] = body.resume.id

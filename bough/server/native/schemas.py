@@ -14,6 +14,7 @@ from bough.core.sampling_params import (
     ABOVE_LOWEST,
     INT32_MAX,
     JSON_TEXT_FIELDS,
+    MAX_BIAS,
     MAX_STOPS,
     RANGES,
     SamplingParams,
@@ -33,6 +34,7 @@ def _sampling_schema() -> dict[str, Any]:
     for name, low, high, _ in RANGES:
         properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}
     properties["top_k"]["not"] = {"const": 0}
+    properties["logit_bias"]["additionalProperties"] |= {"minimum": -MAX_BIAS, "maximum": MAX_BIAS}
     for name in sorted(JSON_TEXT_FIELDS):
         properties[name] = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "boolean"}]}
     properties["choices"] = {"anyOf": [text, {"type": "array", "items": text}]}
@@ -63,20 +65,20 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     sampling_params: Sampling | list[Sampling | None] | None = None
-    rid: str | list[str] | None = None
+    rid: str | list[str | None] | None = None
     stream: bool | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
-    token_ids_logprob: list[int | list[int]] | None = None
+    return_logprob: bool | list[bool | None] | None = None
+    logprob_start_len: int | list[int | None] | None = None
+    top_logprobs_num: int | list[int | None] | None = None
+    token_ids_logprob: list[int | list[int] | None] | None = None
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_timings: bool | None = None
     max_thinking_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     require_reasoning: bool | None = None  # what the answer must match holds behind the thinking
     priority: int | None = None
-    extra_key: str | list[str] | None = None
-    cache_salt: str | list[str] | None = None
+    extra_key: str | list[str | None] | None = None
+    cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
     # Fields whose feature this engine does not have: accepted when they ask for nothing.

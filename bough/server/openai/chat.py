@@ -35,7 +35,6 @@ from bough.server.openai.usage import (
     finish_word,
     make_usage,
     matched_stop,
-    slowest_timings,
     usage_of,
     warnings_of,
     whole_piece,
@@ -44,6 +43,7 @@ from bough.server.parsing import AnswerTrack, CallIds
 from bough.server.responses import encode_json
 from bough.server.resuming import read_resumption
 from bough.server.sse import DONE, event
+from bough.server.timing import slowest_timings
 from bough.server.tools import NO_TOOLS, ToolUse
 from bough.tokenizer.tokenizer import Tokenizer
 

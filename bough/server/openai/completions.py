@@ -23,7 +23,6 @@ from bough.server.openai.usage import (
     finish_word,
     make_usage,
     matched_stop,
-    slowest_timings,
     usage_of,
     warnings_of,
     whole_piece,
@@ -31,6 +30,7 @@ from bough.server.openai.usage import (
 from bough.server.responses import encode_json
 from bough.server.resuming import read_resumption
 from bough.server.sse import DONE, event
+from bough.server.timing import slowest_timings
 
 DEFAULT_MAX_TOKENS = 16
 

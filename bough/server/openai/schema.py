@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, MAX_TEMPERATURE
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_BIAS, MAX_LOGPROBS, MAX_TEMPERATURE
 from bough.server.grammars import GrammarFields
 from bough.server.limits import TOP_K, above, between
 from bough.server.resuming import Resume
@@ -50,7 +50,7 @@ class SamplingFields(GrammarFields, kw_only=True):
     presence_penalty: Annotated[float | None, between(-2, 2)] = None
     repetition_penalty: Annotated[float | None, above(0, 2)] = None
     seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, between(-MAX_BIAS, MAX_BIAS)]] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: int | list[int] | None = None
     stop_regex: str | list[str] | None = None

@@ -8,7 +8,6 @@ from msgspec import UNSET, UnsetType
 
 from bough.client.answer import Answer
 from bough.client.piece import Piece
-from bough.client.timings import Timings
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.server.names import in_spoken_words
 from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
@@ -52,11 +51,6 @@ def finish_word(finish: FinishReason, *, called: bool = False) -> FinishWord:
 def matched_stop(finish: FinishReason) -> int | str | None:
     """The stop token or string at which the answer ended."""
     return finish.matched if isinstance(finish, FinishStop) else None
-
-
-def slowest_timings(answers: Sequence[Answer]) -> Timings:
-    """Of the answer that took longest: that is what the client waited for."""
-    return max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
 
 
 def warnings_of(answers: Sequence[Answer]) -> list[str] | UnsetType:

@@ -152,6 +152,9 @@ def test_why_an_answer_ends(finish: Any, reason: str) -> None:
         ("/api/chat", {"options": {"temperature": "warm"}}, "options.temperature"),
         ("/api/chat", {"options": {"temperature": -1}}, "options.temperature"),
         ("/api/chat", {"options": {"top_p": 3}}, "options.top_p"),
+        ("/api/chat", {"options": {"top_k": -5}}, "options.top_k"),
+        ("/api/chat", {"options": {"min_p": 2}}, "options.min_p"),
+        ("/api/chat", {"options": {"frequency_penalty": 3}}, "options.frequency_penalty"),
         ("/api/chat", {"options": {"repeat_penalty": 9}}, "options.repeat_penalty"),
         ("/api/chat", {"options": {"num_predict": 2**40}}, "options.num_predict"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat"),
@@ -170,6 +173,7 @@ def test_what_cannot_be_served_is_refused_by_name(path: str, fields: dict[str, A
         for stream in (False, None):
             answer = await desk.post(path, 400, **{**base, **fields, "stream": stream})
             assert answer.keys() == {"error"} and named in answer["error"]
+            assert "options.options" not in answer["error"]
         assert desk.engine.requests == []
 
     at_desk(use)

@@ -1,0 +1,34 @@
+"""Traces of what the scheduler process does, recorded with torch's own profiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bough.core.errors import RequestError
+from bough.executor.profiler import TorchProfiler
+from bough.messages.requests import StartProfile
+
+
+def test_every_recording_has_a_file_of_its_own(tmp_path: Path) -> None:
+    profiler = TorchProfiler()
+    written = set()
+    for call in range(3):
+        profiler.start(StartProfile(call=call, output_dir=str(tmp_path), activities=("CPU",)))
+        torch.ones(3).sum()
+        written.add(profiler.stop())
+    assert len(written) == 3 and {str(path) for path in tmp_path.iterdir()} == written
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record")
+@pytest.mark.parametrize("name", ["GPU", "CUDA"])
+def test_a_gpu_that_is_not_there_cannot_be_recorded(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="there is no GPU"):
+        TorchProfiler().start(StartProfile(call=1, output_dir=str(tmp_path), activities=(name,)))
+
+
+def test_a_path_with_a_nul_is_refused() -> None:
+    with pytest.raises(RequestError, match="NUL"):
+        TorchProfiler().start(StartProfile(call=1, output_dir="/tmp/a\0b"))

@@ -125,7 +125,10 @@ class CudaExecutor:
             chunk, cut = self._limits.chunk_tokens, cut_sizes(self._limits)
             self._products.prepare(chunk, cut, lambda: self._captured_hidden(tokens))
             return True
-        return self._products.tune() or self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
+        if self._products.tune():
+            self._mixed_graphs.outdate()
+            return True
+        return self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:

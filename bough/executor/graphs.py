@@ -151,6 +151,7 @@ class Ladder(Generic[Graph]):
         self._graphs: dict[int, Graph] = {}
         self._instead: dict[int, int] = {}  # the quicker rung, for those that have one
         self._refused: set[int] = set()
+        self._outdated: set[int] = set()  # captured with what is known to be slower by now
         self._told = False  # how far the ladder goes
         self._uses: Counter[int] = Counter()
 
@@ -170,9 +171,14 @@ class Ladder(Generic[Graph]):
             size = self._instead[size]
         return size, self._graphs[size]
 
+    def outdate(self) -> None:
+        """What was captured so far is to be captured again; until then it is used as it is."""
+        self._outdated = set(self._graphs)
+
     def capture_next(self) -> bool:
-        """Captures the smallest rung that is missing; False when none is."""
-        missing = [size for size in self._sizes if size not in self._graphs and size not in self._refused]
+        """Captures the smallest rung that is missing or outdated; False when none is."""
+        current = self._graphs.keys() - self._outdated
+        missing = [size for size in self._sizes if size not in current and size not in self._refused]
         if missing:
             self._add(missing[0])
         elif self._graphs and not self._told:
@@ -185,8 +191,10 @@ class Ladder(Generic[Graph]):
         began = time.monotonic()
         graph = self._capture(size)
         self._pauses.captured()
+        self._outdated.discard(size)
         if graph is None:
-            self._refuse(size)
+            if size not in self._graphs:
+                self._refuse(size)
             return
         self._graphs[size] = graph
         self._compare(size)

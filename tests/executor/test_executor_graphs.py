@@ -201,6 +201,26 @@ def test_a_rung_must_be_quicker_twice_in_one_moment(captured: list[int]) -> None
     assert graphs.find(1) == (1, 1)
 
 
+@pytest.mark.parametrize("worth_it_again", [True, False])
+def test_outdated_rungs_serve_until_they_are_captured_again(captured: list[int], worth_it_again: bool) -> None:
+    """A rung that seems not worth it the second time stays as it is: it was, and may be what another is padded to."""
+    made: list[int] = []
+
+    def capture(size: int) -> str | None:
+        made.append(size)
+        return f"{size}, {made.count(size)}" if worth_it_again or made.count(size) == 1 else None
+
+    graphs = Ladder("mixed", [1, 2, 4], capture, Pauses(), alike)
+    assert graphs.capture_next() and graphs.capture_next()
+    graphs.outdate()
+    assert graphs.find(2) == (2, "2, 1")
+    while graphs.capture_next():
+        pass
+    again = 2 if worth_it_again else 1
+    assert [graphs.find(size) for size in (1, 2, 4)] == [(1, f"1, {again}"), (2, f"2, {again}"), (4, "4, 1")]
+    assert sorted(made) == [1, 1, 2, 2, 4]
+
+
 def test_large_graphs_are_not_timed(captured: list[int]) -> None:
     sizes = [TIMED_SIZE, TIMED_SIZE + 64, TIMED_SIZE + 128]
     graphs = Ladder("mixed", sizes, lambda size: size, Pauses(), lambda size, graph: {TIMED_SIZE: 1.0}[size])

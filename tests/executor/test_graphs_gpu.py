@@ -20,7 +20,13 @@ from tests.conftest import TINY_LLAMA
 
 pytestmark = pytest.mark.gpu
 
-SHAPE = {**TINY_LLAMA, "hidden_size": 128, "head_dim": 32, "vocab_size": 1000}
+SHAPE = {
+    **TINY_LLAMA,
+    "hidden_size": 128,
+    "head_dim": 32,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+}
 
 
 def build(folder: Path, **settings: Any) -> CudaExecutor:
@@ -44,6 +50,19 @@ def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: i
         pass
     assert all(torch.equal(layer[pages], kept) for layer, kept in zip(layers, before, strict=True))
     assert executor.launch(plan).wait().tokens.tolist() == first[-1]
+    executor.close()
+
+
+def test_graphs_from_before_products_were_measured_are_captured_again(tmp_path: Path) -> None:
+    executor = build(tmp_path, max_running_requests=8, chunked_prefill_size=2048, max_total_tokens=8192)
+    plan = prompt_plan(0, np.arange(1024, dtype=np.int32) % 1000, np.arange(1, 1025, dtype=np.int32))
+    for _ in range(USES_BEFORE_CAPTURE + 2):
+        executor.launch(plan).wait()
+    early = executor._mixed_graphs._graphs[1024]
+    while executor.idle():
+        pass
+    assert executor._mixed_graphs._graphs[1024] is not early
+    executor.launch(plan).wait()
     executor.close()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
-from bough.core.settings import UNBUILT_SETTINGS, Settings, all_fields, check_value, field_type
+from bough.core.settings import UNBUILT_SETTINGS, Settings, all_fields, check_unbuilt, check_value, field_type
 from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ UNBUILT_ALIASES = {
     "pp_size": ("pp", "pipeline_parallel_size"),
     "ep_size": ("ep", "expert_parallel_size"),
 }
+UNBUILT_SPELLINGS = {alias: name for name, aliases in UNBUILT_ALIASES.items() for alias in aliases}
 ENVIRONMENT_PREFIX = "BOUGH_"
 OTHER_VARIABLES = frozenset({"BOUGH_HOME"})  # not of an engine: where fetched models lie
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -120,12 +121,9 @@ def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None
 
 def _from_flags(parsed: argparse.Namespace) -> dict[str, Any]:
     given = vars(parsed)
-    unbuilt = {
-        name: from_text(type(default), given[name]) if isinstance(given[name], str) else given[name]
-        for name, default in UNBUILT_SETTINGS.items()
-        if name in given
-    }
-    return unbuilt | {f.name: _checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
+    for name in UNBUILT_SETTINGS.keys() & given.keys():
+        _check_unbuilt(name, given[name])
+    return {f.name: _checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -137,7 +135,12 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
             found.setdefault(f.name, _checked(f, environ[variable], f"{variable}: "))
-    _warn_of_unknown(environ, OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name, _ in spellings})
+    for name in (*UNBUILT_SETTINGS, *UNBUILT_SPELLINGS):
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if environ.get(variable):
+            _check_unbuilt(UNBUILT_SPELLINGS.get(name, name), environ[variable], f"{variable}: ")
+    names = [*UNBUILT_SETTINGS, *UNBUILT_SPELLINGS, *(name for name, _ in spellings)]
+    _warn_of_unknown(environ, OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name in names})
     return found
 
 
@@ -156,8 +159,9 @@ def _from_file(file: str | None) -> dict[str, Any]:
     for key, value in read_yaml(file).items():
         name = str(key).replace("-", "_")
         name = ALIASES.get(name, name)
-        if name in UNBUILT_SETTINGS:
-            found[name] = value
+        unbuilt = UNBUILT_SPELLINGS.get(name, name)
+        if unbuilt in UNBUILT_SETTINGS:
+            _check_unbuilt(unbuilt, value, f"{file}: ")
             continue
         if name not in known:
             raise SettingsError(f"{file}: there is no setting {key!r}.{did_you_mean(name, [*known, *ALIASES])}")
@@ -166,6 +170,16 @@ def _from_file(file: str | None) -> dict[str, Any]:
         if value is not None:
             found[name] = _checked(known[name], value, f"{file}: ")
     return found
+
+
+def _check_unbuilt(name: str, value: Any, origin: str = "") -> None:
+    """Raises unless a setting whose feature does not exist asks for nothing, wherever it was given."""
+    if isinstance(value, str):
+        value = from_text(type(UNBUILT_SETTINGS[name]), value)
+    try:
+        check_unbuilt(name, value)
+    except SettingsError as error:
+        raise SettingsError(f"{origin}{error}") from None
 
 
 def _checked(f: Field, value: Any, origin: str = "") -> Any:

@@ -104,7 +104,8 @@ class InputReader:
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
         # A list of lists is one for each prompt, and null stands for one.
-        nested_ids = _is_list(token_ids_logprob) and any(x is None or _is_list(x) for x in token_ids_logprob or ())
+        listed = list(token_ids_logprob) if _is_list(token_ids_logprob) else []  # type: ignore[arg-type]
+        nested_ids = bool(listed) and all(x is None or _is_list(x) for x in listed)
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
             "rid": _rids(rid, count, many),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import typing
 from collections.abc import Iterable, Mapping, Sized
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -240,11 +241,12 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
     for key, value in given.items():
         if not _is_token_key(key) or not _is_number(value):
             raise RequestError(f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias")
-        if not -MAX_BIAS <= value <= MAX_BIAS:  # written so that NaN is refused as well
+        amount = _as_float(value)
+        if not -MAX_BIAS <= amount <= MAX_BIAS:  # written so that NaN is refused as well
             raise RequestError(
-                f"logit_bias[{key}] must be between -{MAX_BIAS:g} and {MAX_BIAS:g}, got {value!r}.", field="logit_bias"
+                f"logit_bias[{key}] must be between -{MAX_BIAS:g} and {MAX_BIAS:g}, got {amount}.", field="logit_bias"
             )
-        bias[int(key)] = float(value)
+        bias[int(key)] = amount
     return bias
 
 
@@ -252,11 +254,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return math.inf
+
+
 def _is_token_key(key: Any) -> bool:
     """A whole number, or one in decimal digits."""
     if isinstance(key, str):
         return key.isascii() and key.removeprefix("-").isdigit() and len(key) <= MAX_KEY_DIGITS
-    return isinstance(key, Integral) and not isinstance(key, bool)
+    return _is_number(key) and key == key // 1 and abs(key) <= INT64_MAX
 
 
 def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParams:

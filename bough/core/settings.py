@@ -318,7 +318,7 @@ class Settings:
         chosen: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             if name in UNBUILT_SETTINGS:
-                _refuse_unbuilt(name, value)
+                check_unbuilt(name, value)
                 continue
             if name not in known:
                 raise SettingsError(unknown_setting_text(name, list(known)))
@@ -393,7 +393,8 @@ def unknown_setting_text(name: str, known: list[str]) -> str:
     return f"There is no setting {name!r}.{hint}"
 
 
-def _refuse_unbuilt(name: str, value: Any) -> None:
+def check_unbuilt(name: str, value: Any) -> None:
+    """Raises unless a setting whose feature does not exist asks for nothing."""
     default = UNBUILT_SETTINGS[name]
     if value is not None and value != default:
         raise SettingsError(f"{name}: this engine does not have it yet; leave it out or at {default!r}, got {value!r}.")

@@ -126,7 +126,8 @@ class CudaExecutor:
             self._products.prepare(chunk, cut, lambda: self._captured_hidden(tokens))
             return True
         if self._products.tune():
-            self._mixed_graphs.outdate()
+            self._decode_graphs.outdate(self._products.serves)
+            self._mixed_graphs.outdate(self._products.serves)
             return True
         return self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
 

@@ -171,9 +171,9 @@ class Ladder(Generic[Graph]):
             size = self._instead[size]
         return size, self._graphs[size]
 
-    def outdate(self) -> None:
-        """What was captured so far is to be captured again; until then it is used as it is."""
-        self._outdated = set(self._graphs)
+    def outdate(self, changed: Callable[[int], bool]) -> None:
+        """Rungs that were captured with what has changed are to be captured again; until then they are used."""
+        self._outdated.update(size for size in self._graphs if changed(size))
 
     def capture_next(self) -> bool:
         """Captures the smallest rung that is missing or outdated; False when none is."""

@@ -9,6 +9,7 @@ outside the interpreter's lock.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from bough.executor.machine import usable_cores
 MOST_THREADS = 16  # the steps of a start have some 25 kernels, of which attention's take as long as ten others
 
 Compile = Callable[[], Any]
+
+_one_walk = threading.Lock()  # launches are redirected in the whole process
 
 
 class KernelMakers:
@@ -47,18 +50,19 @@ class KernelMakers:
 
     @contextmanager
     def instead_of_launches(self) -> Iterator[None]:
-        """Within, launches compile and do nothing; afterwards all those kernels are ready.
+        """Within, launches of Triton's kernels by this thread compile and do nothing; afterwards these are ready.
 
         Only for steps whose indices come from the host or from memory that was set: what a kernel would have computed
         is garbage. A kernel that cannot be made says so when it is really launched.
         """
         self._own_name.result()
-        run: Callable[..., Any] = triton.JITFunction.run
+        walker = threading.get_ident()
+        with _one_walk, triton.AsyncCompileMode(self, ignore_errors=True):
+            run: Callable[..., Any] = triton.JITFunction.run
 
-        def leave_out(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-            return run(kernel, *args, warmup=True, **options)
+            def leave_out(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+                return run(kernel, *args, warmup=warmup or threading.get_ident() == walker, **options)
 
-        with triton.AsyncCompileMode(self, ignore_errors=True):
             triton.JITFunction.run = leave_out
             try:
                 yield

@@ -39,10 +39,7 @@ class TorchProfiler:
         activities = {known[name.upper()] for name in names}
         if ProfilerActivity.CUDA in activities and not torch.cuda.is_available():
             raise RequestError("activities: there is no GPU to record; leave it out, or give CPU.", field="activities")
-        if "\0" in (wanted.output_dir or ""):
-            raise RequestError("output_dir holds a NUL, which no path may.", field="output_dir")
-        folder = Path(wanted.output_dir or tempfile.gettempdir()).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _folder(wanted.output_dir or tempfile.gettempdir())
         self._started += 1  # in the name, because several may begin in one second
         name = f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._started}.trace.json.gz"
         profile = torch.profiler.profile(
@@ -60,3 +57,12 @@ class TorchProfiler:
         profile.stop()
         profile.export_chrome_trace(str(self._path))
         return str(self._path)
+
+
+def _folder(path: str) -> Path:
+    try:
+        folder = Path(path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (ValueError, RuntimeError) as error:  # a NUL, a lone surrogate, a user that is not there
+        raise RequestError(f"output_dir is no path: {str(error).rstrip('.')}.", field="output_dir") from None
+    return folder

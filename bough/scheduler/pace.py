@@ -13,7 +13,7 @@ from __future__ import annotations
 
 SMALLEST_SHARE = 8  # of the chunk: smaller steps would waste more of the device than a shorter gap is worth
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
-SURPRISE = 2.0  # times what was known: a step that took longer counts as this, as it waited for something else
+SURPRISE = 2.0  # times what was known: one step that took longer counts as this, as it may have waited for something
 CROWDED = 1.5  # times the target, while requests wait for long
 # An even number of tokens is near where the step has at most STRETCH times as many as fit the target, or where its
 # prompts have at least a SHRINKth of theirs.
@@ -31,6 +31,7 @@ class Pace:
         self._least = min(most, max(most // SMALLEST_SHARE, page_size))  # less than a page would be no step at all
         # The shortest that a step is cut to: it may be evened, and a prompt is cut between pages.
         self._telling = min(self._least, max(page_size, self._least / SHRINK - page_size))
+        self._surprised = False  # by the last step
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
 
     def observe(self, prompt_tokens: int, span: tuple[float, float] | None) -> None:
@@ -39,7 +40,12 @@ class Pace:
         if span is None or prompt_tokens < self._telling:
             return
         cost, known = (span[1] - span[0]) / prompt_tokens, self._cost_s
-        self._cost_s = cost if known is None else MEMORY * known + (1.0 - MEMORY) * min(cost, SURPRISE * known)
+        if not known:
+            self._cost_s = cost
+            return
+        surprised, self._surprised = self._surprised, cost > SURPRISE * known
+        believed = cost if surprised else min(cost, SURPRISE * known)
+        self._cost_s = MEMORY * known + (1.0 - MEMORY) * believed
 
     def budget(self, *, streaming: bool, crowded: bool = False, decodes: int = 0) -> int:
         """Prompt tokens for the next step, which has so many decodes as well."""

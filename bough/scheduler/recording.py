@@ -79,4 +79,4 @@ def _reply(call: int, act: Callable[[], str]) -> Reply:
         return Reply(call, False, str(error))
     except Exception as error:
         log.exception("the profiler failed")
-        return Reply(call, False, f"The profiler failed: {error or type(error).__name__}.")
+        return Reply(call, False, f"The profiler failed: {str(error).rstrip('.') or type(error).__name__}.")

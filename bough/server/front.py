@@ -78,14 +78,17 @@ class Front:
                 message["headers"] = [*message.get("headers", ()), (HEADER.lower().encode(), identity.encode())]
             await send(message)
 
-        self._enter()
+        counted = self.phase is not Phase.DRAINING  # nobody waits for those who come later
+        if counted:
+            self._enter()
         try:
             if self._app is not None and self._lets_in(scope["path"]):
                 await self._app(scope, receive, named_send)
             else:
                 await self._turn_away(scope, receive, named_send)
         finally:
-            self._leave()
+            if counted:
+                self._leave()
             if self._log_requests:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks

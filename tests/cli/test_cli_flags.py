@@ -226,7 +226,16 @@ def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: 
     assert str(caught.value).startswith(text)
 
 
-def test_a_file_may_hold_settings_that_are_not_built(tmp_path: Path) -> None:
-    assert settings_from(parser().parse(["--config", config_file(tmp_path, "tp-size: 1")]), {}) == Settings()
-    with pytest.raises(SettingsError, match="tp_size: this engine does not have it"):
-        settings_from(parser().parse(["--config", config_file(tmp_path, "tp-size: 2")]), {})
+@pytest.mark.parametrize("text", ["tp-size: 1", "tp: 1", "tensor-parallel-size: '1'", "trust_remote_code: 'false'"])
+def test_a_file_may_hold_settings_that_are_not_built(text: str, tmp_path: Path) -> None:
+    file = config_file(tmp_path, text)
+    assert given("--config", file) == {}
+    refused = text.replace("1", "2").replace("false", "true")
+    with pytest.raises(SettingsError, match=r"engine\.yaml: (tp_size|trust_remote_code): this engine does not have it"):
+        given("--config", config_file(tmp_path, refused))
+
+
+def test_a_variable_may_hold_settings_that_are_not_built(caplog: pytest.LogCaptureFixture) -> None:
+    assert given(BOUGH_TP_SIZE="1", BOUGH_DP="1") == {} and not caplog.messages
+    with pytest.raises(SettingsError, match="BOUGH_TP: tp_size: this engine does not have it"):
+        given(BOUGH_TP="2")

@@ -86,6 +86,7 @@ def test_options_hold_for_all_or_one_by_one() -> None:
         ({"prompt": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
         ({"prompt": "a", "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
         ({"prompt": "a", "return_logprob": True, "token_ids_logprob": ["x"]}, "token_ids_logprob"),
+        ({"prompt": ["a", "b"], "token_ids_logprob": [5, None]}, "token_ids_logprob"),
         ({"prompt": "a", "logprob_start_len": -2}, "logprob_start_len"),
         ({"prompt": "a", "top_logprobs_num": 4097}, "top_logprobs_num must be between 0 and 4096"),
         ({"prompt": "a", "token_ids_logprob": [-1]}, r"token ids \(0 to 2147483647\)"),

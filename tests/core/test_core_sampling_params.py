@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from bough.core.errors import RequestError
@@ -37,6 +38,7 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
 
 
 def test_it_crosses_processes_unchanged() -> None:
+    assert SamplingParams.parse({"logit_bias": {5.0: 1, np.int64(6): np.float32(2)}}).logit_bias == {5: 1.0, 6: 2.0}
     params = SamplingParams.parse({"logit_bias": {"3": -1.5}, "stop": ["a", "b"], "n": 2})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
@@ -71,7 +73,8 @@ def test_it_crosses_processes_unchanged() -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids", "not a token id"),
         ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "1025 entries; at most 1024"),
         ({"stop_token_ids": "x"}, "stop_token_ids", "list of token ids, got 'x'"),
-        ({"logit_bias": {2**65: 1}}, "logit_bias", "not a token id"),
+        ({"logit_bias": {2**65: 1}}, "logit_bias", "map token ids"),
+        ({"logit_bias": {2**40: 1}}, "logit_bias", "not a token id"),
         ({"logit_bias": {1: 10**400}}, "logit_bias", r"logit_bias\[1\] must be between -1e\+09 and 1e\+09"),
         ({"logit_bias": {"5": 2e9}}, "logit_bias", "between"),
         ({"logit_bias": {"5": float("nan")}}, "logit_bias", "between"),
@@ -80,6 +83,8 @@ def test_it_crosses_processes_unchanged() -> None:
         ({"logit_bias": {"5_0": 1}}, "logit_bias", "map token ids"),
         ({"logit_bias": {" 7 ": 1}}, "logit_bias", "map token ids"),
         ({"logit_bias": {True: 1}}, "logit_bias", "map token ids"),
+        ({"logit_bias": {5.5: 1}}, "logit_bias", "map token ids"),
+        ({"logit_bias": {5: np.float16("inf")}}, "logit_bias", "between"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "map token ids"),
         ({"sampling_seed": 2**64}, "sampling_seed", "64-bit"),
         ({"sampling_seed": -(2**70)}, "sampling_seed", "64-bit"),

@@ -66,10 +66,19 @@ with KernelMakers(lambda: entered.append(threading.current_thread().name)) as ma
     with makers.instead_of_launches():
         walk_through()
     assert not launched
+    assert "leave_out" not in triton.JITFunction.run.__name__
     assert sorted(name for name, _ in loaded) == ["_gated_rows", "_rms_norm"], loaded
     assert {thread for _, thread in loaded} <= set(entered), "compiled by threads that have the device"
 
+    with makers.instead_of_launches():  # of this thread alone
+        rms_norm(torch.zeros(4, 64), torch.ones(64), 1e-5)
+        beside = threading.Thread(target=rms_norm, args=(torch.zeros(4, 64), torch.ones(64), 1e-5))
+        beside.start()
+        beside.join()
+    assert launched == ["_rms_norm"]
+
     loaded.clear()
+    launched.clear()
     try:
         walk_through()
     except triton.CompilationError as error:

@@ -82,6 +82,12 @@ def test_steps_as_short_as_they_are_cut_teach(
     assert cut == most >= slow
 
 
+@pytest.mark.parametrize("first_s", [0.0, 1e-6, 1e-3])
+def test_what_is_learnt_too_cheap_does_not_last(first_s: float) -> None:
+    pace = spans(Pace(0.04, 8192, 1), (8192, first_s), *[(8192, 0.18)] * 3)
+    assert pace.budget(streaming=True) < 5000
+
+
 def test_a_step_that_was_held_up_counts_for_little() -> None:
     pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (1024, 3.0))
     assert pace.budget(streaming=True) == int(1638 / 1.3)

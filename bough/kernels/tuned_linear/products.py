@@ -95,6 +95,10 @@ class Products:
         self._known.clear()
         return True
 
+    def serves(self, rows: int) -> bool:
+        """Whether products of so many rows take another algorithm than torch's."""
+        return any(self._supported(rows, shape) is not None for _, shape in self._chosen)
+
     def _supported(self, rows: int, shape: Shape) -> Algorithm | None:
         measured = rows
         if (rows, shape) not in self._chosen and abs(rows - self._chunk) <= NEAR * self._chunk:

@@ -103,9 +103,7 @@ class InputReader:
         _check_count(prompt, input_ids, limit)
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
-        # A list of lists is one for each prompt, and null stands for one.
-        listed = list(token_ids_logprob) if _is_list(token_ids_logprob) else []  # type: ignore[arg-type]
-        nested_ids = bool(listed) and all(x is None or _is_list(x) for x in listed)
+        nested_ids = _is_nested(token_ids_logprob)
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
             "rid": _rids(rid, count, many),
@@ -259,6 +257,11 @@ def token_array(ids: Any, name: str = "input_ids") -> IntArray:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether it is a list with one list for each prompt; null stands for one."""
+    return _is_list(value) and len(value) > 0 and all(x is None or _is_list(x) for x in value)
 
 
 def _is_int(value: Any) -> bool:

@@ -55,6 +55,8 @@ def test_full_chunks_take_what_was_measured(faster: Algorithm) -> None:
     assert products.find(rows(ROWS + 512), weight(16)) is faster
     assert products.find(rows(7000), weight(16)) is faster
     assert products.find(rows(ROWS), weight(8)) is None  # torch's is as good
+    assert [products.serves(count) for count in (ROWS, 7000, 256)] == [True, True, False]
+    assert not tuned(weight(8)).serves(ROWS)
 
 
 def test_other_products_are_left_to_torch(faster: Algorithm) -> None:

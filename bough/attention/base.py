@@ -29,6 +29,19 @@ class AttentionSpec:
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
 
 
+@dataclass(frozen=True, slots=True)
+class HeadTurn:
+    """What is done to the query and key heads of one layer before they attend: a norm, if they have one, and the
+    rotation by their positions."""
+
+    query_weight: torch.Tensor | None  # [head_dim]
+    key_weight: torch.Tensor | None  # [head_dim]
+    eps: float
+    plus_one: bool  # the norms multiply with 1 + weight
+    cos: torch.Tensor  # [context, head_dim / 2] float32
+    sin: torch.Tensor  # [context, head_dim / 2] float32
+
+
 class AttentionBackend(Protocol):
     """Causal attention over a paged pool."""
 
@@ -46,3 +59,11 @@ class AttentionBackend(Protocol):
         of one tensor.
         """
         ...
+
+    def run_projected(
+        self, qkv: torch.Tensor, turn: HeadTurn, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor | None:
+        """All that stands between the projection and the output at once: turns the heads of qkv [tokens, heads + 2 *
+        kv_heads, head_dim], stores keys and values, and attends. None where that has no kernel of its own; nothing is
+        done then, and the caller takes one step after the other."""
+        return None

@@ -13,14 +13,14 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
 from bough.memory.pools.kv_pool import KVPool
 
 
-class InvariantAttention:
+class InvariantAttention(AttentionBackend):
     """Attention of at most `max_batch` rows on a GPU. `to_device` takes small arrays there. The two configurations, for
     decodes and for prompts, must be such that a token has the same bits by either."""
 

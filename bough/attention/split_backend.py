@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, HeadTurn
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
 
-class SplitAttention:
+class SplitAttention(AttentionBackend):
     """Decodes stand first in every step, one token each, so its parts are two ranges of rows and of tokens."""
 
     def __init__(self, *, prefill: AttentionBackend, decode: AttentionBackend) -> None:
@@ -40,6 +40,11 @@ class SplitAttention:
         if not n:
             return prompts
         return torch.cat((self._decode.run(q[:n], k[:n], v[:n], layer, pool), prompts))
+
+    def run_projected(
+        self, qkv: torch.Tensor, turn: HeadTurn, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor | None:
+        return self._decode.run_projected(qkv, turn, layer, pool) if self._decodes == len(qkv) else None
 
 
 def cut_rows(batch: AttentionBatch, first: int, last: int) -> AttentionBatch:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bough.attention.base import AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
 from bough.memory.pools.kv_pool import KVPool
@@ -46,7 +46,7 @@ def leave_out_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """Attention on any torch device."""
 
     def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:

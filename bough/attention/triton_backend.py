@@ -1,8 +1,9 @@
 """The default back end on GPUs: Triton kernels over the paged pool, the same code for NVIDIA and AMD.
 
 Decoding rows go through a kernel that splits the keys of each row over the device by a plan made there, so that a
-captured graph fits any lengths; rows that compute more go through one that reads their cached prefix from pages and
-their new tokens directly. Owns the decode plan and its scratch memory, one for each window that the layers ask for.
+captured graph fits any lengths; a step of few such rows and nothing else has a kernel that begins with the projection.
+Rows that compute more go through one that reads their cached prefix from pages and their new tokens directly. Owns the
+decode plan and its scratch memory, one for each window that the layers ask for.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, HeadTurn
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.prefill_attention.blocks import query_blocks
 from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention
+from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
 from bough.memory.pools.kv_pool import KVPool
 
 
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of a window."""
 
     def __init__(
@@ -96,6 +98,38 @@ class TritonAttention:
                 config=self._prefill,
             )
         return out
+
+    def run_projected(
+        self, qkv: torch.Tensor, turn: HeadTurn, layer: AttentionSpec, pool: KVPool
+    ) -> torch.Tensor | None:
+        batch, keys = self._batch, pool.keys[layer.layer]
+        assert batch is not None, "prepare() comes before run_projected()"
+        decodes_alone = self._chunks is None and batch.decodes == len(qkv)
+        if not decodes_alone or len(qkv) > MOST_ROWS or qkv.dtype == torch.float32 or keys.dtype != qkv.dtype:
+            return None
+        return projected_decode(
+            qkv,
+            layer.heads,
+            layer.kv_heads,
+            turn.query_weight,
+            turn.key_weight,
+            turn.eps,
+            turn.plus_one,
+            turn.cos,
+            turn.sin,
+            batch.positions,
+            batch.slots,
+            keys,
+            pool.values[layer.layer],
+            batch.page_table,
+            batch.rows,
+            batch.lengths,
+            self._plan(batch, layer),
+            page_size=batch.page_size,
+            scale=layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
+        )
 
     def _plan(self, batch: AttentionBatch, layer: AttentionSpec) -> DecodeWork:
         """How the keys of this step's decodes are split; made by the first layer with this window."""

@@ -32,7 +32,7 @@ from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
 from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, cut_sizes, replay_s, waits_for_host
-from bough.executor.layout import StepLayout, prompt_targets, sampled_tokens
+from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
 from bough.executor.staging import Staging
@@ -136,10 +136,10 @@ class CudaExecutor:
         self._clock.start()
         self._staging.next_step()
         self._sampling.setup(plan.setups)
-        layout = self._inputs.apply(plan)
-        if len(layout.from_device) == len(plan.rows):
-            return self._launch_decodes(plan, layout)
-        return self._launch_mixed(plan, layout)
+        growth = self._inputs.apply(plan)
+        if not len(plan.tokens):
+            return self._launch_decodes(plan, growth)
+        return self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
 
     @torch.inference_mode()
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
@@ -150,23 +150,22 @@ class CudaExecutor:
         batch = BatchMasks(masked, places, words)
         waiting.rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
 
-    def _launch_decodes(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
+    def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
         captured = self._decode_graphs.find(batch)
         if captured is None:
-            self._inputs.send_decode(plan, layout, batch)
-            logits = self._decode_logits(batch, layout.context_lens)
+            self._inputs.send_decode(plan, growth, batch)
+            logits = self._decode_logits(batch, growth.context_lens)
         else:
             size, graph = captured
-            self._inputs.send_decode(plan, layout, size)
-            logits = graph.forward.replay()[:batch]
+            self._inputs.send_decode(plan, growth, size)
+            logits = graph.forward.replay()
             if plan.masked is None and self._sampling.plain(plan.rows):
-                tokens = self._staging.to_host(graph.sample.replay()[:batch])
+                tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, logits, self._inputs.decode_rows(batch), {})
+        return self._finish(plan, logits[:batch], self._inputs.decode_rows(batch), {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
-        self._inputs.append_pages(layout)
         hidden, inputs = self._mixed_hidden(plan, layout)
         if not plan.sample.any():
             return CudaStep(plan, self._clock.stop(), None, None, inputs)

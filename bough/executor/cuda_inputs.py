@@ -12,7 +12,7 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.core.plan import BatchPlan, IntArray, Limits
-from bough.executor.layout import RowMirror, StepLayout, TableWrites
+from bough.executor.layout import Growth, RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
 from bough.kernels.decode_inputs.triton import decode_inputs_
 
@@ -31,19 +31,22 @@ class CudaInputs:
         self.page_table = torch.zeros((rows + 1, self._width), dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._decode = torch.zeros((FIELDS, rows), dtype=torch.int32, device=device)
+        self._flat_decode = self._decode.view(-1)
         self._token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
 
-    def apply(self, plan: BatchPlan) -> StepLayout:
+    def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
-        layout = self._mirror.apply(plan)
-        self._write_table(layout.rewritten)
-        return layout
+        growth = self._mirror.grow(plan)
+        self._write_table(growth.rewritten)
+        return growth
 
-    def append_pages(self, layout: StepLayout) -> None:
-        """The pages that rows get with a step of prompts; those of decodes go with `send_decode`."""
-        self._write_table(layout.appended)
+    def lay_out(self, plan: BatchPlan, growth: Growth) -> StepLayout:
+        """A step with prompts, whose pages are added to the device's table; those of decodes alone go with
+        `send_decode`."""
+        self._write_table(growth.appended)
+        return self._mirror.lay_out(plan, growth)
 
     def _write_table(self, writes: TableWrites) -> None:
         if len(writes.places):
@@ -52,15 +55,18 @@ class CudaInputs:
 
     # A step of decodes alone ------------------------------------------------------------------------------------------
 
-    def send_decode(self, plan: BatchPlan, layout: StepLayout, size: int) -> None:
+    def send_decode(self, plan: BatchPlan, growth: Growth, size: int) -> None:
         """Copies a decode step's rows, lengths and new pages to the persistent buffers, padded to `size` with the
         scratch row."""
-        n = len(layout.rows)
+        n = len(plan.rows)
         packed = np.zeros((FIELDS, self._limits.rows), dtype=np.int32)
-        packed[0, :n], packed[0, n:size] = layout.rows, self._limits.rows
-        packed[1, :n], packed[1, n:size] = layout.lengths, 1
+        packed[0, :n] = plan.rows
+        packed[1, :n] = growth.lengths
         packed[2, :n][plan.new_page_counts[0] > 0] = plan.new_pages[0]
-        self._staging.copy_into(self._decode.view(-1), packed)
+        if n < size:
+            packed[0, n:size] = self._limits.rows
+            packed[1, n:size] = 1
+        self._staging.copy_into(self._flat_decode, packed)
 
     def pad_decode(self) -> None:
         """Leaves nothing but padding in the persistent buffers, so that a step can be run on them without effect."""

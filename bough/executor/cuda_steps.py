@@ -18,7 +18,7 @@ class CudaStep:
 
     plan: BatchPlan
     done: TimedStep
-    tokens: torch.Tensor | None  # [sampled] int64, pinned; -1 where the logits were not finite
+    tokens: torch.Tensor | None  # [sampled, or more] int64, pinned; -1 where the logits were not finite
     output_logprobs: PendingLogprobs | None
     input_logprobs: dict[int, Scores]
 
@@ -32,15 +32,17 @@ class CudaStep:
         if self.tokens is None:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
-        tokens = self.tokens.numpy().astype(np.int32)
+        sampled = np.count_nonzero(plan.sample)
+        tokens = self.tokens.numpy()[:sampled].astype(np.int32)
         bad = tokens < 0
+        tokens[bad] = 0
         outputs: dict[int, PositionLogprobs] = {}
         if self.output_logprobs is not None:
             places = np.flatnonzero(plan.sample).tolist()
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
-        counts = np.ones(len(tokens), dtype=np.int32)
-        return StepResult(plan.step, np.maximum(tokens, 0).reshape(-1, 1), counts, bad, outputs, inputs, span)
+        counts = np.ones(sampled, dtype=np.int32)
+        return StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span)
 
 
 @dataclass(slots=True)

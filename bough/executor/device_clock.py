@@ -53,19 +53,20 @@ class DeviceClock:
     """Owns the event that the next step is measured from. `start` and `stop` stand around the launch of each step."""
 
     def __init__(self) -> None:
-        self._begun, self._queued_at = _record(), time.monotonic()
-        self._last_done = _record()
+        self._stream = torch.cuda.current_stream()  # the only one there is; to ask for it each time takes a while
+        self._begun, self._queued_at = self._record(), time.monotonic()
+        self._last_done = self._record()
         self._last_done.synchronize()
         self._placement = StepPlacement(time.monotonic())
 
     def start(self) -> None:
         """Comes before anything of the step is queued."""
         self._queued_at = time.monotonic()
-        self._begun = _record()
+        self._begun = self._record()
 
     def stop(self) -> TimedStep:
         """Comes after everything of the step is queued."""
-        return TimedStep(self, self._begun, _record(), self._queued_at)
+        return TimedStep(self, self._begun, self._record(), self._queued_at)
 
     def read(self, step: TimedStep) -> tuple[float, float]:
         """Start and end of a step that is done, in the host's time; each step once, in order."""
@@ -75,8 +76,7 @@ class DeviceClock:
         self._last_done = step.done
         return self._placement.place(gap_s, duration_s, step.queued_at, seen_at)
 
-
-def _record() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    def _record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event

@@ -1,8 +1,8 @@
 """What a plan means for the rows, in host integers: the executors' common half, whatever device they drive.
 
-`RowMirror` keeps the page table, page counts and lengths of every row as numpy arrays and turns each plan into a
-`StepLayout`: where every token of the step stands and goes. All of it is vectorised; a steady decode step costs a few
-numpy calls.
+`RowMirror` keeps the page table, page counts and lengths of every row as numpy arrays. Each plan makes rows longer
+(`Growth`) and is turned into a `StepLayout`: where every token of the step stands and goes. All of it is vectorised; a
+steady decode step costs a few numpy calls, and fewer where the device finds out by itself where the tokens go.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ NO_WRITES = TableWrites(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """How a step changes its rows."""
+
+    context_lens: IntArray  # [batch] tokens of the row in the cache before this step
+    lengths: IntArray  # [batch] and after it
+    rewritten: TableWrites  # what setups and edits changed in the page table
+    appended: TableWrites  # the pages that rows got with this step
+
+
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """One step, rows back to back in the token dimension."""
 
@@ -41,8 +51,6 @@ class StepLayout:
     slots: LongArray  # [tokens] where each token's key and value go: page * page_size + offset
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` whose token only the device knows: the last one its row sampled
-    rewritten: TableWrites  # what setups and edits changed in the page table
-    appended: TableWrites  # the pages that rows got with this step
 
 
 class RowMirror:
@@ -52,22 +60,31 @@ class RowMirror:
         self._page_size = limits.page_size
         self._width = -(-limits.context_length // limits.page_size)
         self.pages = np.zeros((limits.rows, self._width), dtype=np.int32)
+        self._flat_pages = self.pages.reshape(-1)
         self._page_counts = np.zeros(limits.rows, dtype=np.int32)
         self._lengths = np.zeros(limits.rows, dtype=np.int32)
 
     def apply(self, plan: BatchPlan) -> StepLayout:
+        """Brings the rows up to date with a plan and lays it out."""
+        return self.lay_out(plan, self.grow(plan))
+
+    def grow(self, plan: BatchPlan) -> Growth:
         """Brings the rows up to date with a plan."""
         rewritten = NO_WRITES
         if plan.setups or plan.edits:
             rewritten = _joined([*map(self._set_up, plan.setups), *map(self._edit, plan.edits)])
-        appended = self._append(plan.rows, plan.new_pages[0], plan.new_page_counts[0])
-
-        context_lens = self._lengths[plan.rows]
+        rows = plan.rows.astype(np.int64)  # as numpy indexes: it would convert them at every use
+        appended = self._append(plan, rows)
+        context_lens = self._lengths[rows]
         lengths = context_lens + plan.query_lens
-        self._lengths[plan.rows] = lengths
+        self._lengths[rows] = lengths
+        return Growth(context_lens, lengths, rewritten, appended)
+
+    def lay_out(self, plan: BatchPlan, growth: Growth) -> StepLayout:
+        """Where the tokens of the plan that the rows were brought up to date with stand and go."""
         starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
         np.cumsum(plan.query_lens, out=starts[1:])
-        rows, positions = _spread(plan.rows, plan.query_lens, starts, context_lens)
+        rows, positions = _spread(plan.rows, plan.query_lens, starts, growth.context_lens)
         slots = self.pages[rows, positions // self._page_size].astype(np.int64)
         slots = slots * self._page_size + positions % self._page_size
         from_device = starts[:-1][plan.given < plan.query_lens]
@@ -75,14 +92,12 @@ class RowMirror:
             rows=plan.rows,
             query_lens=plan.query_lens,
             query_starts=starts,
-            context_lens=context_lens,
-            lengths=lengths,
+            context_lens=growth.context_lens,
+            lengths=growth.lengths,
             positions=positions,
             slots=slots,
             token_ids=_place_tokens(plan.tokens, from_device, int(starts[-1])),
             from_device=from_device,
-            rewritten=rewritten,
-            appended=appended,
         )
 
     def _set_up(self, setup: RowSetup) -> TableWrites:
@@ -98,16 +113,18 @@ class RowMirror:
         start = row * self._width + first
         return TableWrites(np.arange(start, start + len(pages), dtype=np.int64), pages)
 
-    def _append(self, rows: IntArray, pages: IntArray, counts: IntArray) -> TableWrites:
+    def _append(self, plan: BatchPlan, rows: LongArray) -> TableWrites:
         """Adds pages at the end of the rows' tables."""
+        pages, counts = plan.new_pages[0], plan.new_page_counts[0]
         if not len(pages):
             return NO_WRITES
-        receivers = np.repeat(rows, counts)
-        before = np.repeat(np.cumsum(counts) - counts, counts)
-        at = self._page_counts[receivers] + (np.arange(len(pages)) - before)
-        self.pages[receivers, at] = pages
+        receivers = rows.repeat(counts)
+        places = receivers * self._width + self._page_counts[receivers]
+        if len(plan.tokens):  # a prompt takes several, where a decode takes one at most
+            places += np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._flat_pages[places] = pages
         self._page_counts[rows] += counts
-        return TableWrites(receivers.astype(np.int64) * self._width + at, pages)
+        return TableWrites(places, pages)
 
 
 def _joined(writes: list[TableWrites]) -> TableWrites:

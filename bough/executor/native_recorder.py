@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bough.attention.base import AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.executor.native_buffers import Arrangement, Buffer, arrange
 from bough.kernels.packed_ops import PackedOps
@@ -210,7 +210,7 @@ class Recorder:
         return structs
 
 
-class RecordingAttention:
+class RecordingAttention(AttentionBackend):
     """The attention back end of a recording."""
 
     def __init__(self, recorder: Recorder) -> None:

@@ -1,6 +1,6 @@
 """A rehearsal before the first request: measures the largest step, and compiles what any engine needs at once.
 
-Compiling the kernels takes most of a cold start. So the largest step, a short prompt and a decode are first walked
+Compiling the kernels takes most of a cold start. So the largest step, a short prompt and decodes are first walked
 through, to have all their kernels compiled side by side, and then run. What they leave behind is the kernels and the
 number of bytes. What only some requests need is left to quiet moments: see `warm_up`.
 """
@@ -20,6 +20,7 @@ from bough.executor.kernel_makers import KernelMakers
 from bough.executor.padding import padding_batch
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.staging import Staging
+from bough.kernels.projected_decode.triton import MOST_ROWS
 
 SCRATCH_PAGES = 1  # the largest step writes to page 0 alone
 PROMPT_TOKENS = 8
@@ -39,7 +40,7 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     """Each kind of step; returns how much memory the largest took."""
     pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
     prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages)
-    for plan in (prompt, decode_plan(0, 1)):
+    for plan in (prompt, decode_plan(0, 1), decode_plan(0, MOST_ROWS + 1)):  # few decodes have kernels of their own
         _run(loaded, settings, plan)
     return _measure(loaded, settings, rows, chunk)
 
@@ -47,7 +48,9 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
 def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
     """One small step on an executor of its own."""
     config, page_size = loaded.config, settings.memory.page_size
-    limits = Limits(1, page_size, (PROMPT_TOKENS,), config.context_length, config.vocab_size, PROMPT_TOKENS, "")
+    limits = Limits(
+        len(plan.rows), page_size, (PROMPT_TOKENS,), config.context_length, config.vocab_size, PROMPT_TOKENS, ""
+    )
     assemble(loaded, settings, limits, GraphSizes((), ())).launch(plan).wait()
 
 

@@ -14,32 +14,52 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT = 16  # bytes
+TORCH_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.bool_): torch.bool,
+}
 
 
 class Arena:
-    """Pinned memory of one step, handed out from the front."""
+    """Pinned memory of one step, handed out from the front. It is looked at as integers, flags and so on from the
+    beginning: a tensor of another type takes longer to make than such a small copy."""
 
     def __init__(self, size: int) -> None:
-        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         self._used = 0
+        self._allocate(size)
 
     def reset(self) -> None:
         self._used = 0
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """A pinned copy of the array."""
-        pinned = self.take(array.nbytes).view(_torch_type(array.dtype))[: array.size]
-        pinned.numpy()[:] = array.ravel()
-        return pinned
+        """A pinned copy of the array, flat."""
+        dtype = TORCH_TYPES[array.dtype]
+        place = self._claim(array.size, array.itemsize)
+        self._arrays[dtype][place] = array.ravel()
+        return self._tensors[dtype][place]
 
-    def take(self, size: int) -> torch.Tensor:
-        """Pinned bytes, rounded up to the alignment."""
-        start = self._used
-        self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        if self._used > len(self._memory):  # an unusually large step: this arena is from now on as large
-            self._memory = torch.empty(2 * self._used, dtype=torch.uint8, pin_memory=True)
-            start, self._used = 0, -(-size // ALIGNMENT) * ALIGNMENT
-        return self._memory[start : self._used]
+    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """So many pinned elements."""
+        place = self._claim(count, dtype.itemsize)
+        return self._tensors[dtype][place]
+
+    def _claim(self, count: int, itemsize: int) -> slice:
+        """Where so many elements of this size may stand; the memory may be another afterwards. What is used is rounded
+        up to the alignment."""
+        start, size = self._used, -(-count * itemsize // ALIGNMENT) * ALIGNMENT
+        if start + size > self._size:  # an unusually large step: this arena is from now on as large
+            self._allocate(2 * (start + size))
+            start = 0
+        self._used = start + size
+        return slice(start // itemsize, start // itemsize + count)
+
+    def _allocate(self, size: int) -> None:
+        memory = pinned_bytes(size)
+        self._size = size
+        self._tensors = {dtype: memory.view(dtype) for dtype in TORCH_TYPES.values()}
+        self._arrays = {dtype: tensor.numpy() for dtype, tensor in self._tensors.items()}
 
 
 class Staging:
@@ -63,13 +83,12 @@ class Staging:
         target.copy_(self._arenas[self._turn].put(array), non_blocking=True)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Pinned memory that the tensor is being copied to; valid once an event recorded after this has happened, and
-        until the ring comes round."""
-        pinned = self._arenas[self._turn].take(tensor.nbytes).view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
+        """Pinned memory that the flat tensor is being copied to; valid once an event recorded after this has happened,
+        and until the ring comes round."""
+        pinned = self._arenas[self._turn].take(len(tensor), tensor.dtype)
         pinned.copy_(tensor, non_blocking=True)
         return pinned
 
 
-def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    kinds = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
-    return kinds[dtype.name]
+def pinned_bytes(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionSpec
+from bough.attention.base import AttentionSpec, HeadTurn
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
@@ -64,18 +64,39 @@ class SelfAttention:
         qkv, stream = self._qkv.after(norm, x, residual)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
         query_norm, key_norm = self._norms or (None, None)
-        # All keys and values of the step are stored before any row attends: a row may read pages that another row of
-        # the same step writes (see `bough.core.plan`).
-        self._norm_rope_store_(
-            qkv,
-            spec.heads,
-            spec.kv_heads,
+        turn = HeadTurn(
             None if query_norm is None else query_norm.norm.weight,
             None if key_norm is None else key_norm.norm.weight,
             self._norm_eps,
             self._norm_plus_one,
             rope.cos,
             rope.sin,
+        )
+        attended = ctx.attention.run_projected(qkv, turn, spec, pool)
+        if attended is None:
+            attended = self._turn_and_run(qkv, turn, spec, positions, ctx)
+        attended = attended.flatten(1)
+        if ctx.wanted is not None:
+            attended, stream = self._take_rows(attended, ctx.wanted), self._take_rows(stream, ctx.wanted)
+        return self._output(attended), stream
+
+    def _turn_and_run(
+        self, qkv: torch.Tensor, turn: HeadTurn, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """One operation after the other."""
+        pool = ctx.pool
+        # All keys and values of the step are stored before any row attends: a row may read pages that another row of
+        # the same step writes (see `bough.core.plan`).
+        self._norm_rope_store_(
+            qkv,
+            spec.heads,
+            spec.kv_heads,
+            turn.query_weight,
+            turn.key_weight,
+            turn.eps,
+            turn.plus_one,
+            turn.cos,
+            turn.sin,
             positions,
             ctx.batch.slots,
             pool.keys[spec.layer],
@@ -84,10 +105,7 @@ class SelfAttention:
             pool.value_scales[spec.layer],
         )
         q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
-        attended = ctx.attention.run(q, k, v, spec, pool).flatten(1)
-        if ctx.wanted is not None:
-            attended, stream = self._take_rows(attended, ctx.wanted), self._take_rows(stream, ctx.wanted)
-        return self._output(attended), stream
+        return ctx.attention.run(q, k, v, spec, pool)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._qkv.slots(prefix)

@@ -71,6 +71,10 @@ class RowFlags:
         """Which of these rows sample from other logits than the model's."""
         return self.exact(rows) | self.guarded[rows]
 
+    def special(self, rows: IntArray) -> BoolArray:
+        """Which of these rows are neither greedy nor drawn by temperature alone, or want logprobs."""
+        return self.adjusted(rows) | self.filtered(rows) | self.logprobs[rows]
+
 
 class SamplingState:
     """Parameters and counters of all rows."""
@@ -82,7 +86,8 @@ class SamplingState:
         self.scratch_row = rows
         rows += 1
         self.flags = RowFlags.none(rows)
-        self.adjusted_rows: set[int] = set()  # that `flags.adjusted` may be true of: mostly there are none
+        self.adjusted_rows: set[int] = set()  # that `flags.adjusted` is true of: mostly there are none
+        self._special_rows: set[int] = set()  # and those of `flags.special`
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
         self.processors: dict[int, tuple[Processor, dict[str, Any]]] = {}  # by row, with the request's `custom_params`
         self.random = self._column(rows, torch.bool)
@@ -120,6 +125,7 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
             self.adjusted_rows.discard(row)
+            self._special_rows.discard(row)
             self.bars.take_down(row)
             self.processors.pop(row, None)
 
@@ -165,14 +171,15 @@ class SamplingState:
         """These rows sample a token each: those that then have enough of them need nothing special for it any more."""
         for row in self.bars.count_down(rows):
             self.flags.guarded[row] = False
-            if not self.flags.exact(np.array([row])).any():
+            alone = np.array([row], dtype=np.int32)
+            if not self.flags.adjusted(alone).any():
                 self.adjusted_rows.discard(row)
+            if not self.flags.special(alone).any():
+                self._special_rows.discard(row)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
-        flags = self.flags
-        special = flags.adjusted(rows) | flags.filtered(rows) | flags.logprobs[rows]
-        return not special.any()
+        return self._special_rows.isdisjoint(rows.tolist())
 
     def specs(self, rows: IntArray) -> list[LogprobSpec | None] | None:
         """What logprobs these rows want; None when none of them wants any."""
@@ -207,6 +214,7 @@ class SamplingState:
         flags.logprobs[rows] = [s.logprobs is not None for s in setups]
         flags.processed[rows] = [s.processor is not None for s in setups]
         self.adjusted_rows.update(rows[flags.adjusted(rows)].tolist())
+        self._special_rows.update(rows[flags.special(rows)].tolist())
         for s in setups:
             self.logprob_specs[s.row] = s.logprobs
             if s.processor is not None:

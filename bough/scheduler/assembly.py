@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.core.plan import BatchPlan, InputLogprobs, IntArray, PageSwap, RowSetup
 from bough.scheduler.request import Request
-from bough.scheduler.rows import RowTable
+from bough.scheduler.rows import RowIndex, RowTable
+
+NO_TOKENS = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
     """The rows that compute one more token, with the pages they got for it."""
 
-    rows: IntArray
+    rows: RowIndex
     pages: IntArray  # in row order
     page_counts: IntArray  # [rows]
 
@@ -58,33 +60,52 @@ class Assembly:
     def __init__(self, table: RowTable) -> None:
         self._table = table
         self._steps = itertools.count()
+        # What every plan says of its decodes; all share the same memory.
+        most = len(table.requests)
+        self._zeros, self._ones = np.zeros(most, dtype=np.int32), np.ones(most, dtype=np.int32)
+        self._trues = np.ones(most, dtype=np.bool_)
+        for shared in (self._zeros, self._ones, self._trues):
+            shared.setflags(write=False)
 
     def assemble(
         self, setups: Sequence[RowSetup], edits: tuple[PageSwap, ...], decodes: Decodes, chunks: Sequence[Chunk]
     ) -> PlannedStep:
         table, n = self._table, len(decodes.rows)
-        chunk_rows = np.array([c.request.row for c in chunks], dtype=np.int32)
-        chunk_lens = np.array([c.count for c in chunks], dtype=np.int32)
-        chunk_pages = np.array([len(c.pages) for c in chunks], dtype=np.int32)
-        rows = np.concatenate([decodes.rows, chunk_rows])
-        samples = [c.final and c.request.max_new > 0 for c in chunks]
-        sample = np.concatenate([np.ones(n, dtype=np.bool_), np.array(samples, dtype=np.bool_)])
-        masked = table.constrained[rows] & sample
         plan = BatchPlan(
             step=next(self._steps),
             setups=tuple(setups),
             edits=edits,
-            rows=rows,
-            query_lens=np.concatenate([np.ones(n, dtype=np.int32), chunk_lens]),
-            given=np.concatenate([np.zeros(n, dtype=np.int32), chunk_lens]),
-            tokens=_joined([table.tokens[c.request.row, c.first : c.first + c.count] for c in chunks]),
-            new_pages=(_joined([decodes.pages, *(c.pages for c in chunks)]),),
-            new_page_counts=(np.concatenate([decodes.page_counts, chunk_pages]),),
-            sample=sample,
-            input_logprobs=tuple(w for i, c in enumerate(chunks) if (w := self._input_logprobs(n + i, c)) is not None),
-            masked=masked if masked.any() else None,
+            rows=decodes.rows.astype(np.int32),
+            query_lens=self._ones[:n],
+            given=self._zeros[:n],
+            tokens=NO_TOKENS,
+            new_pages=(decodes.pages,),
+            new_page_counts=(decodes.page_counts,),
+            sample=self._trues[:n],
         )
+        if chunks:
+            plan = self._with_chunks(plan, chunks)
+        rows = plan.rows.astype(np.intp)
+        masked = table.constrained[rows] & plan.sample
+        if masked.any():
+            plan = replace(plan, masked=masked)
         return PlannedStep(plan, table.serial[rows], tuple(chunks), n)
+
+    def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
+        """The plan with these behind its decodes."""
+        n, tokens = len(decodes.rows), self._table.tokens
+        lens = [c.count for c in chunks]
+        return replace(
+            decodes,
+            rows=_joined(decodes.rows, [c.request.row for c in chunks]),
+            query_lens=_joined(decodes.query_lens, lens),
+            given=_joined(decodes.given, lens),
+            tokens=np.concatenate([tokens[c.request.row, c.first : c.first + c.count] for c in chunks]),
+            new_pages=(np.concatenate([decodes.new_pages[0], *(c.pages for c in chunks)]),),
+            new_page_counts=(_joined(decodes.new_page_counts[0], [len(c.pages) for c in chunks]),),
+            sample=np.concatenate([decodes.sample, [c.final and c.request.max_new > 0 for c in chunks]]),
+            input_logprobs=tuple(w for i, c in enumerate(chunks) if (w := self._input_logprobs(n + i, c)) is not None),
+        )
 
     def _input_logprobs(self, index: int, chunk: Chunk) -> InputLogprobs | None:
         """The part of the logprobs of given tokens that this chunk can give: position p tells of token p + 1."""
@@ -99,5 +120,5 @@ class Assembly:
         return InputLogprobs(index, start - chunk.first, end - start, next_token)
 
 
-def _joined(arrays: Sequence[IntArray]) -> IntArray:
-    return np.concatenate([np.zeros(0, dtype=np.int32), *arrays]).astype(np.int32, copy=False)
+def _joined(of_decodes: IntArray, of_chunks: Sequence[int]) -> IntArray:
+    return np.concatenate([of_decodes, np.array(of_chunks, dtype=np.int32)])

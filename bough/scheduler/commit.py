@@ -20,6 +20,7 @@ from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
+from bough.scheduler.rows import RowIndex
 
 BAD_LOGITS = FinishAbort(
     "The model produced numbers that are not finite for this request (NaN or infinity); other requests go on.",
@@ -57,24 +58,23 @@ class Committer:
 
     def commit(self, step: PlannedStep, result: StepResult) -> None:
         table, plan = self._table, step.plan
-        live = table.serial[plan.rows] == step.serials  # rows that ended or were aborted meanwhile have moved on
-        sampling = np.flatnonzero(plan.sample)
-        kept = live[sampling]
-        positions = sampling[kept]
-        rows = plan.rows[positions]
+        planned = plan.rows.astype(np.intp)
+        live = table.serial[planned] == step.serials  # rows that ended or were aborted meanwhile have moved on
+        kept = live[plan.sample]
+        rows = planned[plan.sample][kept]
         tokens, bad = result.tokens[kept, 0], result.bad[kept]
         before = table.known[rows]
         table.tokens[rows, before] = tokens
-        table.known[rows] += 1
+        table.known[rows] = before + 1
         failed = self._grammars.advance(rows, tokens, bad)
         self.generated_tokens += int((table.known[rows] - before).sum())
 
-        started = self._starts(step, result, live)
+        chunks = [(step.decodes + i, c) for i, c in enumerate(step.chunks) if live[step.decodes + i]]
+        started = self._starts(chunks, result)
         logprobs = {int(table.handle[plan.rows[i]]): run for i, run in result.output_logprobs.items() if live[i]}
         single, runs = self._told_together(rows, before, logprobs)
         # A retracted request computes its tokens again before it gets the next one: that is when its count goes out.
-        chunks = (chunk for _, chunk in self._live_chunks(step, live))
-        retractions = {c.request.handle: c.request.retractions for c in chunks if c.final and c.request.retractions}
+        retractions = {c.request.handle: c.request.retractions for _, c in chunks if c.final and c.request.retractions}
         message = StepOutput(
             table.handle[rows[single]].tobytes(),
             tokens[single].tobytes(),
@@ -85,9 +85,7 @@ class Committer:
             runs,
         )
         ended = self._ended_rows(rows, tokens, bad, failed)
-        ended += [
-            (c.request, FinishLength(0)) for i, c in self._live_chunks(step, live) if c.final and c.request.max_new == 0
-        ]
+        ended += [(c.request, FinishLength(0)) for _, c in chunks if c.final and c.request.max_new == 0]
         for request, reason in ended:
             message.ended.append(Ended(request.handle, reason, request.retractions))
             self._residents.leave(request)
@@ -112,21 +110,22 @@ class Committer:
         self._outbox.tokens(StepOutput(b"", b"", [], [Ended(handle, reason, 0)]))
 
     def _told_together(
-        self, rows: IntArray, before: IntArray, logprobs: dict[int, PositionLogprobs]
+        self, rows: RowIndex, before: IntArray, logprobs: dict[int, PositionLogprobs]
     ) -> tuple[BoolArray, dict[int, bytes]]:
         """Which rows tell the one token they sampled, and what the others tell, by handle. Those that a grammar pushed
         on have more to tell, or less: forced tokens wait for their logprobs, which are brought into line here."""
         table = self._table
-        single, runs = np.ones(len(rows), dtype=np.bool_), dict[int, bytes]()
-        for place in np.flatnonzero(table.constrained[rows]).tolist():
+        constrained = table.constrained[rows]
+        single, runs = ~constrained, dict[int, bytes]()
+        for place in constrained.nonzero()[0].tolist():
             row, first = int(rows[place]), int(before[place])
             request, known = table.request_in(row), int(table.known[row])
             awaiting = known - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
             told = slice(first - request.untold, known - awaiting)
             request.untold = awaiting
             if told == slice(first, known) and known == first + 1:
+                single[place] = True
                 continue
-            single[place] = False
             if told.stop > told.start:
                 runs[request.handle] = table.tokens[row, told].tobytes()
             if request.logprobs is not None:
@@ -138,17 +137,17 @@ class Committer:
         return single, runs
 
     def _ended_rows(
-        self, rows: IntArray, tokens: IntArray, bad: BoolArray, failed: dict[int, FinishAbort]
+        self, rows: RowIndex, tokens: IntArray, bad: BoolArray, failed: dict[int, FinishAbort]
     ) -> list[tuple[Request, FinishReason]]:
         """Requests that end with the token they just got, and why."""
         table = self._table
         stopped = (tokens[:, None] == self._eos_ids).any(axis=1) & table.heeds_eos[rows]  # of which there are few
-        for i in np.flatnonzero(table.has_stop_ids[rows]).tolist():
+        for i in table.has_stop_ids[rows].nonzero()[0].tolist():
             stopped[i] |= int(tokens[i]) in table.request_in(int(rows[i])).stop_ids
         generated = table.known[rows] - table.prompt_len[rows]
         full = generated >= table.max_new[rows]
         ended: list[tuple[Request, FinishReason]] = []
-        for i in sorted({*np.flatnonzero(stopped | full | bad).tolist(), *failed}):
+        for i in sorted({*(stopped | full | bad).nonzero()[0].tolist(), *failed}):
             reason: FinishReason
             if bad[i] or i in failed:
                 own_code = table.request_in(int(rows[i])).processor is not None
@@ -160,10 +159,11 @@ class Committer:
             ended.append((table.request_in(int(rows[i])), reason))
         return ended
 
-    def _starts(self, step: PlannedStep, result: StepResult, live: BoolArray) -> list[Started]:
-        """Prompts that are now complete, with what they cost; also gathers the prompt logprobs of every chunk."""
+    def _starts(self, chunks: Sequence[tuple[int, Chunk]], result: StepResult) -> list[Started]:
+        """Prompts that are now complete, with what they cost; also gathers the prompt logprobs of every chunk, which
+        comes with its place in the batch."""
         started: list[Started] = []
-        for index, chunk in self._live_chunks(step, live):
+        for index, chunk in chunks:
             request = chunk.request
             if index in result.input_logprobs:
                 scored = request.forced_logprobs if request.started else request.input_logprobs
@@ -185,9 +185,6 @@ class Committer:
                     )
                 )
         return started
-
-    def _live_chunks(self, step: PlannedStep, live: BoolArray) -> list[tuple[int, Chunk]]:
-        return [(step.decodes + i, c) for i, c in enumerate(step.chunks) if live[step.decodes + i]]
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:

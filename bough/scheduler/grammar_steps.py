@@ -19,6 +19,7 @@ from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.mask_work import PATIENCE_S
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
+from bough.scheduler.rows import RowIndex
 
 NO_TOKEN = -1
 
@@ -35,11 +36,12 @@ class GrammarSteps:
     def release(self) -> bool:
         """Lets the rows go on whose masks have come. True when others are still held."""
         table = self._table
-        for row in np.flatnonzero(table.held).tolist():
+        held = table.held.nonzero()[0].tolist()
+        for row in held:
             constraint = table.request_in(row).constraint
             assert constraint is not None
             table.held[row] = constraint.awaits_mask
-        return bool(table.held.any())
+        return any(table.held[row] for row in held)
 
     def masks(self, step: PlannedStep) -> TokenMasks:
         """For the masked rows of the oldest step in flight: all tokens before it are known. Whoever has ended or jumped
@@ -57,12 +59,12 @@ class GrammarSteps:
                 request.constraint.allow(line, int(table.known[row]) - request.prompt_len, deadline)
         return TokenMasks(words)
 
-    def advance(self, rows: IntArray, tokens: IntArray, bad: BoolArray) -> dict[int, FinishAbort]:
+    def advance(self, rows: RowIndex, tokens: IntArray, bad: BoolArray) -> dict[int, FinishAbort]:
         """Steps over the sampled tokens, and over what they make inevitable: `tokens` becomes each row's last one, or
         `NO_TOKEN` where none stands. By place in `rows`, the requests that cannot go on."""
         table = self._table
         failed: dict[int, FinishAbort] = {}
-        for place in np.flatnonzero(table.constrained[rows]).tolist():
+        for place in table.constrained[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             constraint = request.constraint
             assert constraint is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bough.core.plan import IntArray, Limits, RowSetup, StepResult
+from bough.core.plan import Limits, RowSetup, StepResult
 from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
@@ -20,10 +20,10 @@ from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
-from bough.scheduler.rows import Phase
+from bough.scheduler.rows import Phase, RowIndex
 from bough.scheduler.waiting_queue import WaitingQueue
 
-NO_ROWS = np.zeros(0, dtype=np.int32)
+NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 CROWDED_S = 1.0  # who has waited so long waits because more comes than the device can do
 
 
@@ -102,21 +102,25 @@ class Planner:
         rows = NO_ROWS if stand_back else self._table.decoding()
         return Decodes(rows, *self._residents.grow_by_one(rows))
 
-    def _count_samples(self, rows: IntArray) -> None:
+    def _count_samples(self, rows: RowIndex) -> None:
         """Each of these rows samples in this step; those for whom it is the last time only wait for its result."""
         table = self._table
-        table.sampled[rows] += 1
-        table.phase[rows[table.sampled[rows] >= table.max_new[rows]]] = Phase.DRAINING
+        sampled = table.sampled[rows] + 1
+        table.sampled[rows] = sampled
+        table.phase[rows[sampled >= table.max_new[rows]]] = Phase.DRAINING
         self.ratio.after_decode()
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, now: float, beside: IntArray) -> list[Chunk]:
+    def _prefill(self, now: float, beside: RowIndex) -> list[Chunk]:
         """Prompts already begun go on first, then waiting requests begin, until the budget or the memory is used up.
         The rows `beside` them decode."""
+        begun = self._table.prefilling()
+        if not begun and not len(self._queue):
+            return []
         chunks: list[Chunk] = []
         budget = self._budget(now, beside)
-        for row in self._table.prefilling():
+        for row in begun:
             count = self._chunk_size(int(self._table.length[row]), int(self._table.known[row]), budget)
             if count > 0:
                 chunks.append(self._extend(self._table.request_in(row), count))
@@ -131,7 +135,7 @@ class Planner:
             budget -= chunk.count
         return chunks
 
-    def _budget(self, now: float, decoding: IntArray) -> int:
+    def _budget(self, now: float, decoding: RowIndex) -> int:
         oldest = next(iter(self._queue), None)
         return self._pace.budget(
             streaming=bool(self._table.streams[decoding].any()),

@@ -15,7 +15,7 @@ from bough.core.plan import IntArray, PageSwap, RowSetup
 from bough.memory.tree import Match, Node
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
-from bough.scheduler.rows import Phase, RowTable
+from bough.scheduler.rows import Phase, RowIndex, RowTable
 
 
 class Residents:
@@ -92,19 +92,21 @@ class Residents:
         self._share(row)
         return pages
 
-    def grow_by_one(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+    def grow_by_one(self, rows: RowIndex) -> tuple[IntArray, IntArray]:
         """One more token for each row: the new pages in row order, and how many each row got."""
         table = self.table
-        fresh = (table.length[rows] % self.page_size) == 0
-        pages = self.cache.take(int(fresh.sum()))
+        lengths = table.length[rows]
+        fresh = lengths % self.page_size == 0
+        receivers = rows[fresh]
+        pages = self.cache.take(len(receivers))
         if len(pages):
-            receivers = rows[fresh]
-            table.pages[receivers, table.page_count[receivers]] = pages
-            table.page_count[receivers] += 1
-        table.length[rows] += 1
+            held = table.page_count[receivers]
+            table.pages[receivers, held] = pages
+            table.page_count[receivers] = held + 1
+        table.length[rows] = lengths + 1
         return pages, fresh.astype(np.int32)
 
-    def pages_for_one(self, rows: IntArray) -> int:
+    def pages_for_one(self, rows: RowIndex) -> int:
         """How many pages `grow_by_one` would take."""
         return int(((self.table.length[rows] % self.page_size) == 0).sum())
 

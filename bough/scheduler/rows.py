@@ -7,9 +7,10 @@ whose keys and values a launched step computes, `known` counts tokens whose valu
 
 from __future__ import annotations
 
-from enum import IntEnum
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from bough.core.errors import ResourceError
 from bough.core.plan import IntArray
@@ -17,14 +18,16 @@ from bough.scheduler.request import Request
 
 MAX_TABLE_BYTES = 2**36  # of address space; memory is taken only as rows are used
 
+RowIndex = npt.NDArray[np.intp]  # rows to index the table by: numpy would first convert any other kind, at every use
 
-class Phase(IntEnum):
-    """Where a row stands."""
 
-    FREE = 0
-    PREFILL = 1  # more of the prompt is to be computed
-    DECODE = 2  # every further step samples a token
-    DRAINING = 3  # its last step is in flight
+class Phase:
+    """Where a row stands. Plain integers: numpy takes far longer to read an enum than to compare a table with it."""
+
+    FREE: Final = 0
+    PREFILL: Final = 1  # more of the prompt is to be computed
+    DECODE: Final = 2  # every further step samples a token
+    DRAINING: Final = 3  # its last step is in flight
 
 
 class RowTable:
@@ -106,16 +109,17 @@ class RowTable:
         assert request is not None, f"row {row} is free"
         return request
 
-    def decoding(self) -> IntArray:
+    def decoding(self) -> RowIndex:
         """Rows that decode, those that begin on the same page side by side: they read the same prefix, and a device's
         cache serves it to neighbours."""
-        rows = np.flatnonzero(self.phase == Phase.DECODE)
-        return rows[np.argsort(self.pages[rows, 0], kind="stable")].astype(np.int32)
+        rows: RowIndex = (self.phase == Phase.DECODE).nonzero()[0]
+        order: RowIndex = self.pages[rows, 0].argsort(kind="stable")
+        return rows[order]
 
     def prefilling(self) -> list[int]:
         """Rows with more prompt to compute, oldest request first."""
-        rows = np.flatnonzero((self.phase == Phase.PREFILL) & ~self.held).tolist()
-        return sorted(rows, key=lambda row: self.request_in(row).arrival)
+        rows = (self.phase == Phase.PREFILL).nonzero()[0].tolist()
+        return sorted((row for row in rows if not self.held[row]), key=lambda row: self.request_in(row).arrival)
 
     def seated(self) -> list[Request]:
         return [r for r in self.requests if r is not None]

@@ -14,6 +14,7 @@ from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.prefill_attention.triton import config_for
+from bough.layers.attention import SelfAttention
 from bough.layers.weights import WeightSlot
 from bough.models.registry import build_model
 from tests.fakes.forward import Forward, load_model
@@ -61,6 +62,32 @@ def test_it_agrees_with_the_torch_back_end(page_size: int, window: int | None) -
         expected, found = plain.step(step), fast.step(step)
         for row in step:
             torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_few_decodes_in_half_precision_begin_with_the_projection(
+    page_size: int, qk_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are near what float32 gives, and the heads are never turned in a step of their own."""
+    config = replace(CONFIG, sliding_window=4, sliding_layers=(True, False), qk_norm=qk_norm)
+    torch.manual_seed(0)
+    shapes = {slot.name: slot.target.shape for slot in load_model_slots(config)}
+    tensors = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+    half = load_model(config, tensors, dtype=torch.float16)
+    plain, fast = Forward(load_model(config, tensors), page_size), Forward(half, page_size, dtype=torch.float16)
+    fast.attention = triton_backend(config)
+    apart = SelfAttention._turn_and_run
+    taken = []
+    monkeypatch.setattr(SelfAttention, "_turn_and_run", lambda *args: taken.append(1) or apart(*args))
+    for step in STEPS:
+        expected = plain.step(step)
+        taken.clear()
+        found = fast.step(step)
+        assert bool(taken) == any(len(new) > 1 for new in step.values())
+        for row in step:
+            error = float((found[row].float() - expected[row]).norm() / expected[row].norm())
+            assert error < 5e-3
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float8_e4m3fn, 0.05), (torch.float8_e5m2, 0.1)])

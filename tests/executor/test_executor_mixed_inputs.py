@@ -80,8 +80,7 @@ class Device:
     @torch.inference_mode()
     def run(self, plan: BatchPlan, size: int | None) -> torch.Tensor:
         """Hidden states of the tokens that sample; padded to `size` if there is one."""
-        layout = self.inputs.apply(plan)
-        self.inputs.append_pages(layout)
+        layout = self.inputs.lay_out(plan, self.inputs.apply(plan))
         if size is None:
             ids, batch = self.inputs.mixed_batch(layout)
             wanted = torch.from_numpy(sampled_tokens(plan, layout.query_starts))

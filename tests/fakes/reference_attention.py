@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from bough.attention.base import AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.kernels.decode_attention.reference import decode_attention
 from bough.kernels.prefill_attention.reference import prefill_attention
 from bough.memory.pools.kv_pool import KVPool
 
 
-class ReferenceAttention:
+class ReferenceAttention(AttentionBackend):
     """Reads as the GPU's back end does: decodes all from the pool, others the prefix alone."""
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.blocks import query_blocks
+from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
@@ -150,14 +151,20 @@ class Attention:
         )
 
     def store(self) -> None:
-        keys, values = self._caches(self._dtype)
+        for weight in (torch.ones(self._head_dim, dtype=self._dtype), None):
+            norm_rope_store_(*self._projection(weight))
+
+    def projected(self, **more: Any) -> None:
+        for weight in (torch.ones(self._head_dim, dtype=self._dtype), None):
+            inputs: list[Any] = [*self._projection(weight), self._table, self._rows, self._lengths, None]
+            projected_decode(*inputs, page_size=1, scale=0.1, **more)
+
+    def _projection(self, weight: torch.Tensor | None) -> tuple[Any, ...]:
+        """Queries, keys and values before they are stored, and all that belongs to them."""
         qkv = torch.zeros(ROWS, HEADS + 2 * KV_HEADS, self._head_dim, dtype=self._dtype)
-        norm, angles = torch.ones(self._head_dim, dtype=self._dtype), torch.zeros(32, self._head_dim // 2)
-        places = torch.arange(ROWS)
-        for weight in (norm, None):
-            norm_rope_store_(
-                qkv, HEADS, KV_HEADS, weight, weight, 1e-5, False, angles, angles, places, places, keys, values
-            )  # fmt: skip
+        angles, places = torch.zeros(32, self._head_dim // 2), torch.arange(ROWS)
+        shape = (HEADS, KV_HEADS, weight, weight, 1e-5, False)
+        return qkv, *shape, angles, angles, places, places, *self._caches(self._dtype)
 
     def _caches(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (100, KV_HEADS, self._head_dim)
@@ -173,6 +180,10 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     for cache in caches:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(cache)
+    if dtype != torch.float32:
+        attention.projected()
+        if head_dim in EDGES:
+            attention.projected(window=64, softcap=30.0)
     if head_dim in EDGES:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, window=64, softcap=30.0)

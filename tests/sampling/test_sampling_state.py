@@ -1,4 +1,5 @@
-"""Slots are lent, returned, cleaned and never leaked, whatever the order of setups and releases."""
+"""Slots are lent, returned, cleaned and never leaked, and it is known who is plain, whatever the order of setups and
+releases."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import make_setup
 
+from bough.core.plan import LogprobSpec
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
@@ -39,6 +41,41 @@ def test_slots_follow_the_rows_that_need_them(actions: list[tuple[int, int | Non
     assert state.output_counts.lent == sum(len(params.keys() - {"logit_bias"}) > 0 for params in held.values())
     state.release(np.arange(12, dtype=np.int32))
     assert state.bias.lent == state.output_counts.lent == state.prompt_tokens.lent == 0
+
+
+NEEDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "top_k": 3},  # greedy all the same
+    {"top_k": 3},
+    {"min_p": 0.1},
+    {"logprobs": LogprobSpec()},
+    {"min_new_tokens": 2, "stop_ids": (7,)},
+    {"min_new_tokens": 2, "stop_ids": (7,), "generated": 1},
+    {"min_new_tokens": 2, "stop_ids": (7,), "top_p": 0.5},
+    {"min_new_tokens": 2, "stop_ids": (7,), "logprobs": LogprobSpec()},
+    {"min_new_tokens": 2, "stop_ids": (7,), "logit_bias": {1: 2.0}},
+]
+RELEASE, SAMPLE = -1, -2
+ROWS = st.integers(0, 5)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.lists(st.tuples(st.sets(ROWS, min_size=1), st.integers(SAMPLE, len(NEEDS) - 1)), max_size=20))
+def test_rows_are_plain_that_need_nothing_special(actions: list[tuple[set[int], int]]) -> None:
+    state = SamplingState(6, 30, "cpu")
+    everyone = np.arange(6, dtype=np.int32)
+    for chosen, kind in actions:
+        rows = np.array(sorted(chosen), dtype=np.int32)
+        if kind == RELEASE:
+            state.release(rows)
+        elif kind == SAMPLE:
+            sample(state, torch.zeros(len(rows), 30), rows)
+        else:
+            state.setup([make_setup(row, **NEEDS[kind]) for row in sorted(chosen)])
+        assert [not state.plain(everyone[row : row + 1]) for row in everyone] == state.flags.special(everyone).tolist()
+        assert state.plain(rows) == (not state.flags.special(rows).any())
+        assert state.adjusted_rows == set(everyone[state.flags.adjusted(everyone)].tolist())
 
 
 def test_a_reused_slot_forgets_its_last_row() -> None:

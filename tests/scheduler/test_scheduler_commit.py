@@ -51,10 +51,10 @@ class Desk:
             final = first + count == len(PROMPT)
             chunks.append(Chunk(request, first, count, self.residents.grow(request.row, count), final))
         none = np.zeros(0, dtype=np.int32)
-        return self._assembly.assemble([], (), Decodes(none, none, none), chunks)
+        return self._assembly.assemble([], (), Decodes(np.zeros(0, dtype=np.intp), none, none), chunks)
 
     def decode(self, *requests: Request) -> PlannedStep:
-        rows = np.array([r.row for r in requests], dtype=np.int32)
+        rows = np.array([r.row for r in requests], dtype=np.intp)
         return self._assembly.assemble([], (), Decodes(rows, *self.residents.grow_by_one(rows)), [])
 
     def commit(self, step: PlannedStep, *tokens: int, bad: tuple[int, ...] = (), **logprobs: Any) -> None:

@@ -2,11 +2,8 @@
 """Decode attention in Triton: as fast as the keys and values can be read.
 
 One program attends over one item (a range of a row's keys, see `work`) for all query heads of one kv head together, so
-that each key is read once and the tensor cores have at least a few real rows. Of a row that was cut, the last program
-to finish weighs the parts by their log-sum-exp, in their order, so that the result does not depend on who was last. The
-grid depends on the batch alone, so that the launch can be captured in a graph whatever the lengths.
-
-Scores are kept in units of log2, since exp2 is what the hardware has.
+that each key is read once and the tensor cores have at least a few real rows. The grid depends on the batch alone, so
+that the launch can be captured in a graph whatever the lengths.
 """
 
 from __future__ import annotations
@@ -17,12 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.decode_attention.device import absorb, hand_in
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
+WEIGHED_NUMBERS = 4096  # of parts that are weighed at a time: 32 in each thread of four warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,12 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
     block_n = min(128, max(MIN_DOT, 16384 // row_bytes))
     return DecodeConfig(block_n=block_n, num_warps=4, num_stages=3)
+
+
+def parts_at_once(group: int, head_dim: int) -> int:
+    """How many parts of a row are read together when they are weighed."""
+    numbers: int = triton.next_power_of_2(group) * triton.next_power_of_2(head_dim)
+    return max(1, WEIGHED_NUMBERS // numbers)
 
 
 def decode_attention(
@@ -107,6 +112,7 @@ def decode_attention(
         BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_N=chosen.block_n,
+        BLOCK_PARTS=parts_at_once(group, head_dim),
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
@@ -146,6 +152,7 @@ def _attend(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -187,70 +194,10 @@ def _attend(
             held = held & (d < HEAD_DIM)[None, :]
         k = tl.load(k_cache + offsets, mask=held, other=0.0).to(queries.dtype)
         v = tl.load(v_cache + offsets, mask=held, other=0.0).to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
-        if HAS_SOFTCAP:
-            scores = softcap * _tanh(scores)
-        scores = tl.where(present[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))  # finite: every block holds a key of the row
-        shrink = tl.exp2(top - new_top)
-        weights = tl.exp2(scores - new_top[:, None])
-        norm = norm * shrink + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        top = new_top
+        top, norm, acc = absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
-    result = acc * (v_scale / norm)[:, None]
-    target = out + (place.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + d[None, :]
-    if parts == 1:
-        tl.store(target, result.to(out.dtype.element_ty), mask=wanted)
-    else:
-        line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
-        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
-        tl.store(log_sums + line, top + tl.log2(norm), mask=member < GROUP)
-        tl.debug_barrier()  # all threads of the program have written before one of them says so
-        counter = arrivals + place * KV_HEADS + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
-            begin = tl.load(first_item + place)
-            whole = _weigh(
-                partial, log_sums, begin, parts, head, d, member < GROUP, wanted,
-                KV_HEADS * GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
-            )  # fmt: skip
-            tl.store(target, whole.to(out.dtype.element_ty), mask=wanted)
-            tl.store(counter, 0)  # as the next launch finds it
-
-
-@triton.jit
-def _weigh(
-    partial: tl.tensor,
-    log_sums: tl.tensor,
-    begin: tl.tensor,
-    parts: tl.tensor,
-    head: tl.tensor,
-    d: tl.tensor,
-    held: tl.tensor,
-    wanted: tl.tensor,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> tl.tensor:
-    """The results of `parts` items from `begin` as one. Other programs wrote them: they are read past the L1 cache."""
-    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    norm = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for number in range(parts):
-        line = (begin.to(tl.int64) + number) * HEADS + head
-        log_sum = tl.load(log_sums + line, mask=held, other=0.0, cache_modifier=".cg")
-        part = tl.load(partial + line[:, None] * HEAD_DIM + d[None, :], mask=wanted, other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, log_sum)
-        shrink = tl.exp2(top - new_top)
-        weight = tl.exp2(log_sum - new_top)
-        norm = norm * shrink + weight
-        acc = acc * shrink[:, None] + part * weight[:, None]
-        top = new_top
-    return acc / norm[:, None]
-
-
-@triton.jit
-def _tanh(x: tl.tensor) -> tl.tensor:
-    """tanh by the logistic function, which overflows to the right limits."""
-    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    hand_in(
+        acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
+        out, partial, log_sums, arrivals, first_item,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
+    )  # fmt: skip

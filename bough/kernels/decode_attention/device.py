@@ -1,0 +1,116 @@
+"""What kernels that decode have in common: taking in a block of keys, and handing in the result of an item.
+
+Scores are kept in units of log2, since exp2 is what the hardware has.
+"""
+
+# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(scores, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Products of queries and keys as scores."""
+    scores = scores * scale
+    if HAS_SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)  # tanh, by a function that overflows to its limits
+    return scores
+
+
+@triton.jit
+def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+    """Takes a block of keys and values into what was summed before: the largest score, the sum of weights, and that of
+    weighted values. One of the block's keys, or one before it, must be present."""
+    scores = scaled(tl.dot(queries, tl.trans(k), input_precision=PRECISION), scale, softcap, HAS_SOFTCAP)
+    scores = tl.where(present[None, :], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    shrink = tl.exp2(top - new_top)
+    weights = tl.exp2(scores - new_top[:, None])
+    norm = norm * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return new_top, norm, acc
+
+
+@triton.jit
+def hand_in(
+    result,  # [BLOCK_G, BLOCK_D]
+    log_sum,  # [BLOCK_G]
+    place,
+    item,
+    parts,
+    kv_head,
+    out,
+    partial,
+    log_sums,
+    arrivals,
+    first_item,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+):
+    """Stores the result of an item's query heads. If the row was cut into parts, the last program to finish weighs all
+    of them, in their order, so that the result does not depend on who was last."""
+    member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + member
+    wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    row = place.to(tl.int64) * (KV_HEADS * GROUP)
+    if parts == 1:
+        tl.store(out + (row + head)[:, None] * HEAD_DIM + d[None, :], result.to(out.dtype.element_ty), mask=wanted)
+    else:
+        line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
+        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
+        tl.store(log_sums + line, log_sum, mask=member < GROUP)
+        tl.debug_barrier()  # all threads of the program have written before one of them says so
+        counter = arrivals + place * KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
+            begin = tl.load(first_item + place)
+            _weigh(
+                partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
+                KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,
+            )  # fmt: skip
+            tl.store(counter, 0)  # as the next launch finds it
+
+
+@triton.jit
+def _weigh(
+    partial,
+    log_sums,
+    begin,
+    parts,
+    out,
+    first_head,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+):
+    """Stores the results of `parts` items from `begin` as one, by their log-sum-exp. Other programs wrote them: they
+    are read past the L1 cache, and many at a time, since nothing else is left to do while they come."""
+    SIDE: tl.constexpr = triton.next_power_of_2(GROUP)
+    member, d = tl.arange(0, SIDE), tl.arange(0, BLOCK_D)
+    wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    top = tl.where(member < GROUP, float("-inf"), 0.0)  # where there is no head, the numbers stay finite
+    norm = tl.where(member < GROUP, 0.0, 1.0)
+    acc = tl.zeros([SIDE, BLOCK_D], tl.float32)
+    for start in range(0, parts, BLOCK_PARTS):
+        number = start + tl.arange(0, BLOCK_PARTS)
+        line = (begin.to(tl.int64) + number)[:, None] * HEADS + first_head + member[None, :]
+        there = (number < parts)[:, None] & (member < GROUP)[None, :]
+        log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"), cache_modifier=".cg")
+        values = partial + line[:, :, None] * HEAD_DIM + d[None, None, :]
+        held = there[:, :, None] & (d < HEAD_DIM)[None, None, :]
+        value = tl.load(values, mask=held, other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(log_sum, 0))
+        shrink = tl.exp2(top - new_top)
+        weight = tl.exp2(log_sum - new_top[None, :])
+        norm = norm * shrink + tl.sum(weight, 0)
+        acc = acc * shrink[:, None] + tl.sum(value * weight[:, :, None], 0)
+        top = new_top
+    target = out + (first_head + member)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=wanted)

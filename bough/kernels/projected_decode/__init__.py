@@ -1,0 +1,1 @@
+"""Decode attention straight from the projection: head norms, rotation, storing and attention in one launch."""

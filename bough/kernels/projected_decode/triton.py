@@ -1,0 +1,254 @@
+"""Decode attention from the projection in Triton: for few rows, where a step is a queue of short kernels.
+
+As in `decode_attention`, a program attends over one item for the query heads of one kv head, which it first normalises
+and rotates itself; that is little work, done once for each item instead of once. The program of a row's last item does
+the same to the new key, stores it with its value, and counts it in from registers. So nothing but the projection comes
+from the kernel before this one: items, pages, and the cached keys and values were there before the step's first layer,
+and are fetched while that kernel still runs (`take_turn`), past the L1 cache, which may hold what an earlier step read.
+"""
+
+# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from bough.kernels.decode_attention.device import absorb, hand_in, scaled
+from bough.kernels.decode_attention.triton import LOG2_E, MIN_DOT, DecodeConfig, parts_at_once
+from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
+from bough.kernels.overlap import overlap, take_turn
+
+MOST_ROWS = 8  # beyond, reading keys and values takes most of the time, and they cannot all be fetched ahead
+
+
+def config_for(head_dim: int) -> DecodeConfig:
+    """The whole of a short item at once, as far as registers allow."""
+    wide = triton.next_power_of_2(head_dim)
+    return DecodeConfig(block_n=max(MIN_DOT, min(128, 16384 // wide)), num_warps=4, num_stages=1)
+
+
+def projected_decode(
+    qkv: torch.Tensor,  # [batch, heads + 2 * kv_heads, head_dim], contiguous
+    heads: int,
+    kv_heads: int,
+    q_weight: torch.Tensor | None,  # [head_dim]
+    k_weight: torch.Tensor | None,  # [head_dim]
+    eps: float,
+    plus_one: bool,
+    cos: torch.Tensor,  # [context, head_dim / 2] float32, contiguous
+    sin: torch.Tensor,  # [context, head_dim / 2] float32, contiguous
+    positions: torch.Tensor,  # [batch] int64
+    slots: torch.Tensor,  # [batch] int64
+    k_cache: torch.Tensor,  # [slots, kv_heads, head_dim], contiguous, in qkv's type
+    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim], contiguous, in qkv's type
+    page_table: torch.Tensor,  # [max_rows, max_pages] int32
+    rows: torch.Tensor,  # [batch] int32, lines of page_table
+    lengths: torch.Tensor,  # [batch] int32, keys the row's query sees, its own included
+    work: DecodeWork | None,  # planned for these lengths; None: planned here, for this call alone
+    *,
+    page_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    config: DecodeConfig | None = None,
+) -> torch.Tensor:
+    """As the reference; `qkv` stays as it is."""
+    batch, _, head_dim = qkv.shape
+    group = heads // kv_heads
+    if work is None:
+        work = DecodeWork(batch, heads, kv_heads, head_dim, qkv.device, window=window)
+        plan_decode(lengths, work)
+    assert work.window == window, "the work was planned for another window"
+    assert qkv.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    assert qkv.dtype == k_cache.dtype == v_cache.dtype
+    out = torch.empty((batch, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    chosen = config or config_for(head_dim)
+    _attend_projected[(kv_heads, work.max_items(batch))](
+        qkv,
+        q_weight,
+        k_weight,
+        eps,
+        cos,
+        sin,
+        positions,
+        slots,
+        k_cache,
+        v_cache,
+        page_table,
+        rows,
+        work.items,
+        work.first_item,
+        out,
+        work.partial,
+        work.log_sums,
+        work.arrivals,
+        batch,
+        page_table.stride(0),
+        scale * LOG2_E if softcap is None else scale / softcap,
+        0.0 if softcap is None else softcap * LOG2_E,
+        HAS_SOFTCAP=softcap is not None,
+        PLUS_ONE=plus_one,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size,
+        FIELDS=ITEM_FIELDS,
+        BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_N=chosen.block_n,
+        BLOCK_PARTS=parts_at_once(group, head_dim),
+        PRECISION="ieee",
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        **overlap(batch),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _attend_projected(
+    qkv,
+    q_weight,
+    k_weight,
+    eps,
+    cos,
+    sin,
+    positions,
+    slots,
+    k_cache,
+    v_cache,
+    page_table,
+    rows,
+    items,
+    first_item,
+    out,
+    partial,
+    log_sums,
+    arrivals,
+    batch,
+    table_stride,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    FIELDS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One item for the query heads of one kv head."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    # The fields of items that are not there are read too, instead of waiting for their number: there is room for all.
+    count = tl.load(first_item + batch, cache_modifier=".cg")
+    place = tl.load(items + item * FIELDS, cache_modifier=".cg")
+    first = tl.load(items + item * FIELDS + 1, cache_modifier=".cg")
+    last = tl.load(items + item * FIELDS + 2, cache_modifier=".cg")
+    parts = tl.load(items + item * FIELDS + 3, cache_modifier=".cg")
+    if item >= count:
+        return
+    position = tl.load(positions + place, cache_modifier=".cg")
+    new_slot = tl.load(slots + place, cache_modifier=".cg")
+    pages = page_table + tl.load(rows + place, cache_modifier=".cg").to(tl.int64) * table_stride
+    has_new = last > position  # the row's newest token is of this item
+    last = tl.where(has_new, last - 1, last)
+
+    d = tl.arange(0, BLOCK_D)
+    inside = d < HEAD_DIM
+    other_half = (d + HALF) % HEAD_DIM
+    turn_cos = tl.load(cos + position * HALF + d % HALF, mask=inside, other=0.0)
+    turn_sin = tl.load(sin + position * HALF + d % HALF, mask=inside, other=0.0)
+    turn_sin = tl.where(d < HALF, -turn_sin, turn_sin)
+    token = first + tl.arange(0, BLOCK_N)
+    k, v = _cached(k_cache, v_cache, pages, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
+    take_turn(OVERLAP)
+
+    member = tl.arange(0, BLOCK_G)[:, None]
+    heads_of_row = qkv + place.to(tl.int64) * ((KV_HEADS * (GROUP + 2)) * HEAD_DIM)
+    own = heads_of_row + (kv_head * GROUP + member) * HEAD_DIM
+    queries = _turned(
+        own, (member < GROUP) & inside[None, :], d[None, :], other_half[None, :], q_weight, eps,
+        turn_cos[None, :], turn_sin[None, :], PLUS_ONE, HEAD_DIM,
+    )  # fmt: skip
+    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    if has_new:
+        key_head = heads_of_row + (KV_HEADS * GROUP + kv_head) * HEAD_DIM
+        new_k = _turned(
+            key_head, inside[None, :], d[None, :], other_half[None, :], k_weight, eps,
+            turn_cos[None, :], turn_sin[None, :], PLUS_ONE, HEAD_DIM,
+        )  # fmt: skip
+        new_v = tl.load(key_head + KV_HEADS * HEAD_DIM + d[None, :], mask=inside[None, :], other=0.0)
+        kept = (new_slot * KV_HEADS + kv_head) * HEAD_DIM + d[None, :]
+        tl.store(k_cache + kept, new_k, mask=inside[None, :])
+        tl.store(v_cache + kept, new_v, mask=inside[None, :])
+        top = scaled(tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1), scale, softcap, HAS_SOFTCAP)
+        norm += 1.0
+        acc += new_v.to(tl.float32)
+
+    top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+    for start in range(first + BLOCK_N, last, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        k, v = _cached(k_cache, v_cache, pages, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
+        top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+
+    hand_in(
+        acc / norm[:, None], top + tl.log2(norm), place, item, parts, kv_head,
+        out, partial, log_sums, arrivals, first_item,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _cached(
+    k_cache,
+    v_cache,
+    pages,
+    token,
+    last,
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Keys and values of these tokens of the row, as far as they are before `last`; zeros for others. What is not this
+    row's must not be read: the pool is never cleared, and 0 * NaN is NaN."""
+    d = tl.arange(0, BLOCK_D)
+    page = tl.load(pages + token // PAGE_SIZE, mask=token < last, other=0, cache_modifier=".cg")
+    slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
+    offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    held = (token < last)[:, None] & (d < HEAD_DIM)[None, :]
+    k = tl.load(k_cache + offsets, mask=held, other=0.0, cache_modifier=".cg")
+    v = tl.load(v_cache + offsets, mask=held, other=0.0, cache_modifier=".cg")
+    return k, v
+
+
+@triton.jit
+def _turned(
+    heads, here, d, other_half, weight, eps, turn_cos, turn_sin, PLUS_ONE: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Heads, normalised if they have a weight, and rotated. Each number is rotated together with the one that stands at
+    `other_half`; `turn_sin` is negative for those of the first half."""
+    own = tl.load(heads + d, mask=here, other=0.0)
+    paired = tl.load(heads + other_half, mask=here, other=0.0)
+    a, b = own.to(tl.float32), paired.to(tl.float32)
+    if weight is not None:
+        scale_a = tl.load(weight + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+        scale_b = tl.load(weight + other_half, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            scale_a += 1.0
+            scale_b += 1.0
+        inverse = tl.rsqrt(tl.sum(a * a, axis=1, keep_dims=True) / HEAD_DIM + eps)
+        a = (a * inverse * scale_a).to(own.dtype).to(tl.float32)
+        b = (b * inverse * scale_b).to(own.dtype).to(tl.float32)
+    return (a * turn_cos + b * turn_sin).to(own.dtype)

@@ -1,0 +1,144 @@
+"""Decode attention from the projection: against the reference in float64, and as its two parts one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bough.kernels.decode_attention.reference import decode_attention
+from bough.kernels.decode_attention.triton import DecodeConfig
+from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.norm_rope_store.reference import norm_rope_store_
+from bough.kernels.projected_decode.reference import projected_decode as reference
+from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
+from tests.kernels.closeness import assert_near
+from tests.kernels.test_kernels_decode_attention import make
+
+EPS = 1e-6
+
+
+@dataclass
+class Step:
+    """Rows of these lengths, whose newest token's key and value are not in the caches yet: NaN stands there."""
+
+    qkv: torch.Tensor
+    norms: tuple[torch.Tensor | None, torch.Tensor | None]
+    plus_one: bool
+    angles: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    caches: tuple[torch.Tensor, torch.Tensor]
+    paged: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    heads: int
+    kv_heads: int
+    page_size: int
+
+    def run(self, function: Any, dtype: torch.dtype, work: DecodeWork | None = None, **options: Any) -> list[Any]:
+        """What comes out, and the caches afterwards."""
+        q_norm, k_norm = (None if weight is None else weight.to(dtype) for weight in self.norms)
+        tables = (self.angles.double().cos(), self.angles.double().sin())
+        cos, sin = tables if dtype == torch.float64 else (table.float() for table in tables)
+        caches = [cache.to(dtype, copy=True) for cache in self.caches]
+        out = function(
+            self.qkv.to(dtype, copy=True), self.heads, self.kv_heads, q_norm, k_norm, EPS, self.plus_one, cos, sin,
+            self.positions, self.slots, *caches, *self.paged, work, page_size=self.page_size, scale=0.2, **options,
+        )  # fmt: skip
+        return [out, *caches]
+
+    def attended(self, **options: Any) -> torch.Tensor:
+        """What comes out if heads are turned in their own type, which rounds them twice, and attend in float64."""
+        qkv, (keys, values) = self.qkv.clone(), (cache.clone() for cache in self.caches)
+        norm_rope_store_(
+            qkv, self.heads, self.kv_heads, *self.norms, EPS, self.plus_one, self.angles.cos(), self.angles.sin(),
+            self.positions, self.slots, keys, values,
+        )  # fmt: skip
+        inputs: list[Any] = [*(tensor.double() for tensor in (qkv[:, : self.heads], keys, values)), *self.paged, None]
+        return decode_attention(*inputs, page_size=self.page_size, scale=0.2, **options)
+
+
+def make_step(
+    lengths: list[int], device: torch.device, heads: int = 4, kv_heads: int = 2, head_dim: int = 64,
+    page_size: int = 1, dtype: torch.dtype = torch.float16, normed: bool = True, plus_one: bool = False,
+) -> Step:  # fmt: skip
+    case = make(lengths, device, heads, kv_heads, head_dim, page_size, dtype)
+    newest = case.lengths.long() - 1
+    slots = case.page_table[case.rows.long(), newest // page_size].long() * page_size + newest % page_size
+    case.k_cache[slots], case.v_cache[slots] = float("nan"), float("nan")
+    norms = tuple(torch.randn(head_dim, device=device).to(dtype) if normed else None for _ in range(2))
+    angles = torch.randn(max(lengths), head_dim // 2, device=device) * 3
+    qkv = torch.randn(len(lengths), heads + 2 * kv_heads, head_dim, device=device).to(dtype)
+    paged = (case.page_table, case.rows, case.lengths)
+    caches = (case.k_cache, case.v_cache)
+    return Step(qkv, norms, plus_one, angles, newest, slots, caches, paged, heads, kv_heads, page_size)  # type: ignore[arg-type]
+
+
+def check(step: Step, **options: Any) -> None:
+    out, *caches = step.run(projected_decode, step.qkv.dtype, **options)
+    options.pop("config", None), options.pop("work", None)
+    expected, *expected_caches = step.run(reference, torch.float64, **options)
+    assert out.is_contiguous()
+    assert_near(out, step.attended(**options))
+    assert_near(out, expected, times=2.0)
+    others = torch.ones(len(caches[0]), dtype=torch.bool, device=out.device)
+    others[step.slots] = False
+    for cache, wanted, before in zip(caches, expected_caches, step.caches, strict=True):
+        assert_near(cache[step.slots], wanted[step.slots])
+        assert torch.equal(cache[others].nan_to_num(7.0), before[others].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_rows_of_many_lengths(device: torch.device, dtype: torch.dtype, page_size: int) -> None:
+    check(make_step([1, 2, 127, 128, 129, 300], device, dtype=dtype, page_size=page_size))
+
+
+@pytest.mark.parametrize(("normed", "plus_one"), [(False, False), (True, True)])
+def test_norms(device: torch.device, normed: bool, plus_one: bool) -> None:
+    check(make_step([3, 140], device, normed=normed, plus_one=plus_one))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(1, 1, 64), (9, 3, 64), (4, 4, 80), (6, 2, 96), (16, 1, 128), (20, 1, 16), (2, 1, 256)],
+)
+def test_head_shapes(device: torch.device, heads: int, kv_heads: int, head_dim: int) -> None:
+    check(make_step([3, 200], device, heads, kv_heads, head_dim))
+
+
+@pytest.mark.parametrize("window", [1, 40, 130, 1000])
+def test_window(device: torch.device, window: int) -> None:
+    check(make_step([1, 39, 41, 290], device), window=window)
+
+
+def test_softcap_and_small_blocks(device: torch.device) -> None:
+    step = make_step([20, 150], device)
+    check(step, softcap=1.5)
+    check(step, config=DecodeConfig(block_n=16, num_warps=2, num_stages=1))
+
+
+def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.device) -> None:
+    work = DecodeWork(8, 4, 2, 64, device)
+    for lengths in ([700, 2], [5, 5, 300]):
+        step = make_step(lengths, device)
+        plan_decode(step.paged[2], work)
+        check(step, work=work)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (16, 8), (32, 8), (12, 2)])
+def test_on_the_gpu(
+    device: torch.device, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, page_size: int
+) -> None:
+    lengths = [1, 900, 64, 333, 129, 2100]
+    assert len(lengths) <= MOST_ROWS
+    step = make_step(lengths, device, heads, kv_heads, head_dim, page_size, dtype)
+    for window in (None, 100):
+        check(step, window=window)

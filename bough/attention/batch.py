@@ -39,4 +39,5 @@ class AttentionBatch:
     slots: torch.Tensor  # [tokens] int64, where each new token's key and value go: page * page_size + offset
     positions: torch.Tensor  # [tokens] int64
     page_size: int
+    few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own

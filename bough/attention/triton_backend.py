@@ -1,7 +1,7 @@
 """The default back end on GPUs: Triton kernels over the paged pool, the same code for NVIDIA and AMD.
 
 Decoding rows go through a kernel that splits the keys of each row over the device by a plan made there, so that a
-captured graph fits any lengths; a step of few such rows and nothing else has a kernel that begins with the projection.
+captured graph fits any lengths; a step of few such rows with few keys has a kernel that begins with the projection.
 Rows that compute more go through one that reads their cached prefix from pages and their new tokens directly. Owns the
 decode plan and its scratch memory, one for each window that the layers ask for.
 """
@@ -22,7 +22,7 @@ from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.prefill_attention.blocks import query_blocks
 from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention
-from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
+from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
 
 
@@ -104,9 +104,9 @@ class TritonAttention(AttentionBackend):
     ) -> torch.Tensor | None:
         batch, keys = self._batch, pool.keys[layer.layer]
         assert batch is not None, "prepare() comes before run_projected()"
-        decodes_alone = self._chunks is None and batch.decodes == len(qkv)
-        if not decodes_alone or len(qkv) > MOST_ROWS or qkv.dtype == torch.float32 or keys.dtype != qkv.dtype:
+        if not batch.few_keys or not projects(qkv.dtype, keys.dtype):
             return None
+        assert batch.decodes == len(qkv), "only decodes alone have few keys"
         return projected_decode(
             qkv,
             layer.heads,

@@ -8,7 +8,9 @@ changes, so a steady decode step is a few small arrays whatever the batch.
 Order is the synchronisation: an executor applies plans strictly in the order it was given them, and inside a plan
 first `setups`, then `edits`, then the new pages, then the forward pass, in which every layer stores the keys and values
 of all rows before any row attends. Hence a row may read pages that another row of the same plan writes, and a page may
-be handed to a new owner as soon as the plans that read it have been launched.
+be handed to a new owner as soon as the plans that read it have been launched. In a plan of decodes alone there is
+nothing of others to read: the token that a decode stores is not known yet, so nobody else can have asked for it, and
+executors may attend for one row before they store for another.
 
 Grammars are the one thing that comes late. What a row may say after step t depends on the token of step t, which the
 host learns only when step t + 1 is running; so a plan says which of its rows are `masked`, and the masks follow by

@@ -43,7 +43,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         itemsize=loaded.dtype.itemsize,
         logit_itemsize=4 if widened else loaded.dtype.itemsize,
     )
-    graphs = graph_sizes(settings, rows, chunk)
+    graphs = graph_sizes(loaded, settings, rows, chunk)
     free, total = torch.cuda.mem_get_info(device)
     size = size_gpu_cache(
         settings.memory,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
 from bough.executor.staging import Staging
 from bough.executor.warm_up import WarmUp, rare_pieces
+from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.tuned_linear.products import products_on
 from bough.memory.pools.kv_pool import KVPool
@@ -92,10 +94,15 @@ class CudaExecutor:
         self._sampling = sampling
         self._clock = DeviceClock()
         pauses = Pauses()
+        self._few_keys_graphs = Ladder(
+            "short decode", graphs.few_keys, partial(self._capture_decode, few_keys=True), pauses, _time_decode
+        )
         self._decode_graphs = Ladder(
-            "decode", graphs.decode, self._capture_decode, pauses, lambda size, graph: replay_s(graph.replay)
+            "decode", graphs.decode, partial(self._capture_decode, few_keys=False), pauses, _time_decode
         )
         self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses, self._time_mixed)
+        self._ladders = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # as they are climbed
+        self._has_few_keys_graphs = bool(graphs.few_keys)
         self._graph_memory = torch.cuda.graph_pool_handle()
         device = inputs.page_table.device
         pieces = rare_pieces(limits.vocab_size, dtype, device)
@@ -126,10 +133,10 @@ class CudaExecutor:
             self._products.prepare(chunk, cut, lambda: self._captured_hidden(tokens))
             return True
         if self._products.tune():
-            self._decode_graphs.outdate(self._products.serves)
-            self._mixed_graphs.outdate(self._products.serves)
+            for ladder in self._ladders:
+                ladder.outdate(self._products.serves)
             return True
-        return self._decode_graphs.capture_next() or self._mixed_graphs.capture_next()
+        return any(ladder.capture_next() for ladder in self._ladders)
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:
@@ -152,10 +159,12 @@ class CudaExecutor:
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
-        captured = self._decode_graphs.find(batch)
+        few_keys = worth(batch, int(growth.lengths.sum()))
+        ladder = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
+        captured = ladder.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, growth, batch)
-            logits = self._decode_logits(batch, growth.context_lens)
+            logits = self._decode_logits(batch, few_keys, growth.context_lens)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, growth, size)
@@ -197,11 +206,11 @@ class CudaExecutor:
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 
-    def _capture_decode(self, size: int) -> DecodeGraph:
+    def _capture_decode(self, size: int, *, few_keys: bool) -> DecodeGraph:
         self._inputs.pad_decode()
-        self._sample_decodes(size, self._decode_logits(size))
+        self._sample_decodes(size, self._decode_logits(size, few_keys))
         torch.cuda.synchronize()
-        forward = Captured(lambda: self._decode_logits(size), self._graph_memory)
+        forward = Captured(lambda: self._decode_logits(size, few_keys), self._graph_memory)
         logits = forward.replay()
         return DecodeGraph(forward, Captured(lambda: self._sample_decodes(size, logits), self._graph_memory))
 
@@ -257,9 +266,9 @@ class CudaExecutor:
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 
-    def _decode_logits(self, size: int, context_lens: IntArray | None = None) -> torch.Tensor:
+    def _decode_logits(self, size: int, few_keys: bool, context_lens: IntArray | None = None) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
-        token_ids, batch = self._inputs.decode_batch(size, context_lens)
+        token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens)
         return self._model.logits(self._forward(token_ids, batch))
 
     def _forward(
@@ -274,3 +283,8 @@ class CudaExecutor:
         targets = self._staging.to_device(prompt_targets(plan, want))
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
         return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec).fetch()
+
+
+def _time_decode(size: int, graph: DecodeGraph) -> float:
+    """Whatever is in the persistent buffers: padding, while graphs are captured."""
+    return replay_s(graph.replay)

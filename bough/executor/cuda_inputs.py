@@ -75,9 +75,11 @@ class CudaInputs:
         lengths.fill_(1)
         new_pages.zero_()
 
-    def decode_batch(self, size: int, context_lens: IntArray | None = None) -> tuple[torch.Tensor, AttentionBatch]:
+    def decode_batch(
+        self, size: int, few_keys: bool, context_lens: IntArray | None = None
+    ) -> tuple[torch.Tensor, AttentionBatch]:
         """The step in the persistent buffers; everything it does can be captured in a graph, for which the host knows
-        no context lengths."""
+        no context lengths, only whether they are few keys in all."""
         rows, lengths, new_pages = self._decode[:, :size]
         ids, positions, slots = self._token_ids[:size], self._positions[:size], self._slots[:size]
         decode_inputs_(
@@ -103,6 +105,7 @@ class CudaInputs:
             slots=slots,
             positions=positions,
             page_size=self._limits.page_size,
+            few_keys=few_keys,
         )
         return ids, batch
 

@@ -20,6 +20,7 @@ from bough.executor.staging import Staging
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
+from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.memory.pools.kv_pool import KVPool
 from bough.sampling.state import SamplingState
 
@@ -53,17 +54,20 @@ def build_pool(loaded: LoadedWeights, pages: int, page_size: int) -> KVPool:
     )
 
 
-def graph_sizes(settings: Settings, rows: int, chunk: int) -> GraphSizes:
+def graph_sizes(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> GraphSizes:
     """Which steps are captured, by what the settings and the back ends allow."""
     if settings.model.disable_cuda_graph:
-        return GraphSizes((), ())
+        return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
-        return GraphSizes((), ())
+        return GraphSizes()
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or rows, rows))
-    mixed = names.prefills_capturable and not settings.model.enable_deterministic_inference
-    return GraphSizes(decode, mixed_sizes(chunk, chunk + rows) if mixed else ())
+    if settings.model.enable_deterministic_inference:
+        return GraphSizes(decode)
+    mixed = mixed_sizes(chunk, chunk + rows) if names.prefills_capturable else ()
+    few = [size for size in decode if size <= MOST_ROWS] if projects(loaded.dtype, loaded.cache_dtype) else ()
+    return GraphSizes(decode, mixed, few)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

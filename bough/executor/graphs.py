@@ -79,10 +79,12 @@ def _work_per_launch(run: Callable[[], object], clock: Callable[[], float]) -> f
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Which steps are captured: rows of decode steps, tokens of steps with prompts."""
+    """Which steps are captured: rows of decode steps, tokens of steps with prompts, and rows of decode steps with few
+    keys, where these have kernels of their own."""
 
-    decode: Sequence[int]
-    mixed: Sequence[int]
+    decode: Sequence[int] = ()
+    mixed: Sequence[int] = ()
+    few_keys: Sequence[int] = ()
 
 
 class Captured(Generic[Output]):

@@ -40,7 +40,7 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     """Each kind of step; returns how much memory the largest took."""
     pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
     prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages)
-    for plan in (prompt, decode_plan(0, 1), decode_plan(0, MOST_ROWS + 1)):  # few decodes have kernels of their own
+    for plan in (prompt, decode_plan(0, 1), decode_plan(0, MOST_ROWS + 1)):  # few have kernels of their own
         _run(loaded, settings, plan)
     return _measure(loaded, settings, rows, chunk)
 
@@ -51,7 +51,7 @@ def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
     limits = Limits(
         len(plan.rows), page_size, (PROMPT_TOKENS,), config.context_length, config.vocab_size, PROMPT_TOKENS, ""
     )
-    assemble(loaded, settings, limits, GraphSizes((), ())).launch(plan).wait()
+    assemble(loaded, settings, limits, GraphSizes()).launch(plan).wait()
 
 
 def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:

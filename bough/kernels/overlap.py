@@ -2,8 +2,11 @@
 
 Between two short kernels of a decode step the device otherwise stands still for about a microsecond. Long ones gain
 nothing, and lose a little where early ones take up room (an H200 at 256 rows). A kernel that is launched with
-`**overlap(tokens)` must call `take_turn` before it touches anything that another kernel writes or reads; until then it
-may load weights, which nobody writes. Devices that cannot do it run the same kernels one after another.
+`**overlap(tokens)` must call `take_turn` before it writes anything, and before it reads what another such kernel
+writes: each lets the next one begin before it waits itself, so many of them may be under way. Until then it may read
+weights, which nobody writes, and what was written before the last kernel that was launched *without* overlap ended:
+such a kernel begins when all before it have ended, and none behind it begins before it has ended. Devices that cannot
+do it run the same kernels one after another.
 """
 
 # mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"

@@ -72,7 +72,7 @@ class RowFlags:
         return self.exact(rows) | self.guarded[rows]
 
     def special(self, rows: IntArray) -> BoolArray:
-        """Which of these rows are neither greedy nor drawn by temperature alone, or want logprobs."""
+        """Which of these rows need more than the plain sampler gives: other logits, filters, or logprobs."""
         return self.adjusted(rows) | self.filtered(rows) | self.logprobs[rows]
 
 

@@ -1,7 +1,7 @@
 """Puts a decided step into the form that executors read, and keeps what its commit must remember.
 
 Decides nothing: which rows decode and which chunks go with them comes from the planner. Owns nothing but the step
-counter.
+counter, and what plans say of decodes alone.
 """
 
 from __future__ import annotations

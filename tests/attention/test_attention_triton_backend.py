@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bough.attention.split_backend import SplitAttention
 from bough.attention.triton_backend import TritonAttention
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
@@ -64,10 +66,23 @@ def test_it_agrees_with_the_torch_back_end(page_size: int, window: int | None) -
             torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
 
 
+@pytest.fixture
+def turned_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every layer that turns heads in a launch of its own."""
+    apart, taken = SelfAttention._turn_and_run, list[int]()
+
+    def counted(layer: SelfAttention, *args: Any) -> torch.Tensor:
+        taken.append(layer._spec.layer)
+        return apart(layer, *args)
+
+    monkeypatch.setattr(SelfAttention, "_turn_and_run", counted)
+    return taken
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_few_decodes_in_half_precision_begin_with_the_projection(
-    page_size: int, qk_norm: bool, monkeypatch: pytest.MonkeyPatch
+    page_size: int, qk_norm: bool, turned_apart: list[int]
 ) -> None:
     """They are near what float32 gives, and the heads are never turned in a step of their own."""
     config = replace(CONFIG, sliding_window=4, sliding_layers=(True, False), qk_norm=qk_norm)
@@ -77,17 +92,40 @@ def test_few_decodes_in_half_precision_begin_with_the_projection(
     half = load_model(config, tensors, dtype=torch.float16)
     plain, fast = Forward(load_model(config, tensors), page_size), Forward(half, page_size, dtype=torch.float16)
     fast.attention = triton_backend(config)
-    apart = SelfAttention._turn_and_run
-    taken = []
-    monkeypatch.setattr(SelfAttention, "_turn_and_run", lambda *args: taken.append(1) or apart(*args))
     for step in STEPS:
         expected = plain.step(step)
-        taken.clear()
+        turned_apart.clear()
         found = fast.step(step)
-        assert bool(taken) == any(len(new) > 1 for new in step.values())
+        assert turned_apart == ([0, 1] if any(len(new) > 1 for new in step.values()) else [])
         for row in step:
             error = float((found[row].float() - expected[row]).norm() / expected[row].norm())
             assert error < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache", "apart"),
+    [
+        (torch.float16, torch.float16, False),
+        (torch.float32, torch.float32, True),
+        (torch.float16, torch.bfloat16, True),
+        (torch.float16, torch.float8_e4m3fn, True),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_what_has_no_kernel_from_the_projection_is_turned_apart(
+    dtype: torch.dtype, cache: torch.dtype, apart: bool, split: bool, turned_apart: list[int]
+) -> None:
+    forward = Forward(build_model(CONFIG, Topology(), dtype, torch.device("cpu")), dtype=cache)
+    for slot in forward.model.slots():
+        slot.target.zero_()
+    backend = triton_backend(CONFIG)
+    forward.attention = SplitAttention(prefill=triton_backend(CONFIG), decode=backend) if split else backend
+    forward.step({0: [1, 2, 3]})
+    turned_apart.clear()
+    forward.step({0: [4]})
+    assert turned_apart == ([0, 1] if apart else [])
+    forward.step({0: [5], 1: [6, 7]})
+    assert turned_apart[-2:] == [0, 1]
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float8_e4m3fn, 0.05), (torch.float8_e5m2, 0.1)])

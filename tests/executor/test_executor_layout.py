@@ -109,7 +109,7 @@ def test_a_device_finds_the_places_of_decodes(page_size: int, padding: int) -> N
         plan = rows.plan({})
         growth = inputs.apply(plan)
         inputs.send_decode(plan, growth, 3 + padding)
-        ids, batch = inputs.decode_batch(3 + padding)
+        ids, batch = inputs.decode_batch(3 + padding, few_keys=False)
         assert batch.rows.tolist() == [3, 0, 1] + [ROWS] * padding and ids[:3].tolist() == [33, 30, 31]
         assert batch.lengths.tolist() == [rows.lengths[row] for row in (3, 0, 1)] + [1] * padding
         assert batch.positions.tolist() == [*growth.context_lens.tolist()] + [0] * padding

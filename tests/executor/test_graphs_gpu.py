@@ -14,7 +14,8 @@ from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.graphs import USES_BEFORE_CAPTURE
-from bough.executor.plain_plans import prompt_plan
+from bough.executor.plain_plans import decode_plan, prompt_plan
+from bough.kernels.projected_decode import triton as projected
 from bough.kernels.tuned_linear import products
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
@@ -73,6 +74,46 @@ def test_graphs_from_before_products_were_measured_are_captured_again(
         pass
     assert executor._mixed_graphs._graphs[1024] is not early
     executor.launch(plan).wait()
+    executor.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_few_keys_have_graphs_of_their_own_that_compute_the_same(tmp_path: Path, rows: int) -> None:
+    """Captured, padded to the next rung where there is none, and kernel by kernel."""
+    sizes = {"max_running_requests": 16, "chunked_prefill_size": 512, "max_total_tokens": 8192}
+    executor = build(tmp_path, dtype="bfloat16", **sizes)
+    for row in range(rows):
+        length = 20 + 60 * row
+        pages = np.arange(1, length + 9, dtype=np.int32) + 600 * row
+        executor.launch(prompt_plan(row, np.arange(length, dtype=np.int32) + row, pages)).wait()
+    size = next(size for size in (1, 4, 8) if size >= rows)
+    with torch.inference_mode():
+        graphs = [executor._capture_decode(size, few_keys=few) for few in (False, True)]
+        for step in range(8):
+            executor._staging.next_step()
+            plan = decode_plan(step, rows)
+            executor._inputs.send_decode(plan, executor._inputs.apply(plan), size)
+            apart, together = (graph.forward.replay()[:rows].double() for graph in graphs)
+            alone = executor._decode_logits(rows, few_keys=True).double()
+            for logits in (together, alone):
+                assert float((logits - apart).norm() / apart.norm()) < 2e-2
+            executor._sample_decodes(rows, apart.bfloat16())  # so that the next step begins with other tokens
+    executor.close()
+
+
+def test_decodes_take_the_graphs_that_fit_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projected, "MOST_KEYS", 100)
+    executor = build(tmp_path, dtype="bfloat16", max_running_requests=8)
+    while executor.idle():
+        pass
+    ladders = executor._few_keys_graphs, executor._decode_graphs
+    taken = []
+    for length in (99, 100):  # and the token that is computed
+        executor.launch(prompt_plan(0, np.zeros(length, dtype=np.int32), np.arange(1, 120, dtype=np.int32))).wait()
+        before = [ladder._uses[1] for ladder in ladders]
+        executor.launch(decode_plan(0, 1)).wait()
+        taken.append([ladder._uses[1] - used for ladder, used in zip(ladders, before, strict=True)])
+    assert taken == [[1, 0], [0, 1]]
     executor.close()
 
 

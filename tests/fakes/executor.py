@@ -150,11 +150,22 @@ class FakeExecutor:
                 self.lengths[row] += 1
             self.computed_tokens += query
         assert offset == len(plan.tokens)
+        if not len(plan.tokens):
+            self._check_apart(plan, written)
 
-    def _sequence(self, row: int) -> np.ndarray:
+    def _check_apart(self, plan: BatchPlan, written: set[int]) -> None:
+        """In a plan of decodes alone, no row reads what another one writes: executors may attend as they store."""
+        for row in plan.rows.tolist():
+            read = set(self._places(row).tolist())
+            assert len(read & written) == 1, "a decode reads what another one of its plan writes"
+
+    def _places(self, row: int) -> np.ndarray:
         positions = np.arange(self.lengths[row])
         table = np.array(self.tables[row])
-        return self.slots[table[positions // self.page_size] * self.page_size + positions % self.page_size]
+        return table[positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def _sequence(self, row: int) -> np.ndarray:
+        return self.slots[self._places(row)]
 
     def _read(self, plan: BatchPlan, masks: dict[int, np.ndarray]) -> StepResult:
         tokens, bad = [], []

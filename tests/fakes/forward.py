@@ -108,6 +108,7 @@ class Forward:
             slots=torch.tensor(slots),
             positions=torch.tensor(positions),
             page_size=size,
+            few_keys=bool((query_lens == 1).all()),
         )
 
 

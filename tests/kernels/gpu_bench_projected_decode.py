@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch
 
-from bough.attention import triton_backend
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor, DecodeGraph
@@ -40,9 +39,8 @@ def build(shape: str) -> CudaExecutor:
 @torch.inference_mode()
 def capture(executor: CudaExecutor, rows: int, config: DecodeConfig | None) -> DecodeGraph:
     """A step of so many rows; without a configuration, in launches of their own."""
-    most_rows = patch.object(triton_backend, "MOST_ROWS", 0 if config is None else rows)
-    with most_rows, patch.object(projected, "config_for", lambda head_dim: config):
-        return executor._capture_decode(rows)
+    with patch.object(projected, "config_for", lambda head_dim: config):
+        return executor._capture_decode(rows, few_keys=config is not None)
 
 
 @torch.inference_mode()

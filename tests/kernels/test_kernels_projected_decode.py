@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+import triton
 
-pytest.importorskip("triton")
-
+from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.reference import decode_attention
 from bough.kernels.decode_attention.triton import DecodeConfig
-from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.decode_attention.work import DecodeWork, _plan, plan_decode
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.projected_decode.reference import projected_decode as reference
 from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
+from bough.kernels.skinny_linear.triton import skinny_linear
 from tests.kernels.closeness import assert_near
 from tests.kernels.test_kernels_decode_attention import make
 
@@ -127,6 +129,67 @@ def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.devi
         step = make_step(lengths, device)
         plan_decode(step.paged[2], work)
         check(step, work=work)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (10, 2), (4, 4)])
+def test_rows_in_more_parts_than_are_weighed_at_once(
+    device: torch.device, heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "WEIGHED_NUMBERS", 2 * 16 * triton.next_power_of_2(heads // kv_heads))
+    check(make_step([700, 5, 300], device, heads, kv_heads, head_dim=16))
+
+
+def test_padding_stores_to_one_place_and_harms_nobody(device: torch.device) -> None:
+    """As in a captured step: rows of one key on page 0 behind the real ones."""
+    step = make_step([140, 1, 1], device)
+    step.slots[1:] = 0
+    step.paged[0][step.paged[1][1:].long(), 0] = 0
+    out, *caches = step.run(projected_decode, step.qkv.dtype)
+    expected, *_ = step.run(reference, torch.float64)
+    assert_near(out[:1], expected[:1], times=2.0)
+    assert torch.isfinite(out).all()
+    assert_near(caches[1][step.slots[0]], step.qkv[0, -step.kv_heads :].double())
+
+
+def test_the_plan_is_launched_without_overlap() -> None:
+    """Attention reads the items before its turn, so they must be there when it begins."""
+    assert "OVERLAP" not in inspect.signature(_plan.fn).parameters
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_it_waits_for_the_projection(device: torch.device, rows: int) -> None:
+    """Layers in a captured graph, each behind a product that takes longer than setting up what follows: whatever the
+    inputs, each attends with its own projection."""
+    heads, kv_heads, head_dim, inputs, layers = 16, 8, 128, 8192, 6
+    steps = [make_step([100 + 90 * i for i in range(rows)], device, heads, kv_heads, head_dim) for _ in range(layers)]
+    weight = torch.randn((heads + 2 * kv_heads) * head_dim, inputs, device=device).half() * inputs**-0.5
+    xs = [torch.zeros(rows, inputs, dtype=torch.float16, device=device) for _ in steps]
+    tables = steps[0].angles.cos(), steps[0].angles.sin()
+    work = DecodeWork(rows, heads, kv_heads, head_dim, device)
+
+    def run() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        plan_decode(steps[0].paged[2], work)
+        projections, outs = [], []
+        for step, x in zip(steps, xs, strict=True):
+            projections.append(skinny_linear(x, weight).view(rows, -1, head_dim))
+            inner = (heads, kv_heads, *step.norms, EPS, False, *tables, step.positions, step.slots)
+            around: list[Any] = [*step.caches, *step.paged, work]
+            outs.append(projected_decode(projections[-1], *inner, *around, page_size=1, scale=0.2))
+        return projections, outs
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        projections, outs = run()
+    for _ in range(20):
+        for x in xs:
+            x.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        for step, projection, out in zip(steps, projections, outs, strict=True):
+            assert_near(out, replace(step, qkv=projection, angles=steps[0].angles).attended())
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from bough.kernels.shared_memory import LITTLE, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
-WEIGHED_NUMBERS = 4096  # of parts that are weighed at a time: 32 in each thread of four warps
+WEIGHED_NUMBERS = 4096  # of parts that are weighed at a time; they are held in registers
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     if batch > work.max_batch:
         raise ValueError(f"a batch of {batch} rows does not fit in work made for {work.max_batch}")
     block_rows = max(16, triton.next_power_of_2(batch))
+    # Without overlap: attention reads the items before its turn (`projected_decode`).
     _plan[(1,)](
         lengths,
         work.items,

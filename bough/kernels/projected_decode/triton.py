@@ -1,10 +1,11 @@
 """Decode attention from the projection in Triton: for few rows, where a step is a queue of short kernels.
 
 As in `decode_attention`, a program attends over one item for the query heads of one kv head, which it first normalises
-and rotates itself; that is little work, done once for each item instead of once. The program of a row's last item does
-the same to the new key, stores it with its value, and counts it in from registers. So nothing but the projection comes
-from the kernel before this one: items, pages, and the cached keys and values were there before the step's first layer,
-and are fetched while that kernel still runs (`take_turn`), past the L1 cache, which may hold what an earlier step read.
+and rotates itself; that is little work, done once for each item instead of once for each row. The program of a row's
+last item does the same to the new key, stores it with its value, and counts it in from registers. So nothing but the
+projection comes from the kernel before this one. All else is fetched while that kernel still runs (see `overlap`):
+items, which the plan kernel wrote, and pages and cached keys and values, which are older; past the L1 cache, which may
+hold what an earlier step read.
 """
 
 # mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
@@ -19,7 +20,20 @@ from bough.kernels.decode_attention.triton import LOG2_E, MIN_DOT, DecodeConfig,
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 
-MOST_ROWS = 8  # beyond, reading keys and values takes most of the time, and they cannot all be fetched ahead
+# Beyond either, reading keys and values takes most of the time, and they cannot all be fetched ahead
+# (`gpu_bench_projected_decode.py`).
+MOST_ROWS = 16
+MOST_KEYS = 8192  # of all rows together
+
+
+def worth(rows: int, keys: int) -> bool:
+    """Whether this kernel has been faster than turning the heads first, for so many rows with so many keys in all."""
+    return rows <= MOST_ROWS and keys <= MOST_KEYS
+
+
+def projects(dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
+    """Whether it takes these types at all: what tensor cores multiply, and stored as it is computed."""
+    return dtype.itemsize == 2 and dtype == cache_dtype
 
 
 def config_for(head_dim: int) -> DecodeConfig:
@@ -53,7 +67,8 @@ def projected_decode(
     softcap: float | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
-    """As the reference; `qkv` stays as it is."""
+    """As the reference; `qkv` stays as it is. At least one row has a key: the kernels behind this one rely on its
+    having waited for those before it."""
     batch, _, head_dim = qkv.shape
     group = heads // kv_heads
     if work is None:

@@ -51,7 +51,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         total_bytes=total,
         activation_bytes=shape.step_bytes(forward_bytes) + shape.row_bytes() + attention_bytes(loaded, settings),
         bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology),
-        graph_bytes=LIBRARY_BYTES + shape.graph_bytes(graphs.decode, graphs.mixed, forward_bytes),
+        graph_bytes=LIBRARY_BYTES + shape.graph_bytes((*graphs.decode, *graphs.few_keys), graphs.mixed, forward_bytes),
     )
     limits = Limits(
         rows,

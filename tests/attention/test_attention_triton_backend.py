@@ -20,6 +20,7 @@ from bough.layers.attention import SelfAttention
 from bough.layers.weights import WeightSlot
 from bough.models.registry import build_model
 from tests.fakes.forward import Forward, load_model
+from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -45,7 +46,8 @@ STEPS = [
 
 def triton_backend(config: ModelConfig) -> TritonAttention:
     def make_work(window: int | None) -> DecodeWork:
-        return DecodeWork(8, config.num_heads, config.num_kv_heads, config.head_dim, torch.device("cpu"), window=window)
+        shape = (8, config.num_heads, config.num_kv_heads, config.head_dim, torch.device("cpu"))
+        return DecodeWork(*shape, window=window, programs=INTERPRETED_PROGRAMS)
 
     prefill = config_for(config.num_heads, config.num_kv_heads, config.head_dim, torch.float32)
     return TritonAttention(lambda array: torch.from_numpy(np.ascontiguousarray(array)), make_work, prefill)

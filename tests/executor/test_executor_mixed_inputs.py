@@ -24,6 +24,7 @@ from bough.kernels.prefill_attention.triton import config_for
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
+from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -66,7 +67,9 @@ class Device:
             LIMITS, prefill.block_queries, self.inputs.page_table, self.inputs.last_tokens, staging
         )
         self.attention = TritonAttention(
-            staging.to_device, lambda window: DecodeWork(4, 4, 2, 16, CPU, window=window), prefill
+            staging.to_device,
+            lambda window: DecodeWork(4, 4, 2, 16, CPU, window=window, programs=INTERPRETED_PROGRAMS),
+            prefill,
         )
 
     @torch.inference_mode()

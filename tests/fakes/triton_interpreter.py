@@ -21,6 +21,7 @@ TORCH_TYPES = {
     tl.float16: torch.float16,
     tl.float32: torch.float32,
 }
+INTERPRETED_PROGRAMS = 8  # of decode attention: those that find nothing to do cost a device nothing, and us the most
 BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 _patch = interpreter._patch_lang_tensor

@@ -17,6 +17,7 @@ from bough.kernels.decode_attention import reference
 from bough.kernels.decode_attention import triton as fast
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.paged_attention.reference import paged_attention
+from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 from tests.kernels.closeness import assert_near
 
 
@@ -43,7 +44,20 @@ class Case:
 
     def computed(self, work: DecodeWork | None = None, **options: object) -> torch.Tensor:
         options.setdefault("scale", 0.125)
+        if work is None and self.q.device.type == "cpu":
+            shape = (*self.q.shape[:2], self.k_cache.shape[1], self.q.shape[2])
+            work = few_programs(*shape, self.lengths, options.get("window"))  # type: ignore[arg-type]
         return fast.decode_attention(*self.cast(self.q.dtype), work, page_size=self.page_size, **options)  # type: ignore[arg-type]
+
+
+def few_programs(
+    batch: int, heads: int, kv_heads: int, head_dim: int, lengths: torch.Tensor, window: int | None
+) -> DecodeWork:
+    """A plan for the interpreter."""
+    programs = kv_heads * INTERPRETED_PROGRAMS
+    work = DecodeWork(batch, heads, kv_heads, head_dim, lengths.device, window=window, programs=programs)
+    plan_decode(lengths, work)
+    return work
 
 
 def make(

@@ -19,7 +19,7 @@ from bough.kernels.projected_decode.reference import projected_decode as referen
 from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
 from bough.kernels.skinny_linear.triton import skinny_linear
 from tests.kernels.closeness import assert_near
-from tests.kernels.test_kernels_decode_attention import make
+from tests.kernels.test_kernels_decode_attention import few_programs, make
 
 EPS = 1e-6
 
@@ -42,6 +42,9 @@ class Step:
 
     def run(self, function: Any, dtype: torch.dtype, work: DecodeWork | None = None, **options: Any) -> list[Any]:
         """What comes out, and the caches afterwards."""
+        if work is None and self.qkv.device.type == "cpu":
+            shape = (len(self.qkv), self.heads, self.kv_heads, self.qkv.shape[2])
+            work = few_programs(*shape, self.paged[2], options.get("window"))
         q_norm, k_norm = (None if weight is None else weight.to(dtype) for weight in self.norms)
         tables = (self.angles.double().cos(), self.angles.double().sin())
         cos, sin = tables if dtype == torch.float64 else (table.float() for table in tables)

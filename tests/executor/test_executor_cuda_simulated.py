@@ -1,0 +1,179 @@
+"""The CUDA executor's own logic without a GPU: Triton's interpreter computes, a graph is a function that runs again.
+
+What is told apart here is which graph a step takes, padding, and the way of tokens from step to step; that nothing
+waits, and that early launches keep their order, only a device can tell (`test_no_sync_gpu.py`, `test_graphs_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.plan import BatchPlan, Limits
+from bough.core.settings import Settings
+from bough.distributed.topology import Topology
+from bough.executor import cuda_executor, cuda_parts, staging
+from bough.executor.build import LoadedWeights
+from bough.executor.cuda_executor import CudaExecutor
+from bough.executor.cuda_parts import assemble, graph_sizes
+from bough.executor.graphs import GraphSizes
+from bough.executor.plain_plans import decode_plan, prompt_plan
+from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.projected_decode import triton as projected
+from bough.models.registry import build_model
+from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=60,
+    context_length=64,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+    tied_embeddings=True,
+)
+CPU = torch.device("cpu")
+LIMITS = Limits(4, 1, (200,), 64, 60, 32, "")
+SETTINGS = Settings.from_flat({})
+GRAPHS = GraphSizes(decode=(1, 2, 4), mixed=(16,), few_keys=(1, 2, 4))
+
+
+class HostEvent:
+    """When the host came here: there, everything queued before is done."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._at = 0.0
+
+    def record(self, stream: object = None) -> None:
+        self._at = time.monotonic()
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: HostEvent) -> float:
+        return 1e3 * (later._at - self._at)
+
+
+class Rerun:
+    """A graph: its result stands where it stood when it was captured."""
+
+    def __init__(self, run: Callable[[], torch.Tensor], pool: object) -> None:
+        self._run = run
+        self._output = run().clone()
+
+    def replay(self) -> torch.Tensor:
+        return self._output.copy_(self._run())
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    for name in ("current_stream", "graph_pool_handle", "synchronize", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(staging, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(cuda_executor, "Captured", Rerun)
+    monkeypatch.setattr(cuda_executor, "rare_pieces", lambda *args: [])
+    monkeypatch.setattr(cuda_executor, "waits_for_host", lambda size, run: True)
+    monkeypatch.setattr(cuda_executor, "replay_s", lambda replay: 1.0)
+    monkeypatch.setattr(cuda_parts, "DecodeWork", partial(DecodeWork, programs=INTERPRETED_PROGRAMS))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedWeights:
+    torch.manual_seed(0)
+    model = build_model(CONFIG, Topology(), torch.float16, CPU)
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    return LoadedWeights(model, CONFIG, torch.float16, CPU, Topology(), 0, torch.float16)
+
+
+def build(loaded: LoadedWeights, graphs: GraphSizes) -> CudaExecutor:
+    executor = assemble(loaded, SETTINGS, LIMITS, graphs)
+    while executor.idle():
+        pass
+    return executor
+
+
+def plans(lengths: list[int], decodes: int) -> Iterator[BatchPlan]:
+    """Prompts of these lengths, then so many decodes of all their rows."""
+    for row, length in enumerate(lengths):
+        pages = np.arange(1, 41, dtype=np.int32) + 40 * row
+        yield prompt_plan(row, (np.arange(length, dtype=np.int32) * 7 + row) % 60, pages)
+    for step in range(decodes):
+        yield decode_plan(step, len(lengths))
+
+
+def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 4) -> list[list[int]]:
+    """What each step samples; each is launched before the one before it is looked at."""
+    found, before = [], None
+    for plan in plans(lengths, decodes):
+        running = executor.launch(plan)
+        if before is not None:
+            found.append(before.wait().tokens[:, 0].tolist())
+        before = running
+    assert before is not None
+    found.append(before.wait().tokens[:, 0].tolist())
+    executor.close()
+    return found
+
+
+@pytest.mark.parametrize("lengths", [[5], [9, 3, 20]])
+def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> None:
+    eager = tokens_of(build(loaded, GraphSizes()), lengths)
+    assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 4
+    assert tokens_of(build(loaded, GRAPHS), lengths) == eager
+
+
+@pytest.mark.parametrize(("most_keys", "few"), [(27, 4), (24, 1), (23, 0)])
+def test_decodes_take_the_graphs_that_fit_their_keys(
+    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, most_keys: int, few: int
+) -> None:
+    """Two rows of 22 tokens in all, which have two more with each step."""
+    monkeypatch.setattr(projected, "MOST_KEYS", most_keys)
+    executor = build(loaded, GRAPHS)
+    tokens_of(executor, [5, 17], decodes=2)
+    ladders: list[Any] = [executor._few_keys_graphs, executor._decode_graphs]
+    uses = [ladder._uses[2] for ladder in ladders]
+    assert uses == [min(few, 2), 2 - min(few, 2)]
+
+
+def test_without_graphs_for_few_keys_all_decodes_take_the_others(loaded: LoadedWeights) -> None:
+    executor = build(loaded, GraphSizes(decode=(1, 2, 4)))
+    tokens_of(executor, [5], decodes=3)
+    assert executor._decode_graphs._uses[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache", "flags", "few"),
+    [
+        (torch.float16, torch.float16, {}, [1, 2, 4, 8, 12, 16]),
+        (torch.bfloat16, torch.bfloat16, {"cuda_graph_max_bs_decode": 5}, [1, 2, 4, 5]),
+        (torch.float32, torch.float32, {}, []),
+        (torch.bfloat16, torch.float8_e5m2, {}, []),
+        (torch.bfloat16, torch.bfloat16, {"enable_deterministic_inference": True}, []),
+        (torch.bfloat16, torch.bfloat16, {"disable_cuda_graph": True}, []),
+        (torch.bfloat16, torch.bfloat16, {"prefill_attention_backend": "torch"}, [1, 2, 4, 8, 12, 16]),
+        (torch.bfloat16, torch.bfloat16, {"decode_attention_backend": "torch"}, []),
+    ],
+)
+def test_which_decodes_with_few_keys_have_graphs(
+    dtype: torch.dtype, cache: torch.dtype, flags: dict[str, Any], few: list[int]
+) -> None:
+    model: Any = None
+    weights = LoadedWeights(model, CONFIG, dtype, CPU, Topology(), 0, cache)
+    assert list(graph_sizes(weights, Settings.from_flat(flags), rows=64, chunk=128).few_keys) == few

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from bough.core.model_config import ModelConfig, RopeConfig
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
@@ -28,22 +27,9 @@ from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.projected_decode import triton as projected
 from bough.models.registry import build_model
+from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=60,
-    context_length=64,
-    norm_eps=1e-5,
-    rope=RopeConfig(10000.0),
-    tied_embeddings=True,
-)
 CPU = torch.device("cpu")
 LIMITS = Limits(4, 1, (200,), 64, 60, 32, "")
 SETTINGS = Settings.from_flat({})

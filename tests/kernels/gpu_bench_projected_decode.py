@@ -1,8 +1,8 @@
 """Times whole decode steps on a GPU: heads turned and stored by a launch of their own, or with the attention.
 
 `PYTHONPATH=. python tests/kernels/gpu_bench_projected_decode.py qwen3-0.6b`: for several numbers of rows and keys the
-microseconds of a captured step, by each configuration of the kernel. What kernels save shows only in their company:
-each is set up while the one before it runs.
+microseconds of a captured step, by each configuration of the kernel and each way to weigh a row's parts. What kernels
+save shows only in their company: each is set up while the one before it runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor, DecodeGraph
 from bough.executor.graphs import replay_s
+from bough.kernels.decode_attention import triton as plain
 from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.loader.shapes import find_files
 
 ROWS, KEYS = (1, 4, 8, 16), (130, 400, 1000, 4000)
-CONFIGS = [DecodeConfig(128, 4, 1), DecodeConfig(128, 8, 1), DecodeConfig(64, 4, 1), DecodeConfig(32, 4, 1)]
+CONFIGS = [DecodeConfig(128, 4, 1), DecodeConfig(64, 4, 1)]
+FEW_PARTS = (1, 4, 8, 1000)  # up to so many they are weighed one by one
 REPLAYS, COLD_REPLAYS = 40, 10
 
 
@@ -37,9 +39,10 @@ def build(shape: str) -> CudaExecutor:
 
 
 @torch.inference_mode()
-def capture(executor: CudaExecutor, rows: int, config: DecodeConfig | None) -> DecodeGraph:
+def capture(executor: CudaExecutor, rows: int, config: DecodeConfig | None, few_parts: int) -> DecodeGraph:
     """A step of so many rows; without a configuration, in launches of their own."""
-    with patch.object(projected, "config_for", lambda head_dim: config):
+    chosen = patch.object(projected, "config_for", lambda head_dim: config)
+    with chosen, patch.object(projected, "FEW_PARTS", few_parts), patch.object(plain, "FEW_PARTS", few_parts):
         return executor._capture_decode(rows, few_keys=config is not None)
 
 
@@ -62,10 +65,11 @@ def step_us(graph: DecodeGraph) -> float:
 def main(shape: str) -> None:
     executor = build(shape)
     for rows in ROWS:
-        graphs = {"apart": capture(executor, rows, None)}
-        for config in CONFIGS:
-            name = f"{config.block_n} keys, {config.num_warps} warps"
-            graphs[name] = capture(executor, rows, config)
+        graphs = {}
+        for few in FEW_PARTS:
+            graphs[f"apart, {few}"] = capture(executor, rows, None, few)
+            for config in CONFIGS:
+                graphs[f"{config.block_n} keys, {few}"] = capture(executor, rows, config, few)
         for keys in KEYS:
             place(executor, rows, keys)
             times = ", ".join(f"{name} {step_us(graph):.0f}" for name, graph in graphs.items())

@@ -144,6 +144,17 @@ def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.devi
         plan_decode(torch.ones(9, dtype=torch.int32, device=device), work)
 
 
+@pytest.mark.parametrize("keys", [300, 1200])
+def test_few_and_many_parts_of_a_row(device: torch.device, keys: int) -> None:
+    case = make([keys, 5, 130], device)
+    work = DecodeWork(3, 4, 2, 64, device)
+    plan_decode(case.lengths, work)
+    parts = int(work.items[0, 3])
+    assert parts > fast.FEW_PARTS if keys > 1000 else 1 < parts <= fast.FEW_PARTS
+    for _ in range(2):  # who is last is counted from zero again
+        assert_near(case.computed(work), case.expected())
+
+
 def items_of(lengths: list[int], work: DecodeWork, device: torch.device) -> list[list[int]]:
     plan_decode(torch.tensor(lengths, dtype=torch.int32, device=device), work)
     return work.items[: int(work.first_item[len(lengths)])].tolist()

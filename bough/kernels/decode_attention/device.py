@@ -52,9 +52,11 @@ def hand_in(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
+    FEW_PARTS: tl.constexpr,
 ):
     """Stores the result of an item's query heads. If the row was cut into parts, the last program to finish weighs all
-    of them, in their order, so that the result does not depend on who was last."""
+    of them, in their order, so that the result does not depend on who was last: BLOCK_PARTS at a time, or one by one if
+    there are no more than FEW_PARTS."""
     member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + member
     wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
@@ -69,10 +71,16 @@ def hand_in(
         counter = arrivals + place * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
             begin = tl.load(first_item + place)
-            _weigh(
-                partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
-                KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,
-            )  # fmt: skip
+            if parts <= FEW_PARTS:
+                _weigh(
+                    partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
+                    KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, 1,
+                )  # fmt: skip
+            else:
+                _weigh(
+                    partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
+                    KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,
+                )  # fmt: skip
             tl.store(counter, 0)  # as the next launch finds it
 
 
@@ -91,7 +99,7 @@ def _weigh(
     BLOCK_PARTS: tl.constexpr,
 ):
     """Stores the results of `parts` items from `begin` as one, by their log-sum-exp. Other programs wrote them: they
-    are read past the L1 cache, and many at a time, since nothing else is left to do while they come."""
+    are read past the L1 cache, and many at a time if there are many: nothing else is left to do while they come."""
     SIDE: tl.constexpr = triton.next_power_of_2(GROUP)
     member, d = tl.arange(0, SIDE), tl.arange(0, BLOCK_D)
     wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]

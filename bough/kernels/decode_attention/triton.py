@@ -22,6 +22,7 @@ from bough.kernels.shared_memory import LITTLE, shared_bytes
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
 WEIGHED_NUMBERS = 4096  # of parts that are weighed at a time; they are held in registers
+FEW_PARTS = 4  # up to here each by itself takes less time: 4 us less for two or three parts (`gpu_bench_hot_layer.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def decode_attention(
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_N=chosen.block_n,
         BLOCK_PARTS=parts_at_once(group, head_dim),
+        FEW_PARTS=FEW_PARTS,
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
@@ -153,6 +155,7 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
+    FEW_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -199,5 +202,5 @@ def _attend(
     hand_in(
         acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
         out, partial, log_sums, arrivals, first_item,
-        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS, FEW_PARTS,
     )  # fmt: skip

@@ -1,0 +1,81 @@
+"""W1 to W6 of both model shapes on a GPU, as `docs/performance.md` has them: `PYTHONPATH=. python` this file.
+
+`--tokenizers` is a folder with the tokenizers of Qwen3 (`qwen3`) and Llama 3 (`llama3_2`); without it nothing is
+served, so there are no W5 and W6. Prints the benchmarks' own lines. Cold starts are those of a machine on which
+Triton's cache is empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.system.serving import running, until
+
+BENCH = (sys.executable, "-m", "bough.cli.main", "bench")
+CONTEXT = ("--context-length", "8192")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's shape, its tokenizer, and requests per second: what it can serve, and more than that."""
+
+    name: str
+    tokenizer: str
+    rate: int
+    too_many: int
+
+
+SHAPES = (Shape("qwen3-0.6b", "qwen3", 64, 160), Shape("llama-3.1-8b", "llama3_2", 40, 80))
+
+
+def offline(shape: Shape) -> None:
+    load = ("--workload", "W3", "W1", "W2", "W4", "--repeat", "2", "--json")
+    subprocess.run([*BENCH, "offline", *load, *CONTEXT, "--model-shape", shape.name], check=True)
+
+
+def online(shape: Shape, tokenizers: Path) -> None:
+    began = time.monotonic()
+    flags = ("--model-shape", shape.name, "--tokenizer-path", str(tokenizers / shape.tokenizer), *CONTEXT)
+    with running(*flags, "--served-model-name", "m") as server:
+        until(lambda: _is_warm(server.url), "all graphs are captured")
+        print(f"{shape.name}: all graphs were captured {time.monotonic() - began:.1f} s after the start", flush=True)
+        loads: list[tuple[object, ...]] = [
+            ("W5", "--rate", shape.too_many),
+            ("W5", "--rate", shape.rate),
+            ("W5", "--rate", shape.too_many),
+            ("W6",),
+            ("W6",),
+        ]
+        for seed, load in enumerate(loads, 1):  # the first one warms up
+            words = ("--url", server.url, "--model", "m", "--procs", 6, "--seed", seed, "--work", *load)
+            subprocess.run([*BENCH, "online", *map(str, words)], check=True)
+
+
+def _is_warm(url: str) -> bool:
+    info = httpx.get(f"{url}/get_server_info").json()
+    return not info["internal_states"][0]["warming_up"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="W1 to W6 of both model shapes")
+    parser.add_argument("--tokenizers", type=Path, help="folder with the tokenizers qwen3 and llama3_2")
+    parser.add_argument("--shapes", nargs="+", default=[shape.name for shape in SHAPES])
+    asked = parser.parse_args(arguments)
+    for shape in SHAPES:
+        if shape.name in asked.shapes:
+            print(shape.name, flush=True)
+            offline(shape)
+            if asked.tokenizers is not None:
+                online(shape, asked.tokenizers)
+
+
+if __name__ == "__main__":
+    main()

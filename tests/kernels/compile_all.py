@@ -157,7 +157,8 @@ class Attention:
     def projected(self, **more: Any) -> None:
         for weight in (torch.ones(self._head_dim, dtype=self._dtype), None):
             inputs: list[Any] = [*self._projection(weight), self._table, self._rows, self._lengths, None]
-            projected_decode(*inputs, page_size=1, scale=0.1, **more)
+            for ahead in (False, True):
+                projected_decode(*inputs, page_size=1, scale=0.1, ahead=ahead, **more)
 
     def _projection(self, weight: torch.Tensor | None) -> tuple[Any, ...]:
         """Queries, keys and values before they are stored, and all that belongs to them."""

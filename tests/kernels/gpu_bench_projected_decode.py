@@ -1,18 +1,21 @@
 """Times whole decode steps on a GPU: heads turned and stored by a launch of their own, or with the attention.
 
 `PYTHONPATH=. python tests/kernels/gpu_bench_projected_decode.py qwen3-0.6b`: for several numbers of rows and keys the
-microseconds of a captured step, by each configuration of the kernel and each way to weigh a row's parts. What kernels
-save shows only in their company: each is set up while the one before it runs.
+microseconds of a captured step, by each variant of the kernel. What kernels save shows only in their company: each is
+set up while the one before it runs.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+from dataclasses import dataclass
+from functools import partial
 from unittest.mock import patch
 
 import torch
 
+from bough.attention import triton_backend
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor, DecodeGraph
@@ -22,15 +25,42 @@ from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.loader.shapes import find_files
 
-ROWS, KEYS = (1, 4, 8, 16), (130, 400, 1000, 4000)
-CONFIGS = [DecodeConfig(128, 4, 1), DecodeConfig(64, 4, 1)]
-FEW_PARTS = (1, 4, 8, 1000)  # up to so many they are weighed one by one
-REPLAYS, COLD_REPLAYS = 40, 10
+ROWS, KEYS = (1, 4, 16, 64, 128, 256), (400, 1000, 4000, 16_000)
+MOST_TOKENS = 256_000
+REPLAYS, COLD_REPLAYS = 30, 6
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to attend: without a configuration, in launches of their own."""
+
+    few_parts: int  # up to so many parts of a row are weighed one by one
+    config: DecodeConfig | None = None
+    ahead: bool = False  # whether the first keys and values are fetched before the kernel's turn
+
+    def __str__(self) -> str:
+        if self.config is None:
+            return f"apart, {self.few_parts} parts"
+        when = "ahead" if self.ahead else "in turn"
+        return f"{self.config.block_n} keys, {self.config.num_stages} stages, {when}, {self.few_parts} parts"
+
+
+WIDE, NARROW, PIPED = DecodeConfig(128, 4, 1), DecodeConfig(64, 4, 1), DecodeConfig(64, 4, 3)
+VARIANTS = [
+    *(Variant(few) for few in (1, 4, 8)),
+    *(Variant(few, WIDE, ahead=True) for few in (1, 4, 8)),
+    Variant(4, NARROW, ahead=True),
+    Variant(4, PIPED, ahead=True),
+    Variant(4, PIPED),
+    Variant(4, DecodeConfig(128, 4, 2), ahead=True),
+    Variant(4, DecodeConfig(32, 4, 4)),
+]
 
 
 def build(shape: str) -> CudaExecutor:
-    tokens = 1 + max(ROWS) * max(KEYS)
-    settings = Settings.from_flat({"model_shape": shape, "context_length": 8192, "max_total_tokens": tokens})
+    settings = Settings.from_flat(
+        {"model_shape": shape, "context_length": max(KEYS) + 1, "max_total_tokens": MOST_TOKENS + 1}
+    )
     executor = build_executor(find_files(settings.model), settings).executor
     assert isinstance(executor, CudaExecutor)
     for layer in (*executor._pool.keys, *executor._pool.values):
@@ -39,11 +69,15 @@ def build(shape: str) -> CudaExecutor:
 
 
 @torch.inference_mode()
-def capture(executor: CudaExecutor, rows: int, config: DecodeConfig | None, few_parts: int) -> DecodeGraph:
-    """A step of so many rows; without a configuration, in launches of their own."""
-    chosen = patch.object(projected, "config_for", lambda head_dim: config)
-    with chosen, patch.object(projected, "FEW_PARTS", few_parts), patch.object(plain, "FEW_PARTS", few_parts):
-        return executor._capture_decode(rows, few_keys=config is not None)
+def capture(executor: CudaExecutor, rows: int, variant: Variant) -> DecodeGraph:
+    """A step of so many rows."""
+    chosen = partial(projected.projected_decode, config=variant.config, ahead=variant.ahead)
+    with (
+        patch.object(triton_backend, "projected_decode", chosen),
+        patch.object(projected, "FEW_PARTS", variant.few_parts),
+        patch.object(plain, "FEW_PARTS", variant.few_parts),
+    ):
+        return executor._capture_decode(rows, few_keys=variant.config is not None)
 
 
 @torch.inference_mode()
@@ -65,15 +99,14 @@ def step_us(graph: DecodeGraph) -> float:
 def main(shape: str) -> None:
     executor = build(shape)
     for rows in ROWS:
-        graphs = {}
-        for few in FEW_PARTS:
-            graphs[f"apart, {few}"] = capture(executor, rows, None, few)
-            for config in CONFIGS:
-                graphs[f"{config.block_n} keys, {few}"] = capture(executor, rows, config, few)
+        graphs = {variant: capture(executor, rows, variant) for variant in VARIANTS}
         for keys in KEYS:
-            place(executor, rows, keys)
-            times = ", ".join(f"{name} {step_us(graph):.0f}" for name, graph in graphs.items())
-            print(f"{rows} rows of {keys} keys: {times}", flush=True)
+            if rows * keys <= MOST_TOKENS:
+                place(executor, rows, keys)
+                times = {variant: step_us(graph) for variant, graph in graphs.items()}
+                best = min(times, key=lambda variant: times[variant])
+                print(f"{rows} rows of {keys} keys; best: {best}", flush=True)
+                print("  " + "; ".join(f"{variant} {us:.0f}" for variant, us in times.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ def make_step(
 
 def check(step: Step, **options: Any) -> None:
     out, *caches = step.run(projected_decode, step.qkv.dtype, **options)
-    options.pop("config", None), options.pop("work", None)
+    for own in ("config", "work", "ahead"):
+        options.pop(own, None)
     expected, *expected_caches = step.run(reference, torch.float64, **options)
     assert out.is_contiguous()
     assert_near(out, step.attended(**options))
@@ -98,8 +99,9 @@ def check(step: Step, **options: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_rows_of_many_lengths(device: torch.device, dtype: torch.dtype, page_size: int) -> None:
-    check(make_step([1, 2, 127, 128, 129, 300], device, dtype=dtype, page_size=page_size))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rows_of_many_lengths(device: torch.device, dtype: torch.dtype, page_size: int, ahead: bool) -> None:
+    check(make_step([1, 2, 127, 128, 129, 300], device, dtype=dtype, page_size=page_size), ahead=ahead)
 
 
 @pytest.mark.parametrize(("normed", "plus_one"), [(False, False), (True, True)])
@@ -117,13 +119,15 @@ def test_head_shapes(device: torch.device, heads: int, kv_heads: int, head_dim: 
 
 @pytest.mark.parametrize("window", [1, 40, 130, 1000])
 def test_window(device: torch.device, window: int) -> None:
-    check(make_step([1, 39, 41, 290], device), window=window)
+    for ahead in (False, True):
+        check(make_step([1, 39, 41, 290], device), window=window, ahead=ahead)
 
 
 def test_softcap_and_small_blocks(device: torch.device) -> None:
     step = make_step([20, 150], device)
     check(step, softcap=1.5)
-    check(step, config=DecodeConfig(block_n=16, num_warps=2, num_stages=1))
+    for ahead in (False, True):
+        check(step, config=DecodeConfig(block_n=16, num_warps=2, num_stages=3), ahead=ahead)
 
 
 def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.device) -> None:

@@ -3,9 +3,9 @@
 As in `decode_attention`, a program attends over one item for the query heads of one kv head, which it first normalises
 and rotates itself; that is little work, done once for each item instead of once for each row. The program of a row's
 last item does the same to the new key, stores it with its value, and counts it in from registers. So nothing but the
-projection comes from the kernel before this one. All else is fetched while that kernel still runs (see `overlap`):
-items, which the plan kernel wrote, and pages and cached keys and values, which are older; past the L1 cache, which may
-hold what an earlier step read.
+projection comes from the kernel before this one. All else can be fetched while that kernel still runs (see `overlap`):
+items, which the plan kernel wrote, and pages and the first of the cached keys and values, which are older; past the L1
+cache, which may hold what an earlier step read.
 """
 
 # mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
@@ -66,6 +66,7 @@ def projected_decode(
     window: int | None = None,
     softcap: float | None = None,
     config: DecodeConfig | None = None,
+    ahead: bool | None = None,  # whether the first keys are fetched before its turn; None: where launches overlap
 ) -> torch.Tensor:
     """As the reference; `qkv` stays as it is. At least one row has a key: the kernels behind this one rely on its
     having waited for those before it."""
@@ -78,7 +79,7 @@ def projected_decode(
     assert qkv.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     assert qkv.dtype == k_cache.dtype == v_cache.dtype
     out = torch.empty((batch, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    chosen = config or config_for(head_dim)
+    chosen, early = config or config_for(head_dim), overlap(batch)
     _attend_projected[(kv_heads, work.max_items(batch))](
         qkv,
         q_weight,
@@ -115,9 +116,10 @@ def projected_decode(
         BLOCK_PARTS=parts_at_once(group, head_dim),
         FEW_PARTS=FEW_PARTS,
         PRECISION="ieee",
+        AHEAD=early["OVERLAP"] if ahead is None else ahead,
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-        **overlap(batch),
+        **early,
     )
     return out
 
@@ -159,6 +161,7 @@ def _attend_projected(
     BLOCK_PARTS: tl.constexpr,
     FEW_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One item for the query heads of one kv head."""
@@ -185,7 +188,10 @@ def _attend_projected(
     turn_sin = tl.load(sin + position * HALF + d % HALF, mask=inside, other=0.0)
     turn_sin = tl.where(d < HALF, -turn_sin, turn_sin)
     token = first + tl.arange(0, BLOCK_N)
-    k, v = _cached(k_cache, v_cache, pages, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
+    page = _page(pages, token, last, PAGE_SIZE)
+    if AHEAD:
+        k, v = _cached(k_cache, v_cache, page, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
+        page = _page(pages, token + BLOCK_N, last, PAGE_SIZE)
     take_turn(OVERLAP)
 
     member = tl.arange(0, BLOCK_G)[:, None]
@@ -212,10 +218,15 @@ def _attend_projected(
         norm += 1.0
         acc += new_v.to(tl.float32)
 
-    top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
-    for start in range(first + BLOCK_N, last, BLOCK_N):
+    if AHEAD:
+        top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+        first += BLOCK_N
+    for start in range(first, last, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
-        k, v = _cached(k_cache, v_cache, pages, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
+        here = page
+        # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
+        page = _page(pages, token + BLOCK_N, last, PAGE_SIZE)
+        k, v = _cached(k_cache, v_cache, here, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
         top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
     hand_in(
@@ -226,10 +237,16 @@ def _attend_projected(
 
 
 @triton.jit
+def _page(pages, token, last, PAGE_SIZE: tl.constexpr):
+    """Where these tokens of the row lie, as far as they are before `last`."""
+    return tl.load(pages + token // PAGE_SIZE, mask=token < last, other=0, cache_modifier=".cg")
+
+
+@triton.jit
 def _cached(
     k_cache,
     v_cache,
-    pages,
+    page,
     token,
     last,
     kv_head,
@@ -238,10 +255,9 @@ def _cached(
     PAGE_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Keys and values of these tokens of the row, as far as they are before `last`; zeros for others. What is not this
-    row's must not be read: the pool is never cleared, and 0 * NaN is NaN."""
+    """Keys and values of these tokens on these pages, as far as they are before `last`; zeros for others. What is not
+    this row's must not be read: the pool is never cleared, and 0 * NaN is NaN."""
     d = tl.arange(0, BLOCK_D)
-    page = tl.load(pages + token // PAGE_SIZE, mask=token < last, other=0, cache_modifier=".cg")
     slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
     offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     held = (token < last)[:, None] & (d < HEAD_DIM)[None, :]

@@ -71,6 +71,37 @@ def test_linear(m: int, config: Tiling, biased: bool, dtype: torch.dtype, device
     assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias if biased else None), TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("config", [TILES, SHARED])
+@pytest.mark.parametrize("m", [2, 20, 70, 128])
+def test_tiles_hold_up_to_128_rows_and_may_be_fetched_ahead(
+    m: int, config: Tiling, dtype: torch.dtype, device: torch.device
+) -> None:
+    if not runs_here(config, dtype, device):
+        pytest.skip("needs a GPU")
+    operands = Operands(m, N, K, dtype, device)
+    x, _, _, weight, bias = operands.given
+    wide_x, _, _, wide_weight, wide_bias = operands.exact
+    for ahead in (False, True):
+        y = skinny.skinny_linear(x, weight, bias, config=config, ahead=ahead)
+        assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("m", [3, 40])
+def test_gate_up_by_tiles(m: int, activation: str, dtype: torch.dtype, device: torch.device) -> None:
+    if not runs_here(TILES, dtype, device):
+        pytest.skip("needs a GPU")
+    operands = Operands(m, N, K, dtype, device)
+    x, weight = operands.given[0], operands.given[3]
+    expected = reference.tiled_gate_up(operands.exact[0], operands.exact[3], activation)
+    for config in (TILES, None):
+        for ahead in (False, True):
+            h = skinny.tiled_gate_up(x, weight, activation, config=config, ahead=ahead)
+            assert_near(h, expected, 2 * TOLERANCE[dtype], 2.0)  # a product of two rounded products
+
+
 @pytest.mark.parametrize("config", [ROWS, PIECES, TILES, SHARED])
 def test_writes_to_a_given_tensor_and_leaves_what_it_borrowed(config: Tiling, device: torch.device) -> None:
     x, _, _, weight, _ = Operands(2, N, K, torch.float32, device).given
@@ -112,7 +143,7 @@ def test_norm_linear_and_gate_up(
 
 
 @pytest.mark.parametrize(
-    ("m", "config"), [(17, TILES), (5, ROWS), (1, Tiling(True, 4, 128, split_k=2)), (1, Tiling(False, 16, 32, 2))]
+    ("m", "config"), [(129, TILES), (5, ROWS), (1, Tiling(True, 4, 128, split_k=2)), (1, Tiling(False, 16, 32, 2))]
 )
 def test_refuses_cuts_that_do_not_fit(m: int, config: Tiling, device: torch.device) -> None:
     many = 16 * skinny.MAX_SHARED_TILES + 1
@@ -128,6 +159,12 @@ def test_fused_products_are_taken_by_rows_only(m: int, config: Tiling, device: t
         skinny.skinny_gate_up(x, None, weight[0], EPS, False, weight, "silu", config=config)
     with pytest.raises(ValueError, match="cannot be taken by rows"):
         skinny.skinny_norm_linear(x, None, weight[0], EPS, False, weight, config=config)
+
+
+def test_the_inputs_of_gate_and_up_are_not_shared_among_programs(device: torch.device) -> None:
+    x, weight = torch.zeros(2, K, device=device), torch.zeros(2 * N, K, device=device)
+    with pytest.raises(ValueError, match="cannot be taken by tiles"):
+        skinny.tiled_gate_up(x, weight, "silu", config=SHARED)
 
 
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA, (256, 64), (50000, 28672), (896, 4864)])
@@ -197,7 +234,7 @@ def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 40, 128])
 def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     operands = Operands(m, n, k, torch.bfloat16, device)
     x, residual, norm_weight, weight, bias = operands.given

@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,10 @@ class Attention:
         for weight in (torch.ones(self._head_dim, dtype=self._dtype), None):
             norm_rope_store_(*self._projection(weight))
 
-    def projected(self, **more: Any) -> None:
+    def projected(self, aheads: Sequence[bool] = (False,), **more: Any) -> None:
         for weight in (torch.ones(self._head_dim, dtype=self._dtype), None):
             inputs: list[Any] = [*self._projection(weight), self._table, self._rows, self._lengths, None]
-            for ahead in (False, True):
+            for ahead in aheads:
                 projected_decode(*inputs, page_size=1, scale=0.1, ahead=ahead, **more)
 
     def _projection(self, weight: torch.Tensor | None) -> tuple[Any, ...]:
@@ -182,7 +182,7 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(cache)
     if dtype != torch.float32:
-        attention.projected()
+        attention.projected((False, True) if head_dim in EDGES else (False,))
         if head_dim in EDGES:
             attention.projected(window=64, softcap=30.0)
     if head_dim in EDGES:
@@ -203,11 +203,12 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             cut = invariant_tiling.fitted(whole, dtype.itemsize, SHARED_BYTES[arch])
             invariant_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs], config=cut)
     if dtype != torch.float32:
-        for rows, outputs in ((1, INNER), (12, 512), (12, INNER), (12, VOCABULARY), (100, 512)):  # each kind of cut
+        for rows, outputs in ((1, INNER), (12, 512), (12, INNER), (12, VOCABULARY)):  # each kind of cut
             skinny = fitted(config_for(rows, outputs, HIDDEN), rows, 2, SHARED_BYTES[arch])
-            for ahead in (False, True):
-                skinny_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs], config=skinny, ahead=ahead)
+            skinny_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs], config=skinny)
         for rows in (12, 100):
+            plain = fitted(config_for(rows, 512, HIDDEN), rows, 2, SHARED_BYTES[arch])
+            skinny_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:512], config=plain, ahead=True)
             skinny = fitted(GATED_TILES, rows, 2, SHARED_BYTES[arch], weights=2)
             tiled_gate_up(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:INNER], "silu", config=skinny, ahead=True)
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)

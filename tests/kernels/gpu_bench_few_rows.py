@@ -1,7 +1,7 @@
 """Times whole decode steps of few rows on a GPU, with products by a library or by Triton's tiles.
 
 `PYTHONPATH=. python tests/kernels/gpu_bench_few_rows.py llama-3.1-8b`: microseconds of a captured step of so many rows
-with 400 keys each. By tiles, every kernel of a step can be set up while the one before it runs, and fetch its first
+with 400 keys each. By tiles, every kernel of a step can be set up while the one before it runs, and can fetch its first
 weights meanwhile; so what they save shows only in their company.
 """
 

@@ -210,5 +210,5 @@ def test_on_the_gpu(
     lengths = [1, 900, 64, 333, 129, 2100]
     assert len(lengths) <= MOST_ROWS
     step = make_step(lengths, device, heads, kv_heads, head_dim, page_size, dtype)
-    for window in (None, 100):
-        check(step, window=window)
+    for window, ahead in ((None, True), (100, False)):
+        check(step, window=window, ahead=ahead)

@@ -27,6 +27,7 @@ from tests.kernels.closeness import assert_near
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+BY_TILES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 ROWS = Tiling(True, 16, 128, num_warps=2)
 PIECES = Tiling(True, 8, 32, num_warps=1)
 TILES = Tiling(False, 16, 32)
@@ -71,15 +72,13 @@ def test_linear(m: int, config: Tiling, biased: bool, dtype: torch.dtype, device
     assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias if biased else None), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("config", [TILES, SHARED])
+@pytest.mark.parametrize("dtype", BY_TILES)
+@pytest.mark.parametrize(("config", "k"), [(TILES, K), (SHARED, K), (SHARED, 40)])  # of 40, the last shares have none
 @pytest.mark.parametrize("m", [2, 20, 70, 128])
 def test_tiles_hold_up_to_128_rows_and_may_be_fetched_ahead(
-    m: int, config: Tiling, dtype: torch.dtype, device: torch.device
+    m: int, config: Tiling, k: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if not runs_here(config, dtype, device):
-        pytest.skip("needs a GPU")
-    operands = Operands(m, N, K, dtype, device)
+    operands = Operands(m, N, k, dtype, device)
     x, _, _, weight, bias = operands.given
     wide_x, _, _, wide_weight, wide_bias = operands.exact
     for ahead in (False, True):
@@ -87,12 +86,10 @@ def test_tiles_hold_up_to_128_rows_and_may_be_fetched_ahead(
         assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("dtype", BY_TILES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("m", [3, 40])
 def test_gate_up_by_tiles(m: int, activation: str, dtype: torch.dtype, device: torch.device) -> None:
-    if not runs_here(TILES, dtype, device):
-        pytest.skip("needs a GPU")
     operands = Operands(m, N, K, dtype, device)
     x, weight = operands.given[0], operands.given[3]
     expected = reference.tiled_gate_up(operands.exact[0], operands.exact[3], activation)
@@ -239,8 +236,9 @@ def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     operands = Operands(m, n, k, torch.bfloat16, device)
     x, residual, norm_weight, weight, bias = operands.given
     wide_x, wide_residual, wide_norm, wide_weight, wide_bias = operands.exact
-    y = skinny.skinny_linear(x, weight, bias)
-    assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias), 2e-2)
+    expected = reference.skinny_linear(wide_x, wide_weight, wide_bias)
+    for ahead in (False, True):
+        assert_near(skinny.skinny_linear(x, weight, bias, ahead=ahead), expected, 2e-2)
     if fused_worth(m, n, k):
         start, wide_start = (x, residual, norm_weight, EPS, False), (wide_x, wide_residual, wide_norm, EPS, False)
         y, _ = skinny.skinny_norm_linear(*start, weight)

@@ -1,8 +1,8 @@
 """Runs all tests that need a GPU, in processes side by side: `PYTHONPATH=. python tests/system/gpu_suite.py`.
 
 Most of their time is spent on compiling kernels, which a process does one after the other. Tests of one file stay
-together where they share engines; those of kernels are dealt out. Prints what each process said, and ends with 1 if
-a test failed, did not end in time, or did not run at all.
+together where they share engines; those of kernels are dealt out. Prints what each process ended with, what tests
+print to be written down, and the end of what failed; ends with 1 if a test failed, did not end in time or did not run.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class Share:
             )
 
     def passed(self) -> int:
-        found = re.search(r"(\d+) passed", self.log.read_text(errors="replace"))
-        return int(found[1]) if found else 0
+        found = re.findall(r"(\d+) passed", self.log.read_text(errors="replace"))
+        return int(found[-1]) if found else 0
 
 
 def collect() -> list[str]:
-    listed = subprocess.run([*PYTEST, "--collect-only", "tests"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run([*PYTEST, "--collect-only", "tests"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if listed.returncode:
+        sys.exit(f"{listed.stdout}\nThe tests cannot be collected.")
     return [line for line in listed.stdout.splitlines() if "::" in line]
 
 
@@ -70,9 +72,8 @@ def deal(tests: Sequence[str], processes: int, logs: Path) -> list[Share]:
             kernels.append(test)
         else:
             files.setdefault(path, []).append(test)
-    left = max(1, processes - len(files))
-    shares = {path.rpartition("/")[2]: tests for path, tests in files.items()}
-    shares |= {f"kernels {i + 1} of {left}": kernels[i::left] for i in range(left)}
+    left = min(len(kernels), max(1, processes - len(files)))
+    shares = files | {f"kernels {i + 1} of {left}": kernels[i::left] for i in range(left)}
     return [Share(name, tests, logs / f"{i}.txt") for i, (name, tests) in enumerate(shares.items())]
 
 

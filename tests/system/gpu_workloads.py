@@ -1,7 +1,7 @@
 """W1 to W6 of both model shapes on a GPU, as `docs/performance.md` has them: `PYTHONPATH=. python` this file.
 
 `--tokenizers` is a folder with the tokenizers of Qwen3 (`qwen3`) and Llama 3 (`llama3_2`); without it nothing is
-served, so there are no W5 and W6. Prints the benchmarks' own lines. Cold starts are those of a machine on which
+served, so there are no W5 and W6. Prints the benchmarks' own lines. The first start of each shape is a cold one where
 Triton's cache is empty.
 """
 
@@ -60,14 +60,17 @@ def online(shape: Shape, tokenizers: Path) -> None:
 
 
 def _is_warm(url: str) -> bool:
-    info = httpx.get(f"{url}/get_server_info").json()
-    return not info["internal_states"][0]["warming_up"]
+    states = httpx.get(f"{url}/get_server_info", timeout=30).json()[
+        "internal_states"
+    ]  # none, of an engine that is busy
+    return bool(states) and not states[0]["warming_up"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="W1 to W6 of both model shapes")
     parser.add_argument("--tokenizers", type=Path, help="folder with the tokenizers qwen3 and llama3_2")
-    parser.add_argument("--shapes", nargs="+", default=[shape.name for shape in SHAPES])
+    names = [shape.name for shape in SHAPES]
+    parser.add_argument("--shapes", nargs="+", choices=names, default=names)
     asked = parser.parse_args(arguments)
     for shape in SHAPES:
         if shape.name in asked.shapes:

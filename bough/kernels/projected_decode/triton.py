@@ -224,7 +224,7 @@ def _attend_projected(
     for start in range(first, last, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         here = page
-        # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
+        # One block ahead, in registers: with several stages, keys and values can then be fetched as far ahead.
         page = _page(pages, token + BLOCK_N, last, PAGE_SIZE)
         k, v = _cached(k_cache, v_cache, here, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
         top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.overlap import take_turn
+from bough.kernels.overlap import let_next_begin, take_turn
 
 
 @triton.jit
@@ -101,8 +101,8 @@ def product_by_tiles(
     AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tiles of the weight on tensor cores, `x` padded to a side of theirs. The first tile is asked for before the
-    kernel's turn."""
+    """Tiles of the weight on tensor cores, `x` padded to a side of theirs. With AHEAD, the first tile is fetched before
+    the kernel's turn."""
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     share: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
@@ -111,6 +111,7 @@ def product_by_tiles(
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     k = split * share + tl.arange(0, BLOCK_K)
     if AHEAD:
+        let_next_begin(OVERLAP)
         w = _tile(weight, n, k, N, K)
         if up_weight is not None:
             u = _tile(up_weight, n, k, N, K)

@@ -22,7 +22,7 @@ def skinny_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, out]
     config: Tiling | None = None,
-    ahead: bool | None = None,
+    ahead: bool = False,
 ) -> torch.Tensor:
     """`x @ weight.T + bias`, written to `out` if given."""
     result = F.linear(x, weight, bias)
@@ -67,7 +67,7 @@ def tiled_gate_up(
     activation: str,  # "silu" or "gelu_tanh"
     *,
     config: Tiling | None = None,
-    ahead: bool | None = None,
+    ahead: bool = False,
 ) -> torch.Tensor:
     """`activation(gate) * up` of x."""
     return ACTIVATIONS[activation](F.linear(x, weight))

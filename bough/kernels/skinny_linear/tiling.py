@@ -75,7 +75,7 @@ def rows_of_tile(m: int) -> int:
 
 def fitted(cut: Tiling, m: int, itemsize: int, room: int, weights: int = 1) -> Tiling:
     """The cut with no more tiles in flight than have room in a program's shared memory, for m rows and so many weights.
-    Of few rows all but one are kept there, of more one besides: that which was fetched before the kernel's turn."""
+    Of few rows all but one are kept there; of more, on Hopper, one besides if it is fetched before its turn."""
     if cut.by_rows:
         return cut
     kept = room // ((rows_of_tile(m) + weights * cut.block_n) * cut.block_k * itemsize)

@@ -38,10 +38,9 @@ def skinny_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, out]
     config: Tiling | None = None,
-    ahead: bool | None = None,
+    ahead: bool = False,  # by tiles: whether the first are fetched before the kernel's turn
 ) -> torch.Tensor:
-    """`x @ weight.T + bias`, summed in float32, written to `out` if given. By tiles, the first of them are fetched
-    before the kernel's turn if `ahead` says so, or where launches overlap if it says nothing."""
+    """`x @ weight.T + bias`, summed in float32, written to `out` if given."""
     (m, k), n = x.shape, weight.shape[0]
     out = x.new_empty((m, n)) if out is None else out
     tiling = config or fitted(config_for(m, n, k, x.element_size()), m, x.element_size(), shared_bytes())
@@ -96,9 +95,10 @@ def tiled_gate_up(
     activation: str,  # "silu" or "gelu_tanh"
     *,
     config: Tiling | None = None,
-    ahead: bool | None = None,  # as for `skinny_linear`
+    ahead: bool = False,  # as for `skinny_linear`
 ) -> torch.Tensor:
-    """`activation(gate) * up` of x, by tiles."""
+    """`activation(gate) * up` of x, by tiles. No model is served with it: `gpu_bench_few_rows.py` is to show where it
+    pays."""
     inner = weight.shape[0] // 2
     tiling = config or fitted(GATED_TILES, x.shape[0], x.element_size(), shared_bytes(), weights=2)
     out = x.new_empty((x.shape[0], inner))
@@ -161,13 +161,14 @@ def _by_tiles(
     *,
     bias: torch.Tensor | None = None,
     gate: tuple[torch.Tensor, str] | None = None,  # the weight of up, activation
-    ahead: bool | None = None,
+    ahead: bool = False,
 ) -> None:
-    """Fills `out`."""
+    """Fills `out`; with a gate there is no bias."""
+    assert gate is None or bias is None
     (m, k), n = x.shape, weight.shape[0]
     tiles = triton.cdiv(n, tiling.block_n)
     up_weight, activation = gate or (None, "")
-    block_m, early = rows_of_tile(m), overlap(m)
+    block_m = rows_of_tile(m)
     if m > MAX_ROWS or (tiling.split_k > 1 and (tiles > MAX_SHARED_TILES or gate is not None)):
         raise ValueError(f"A skinny product of {m} rows and {n} outputs cannot be taken by tiles, as {tiling}.")
     partials, arrivals = None, None
@@ -192,10 +193,10 @@ def _by_tiles(
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         SPLIT_K=tiling.split_k,
-        AHEAD=early["OVERLAP"] if ahead is None else ahead,
+        AHEAD=ahead,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-        **early,
+        **overlap(m),
     )
 
 

@@ -50,13 +50,6 @@ def _early() -> dict[str, Any]:
 
 
 @triton.jit
-def let_next_begin(OVERLAP: tl.constexpr):
-    """Lets the next kernel be set up: for kernels that fetch something before their turn, which may keep them."""
-    if OVERLAP:
-        gdc_launch_dependents()
-
-
-@triton.jit
 def take_turn(OVERLAP: tl.constexpr):
     """Lets the next kernel be set up, and waits until all before this one are done."""
     if OVERLAP:

@@ -43,8 +43,8 @@ from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
-from bough.kernels.skinny_linear.tiling import GATED_TILES, config_for, fitted
-from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear, tiled_gate_up
+from bough.kernels.skinny_linear.tiling import config_for, fitted
+from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
 
@@ -204,13 +204,8 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             invariant_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs], config=cut)
     if dtype != torch.float32:
         for rows, outputs in ((1, INNER), (12, 512), (12, INNER), (12, VOCABULARY)):  # each kind of cut
-            skinny = fitted(config_for(rows, outputs, HIDDEN), rows, 2, SHARED_BYTES[arch])
-            skinny_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:outputs], config=skinny)
-        for rows in (12, 100):
-            plain = fitted(config_for(rows, 512, HIDDEN), rows, 2, SHARED_BYTES[arch])
-            skinny_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:512], config=plain, ahead=True)
-            skinny = fitted(GATED_TILES, rows, 2, SHARED_BYTES[arch], weights=2)
-            tiled_gate_up(torch.zeros(rows, HIDDEN, dtype=dtype), weight[:INNER], "silu", config=skinny, ahead=True)
+            skinny = fitted(config_for(rows, outputs, HIDDEN), 2, SHARED_BYTES[arch])
+            skinny_linear(x[:rows], weight[:outputs], config=skinny)
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)
         skinny_gate_up(x[:2], None, norm, 1e-5, False, weight, "silu")
         if arch in EIGHT_BITS:

@@ -69,7 +69,7 @@ def test_wide_heads_take_smaller_tiles_where_there_is_less(room: int) -> None:
 @pytest.mark.parametrize("n", [512, 14_336, 151_936])
 def test_skinny_products_keep_their_tiles_in_flight_on_nvidias_devices(room: int, n: int) -> None:
     cut = config_for(12, n, 4096)
-    assert fitted(cut, 12, 2, room) is cut
+    assert fitted(cut, 2, room) is cut
 
 
 @pytest.mark.parametrize("rows", [4, 100, 2048])

@@ -27,7 +27,6 @@ from tests.kernels.closeness import assert_near
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-BY_TILES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 ROWS = Tiling(True, 16, 128, num_warps=2)
 PIECES = Tiling(True, 8, 32, num_warps=1)
 TILES = Tiling(False, 16, 32)
@@ -72,31 +71,11 @@ def test_linear(m: int, config: Tiling, biased: bool, dtype: torch.dtype, device
     assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias if biased else None), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", BY_TILES)
-@pytest.mark.parametrize(("config", "k"), [(TILES, K), (SHARED, K), (SHARED, 40)])  # of 40, the last shares have none
-@pytest.mark.parametrize("m", [2, 20, 70, 128])
-def test_tiles_hold_up_to_128_rows_and_may_be_fetched_ahead(
-    m: int, config: Tiling, k: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    operands = Operands(m, N, k, dtype, device)
-    x, _, _, weight, bias = operands.given
-    wide_x, _, _, wide_weight, wide_bias = operands.exact
-    for ahead in (False, True):
-        y = skinny.skinny_linear(x, weight, bias, config=config, ahead=ahead)
-        assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias), TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", BY_TILES)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("m", [3, 40])
-def test_gate_up_by_tiles(m: int, activation: str, dtype: torch.dtype, device: torch.device) -> None:
-    operands = Operands(m, N, K, dtype, device)
-    x, weight = operands.given[0], operands.given[3]
-    expected = reference.tiled_gate_up(operands.exact[0], operands.exact[3], activation)
-    for config in (TILES, None):
-        for ahead in (False, True):
-            h = skinny.tiled_gate_up(x, weight, activation, config=config, ahead=ahead)
-            assert_near(h, expected, 2 * TOLERANCE[dtype], 2.0)  # a product of two rounded products
+def test_programs_whose_share_lies_beyond_the_inputs_add_nothing(device: torch.device) -> None:
+    operands = Operands(5, N, 40, torch.float32, device)  # the third of four shares is half, the fourth empty
+    x, _, _, weight, _ = operands.given
+    y = skinny.skinny_linear(x, weight, config=SHARED)
+    assert_near(y, reference.skinny_linear(operands.exact[0], operands.exact[3]), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("config", [ROWS, PIECES, TILES, SHARED])
@@ -140,7 +119,7 @@ def test_norm_linear_and_gate_up(
 
 
 @pytest.mark.parametrize(
-    ("m", "config"), [(129, TILES), (5, ROWS), (1, Tiling(True, 4, 128, split_k=2)), (1, Tiling(False, 16, 32, 2))]
+    ("m", "config"), [(17, TILES), (5, ROWS), (1, Tiling(True, 4, 128, split_k=2)), (1, Tiling(False, 16, 32, 2))]
 )
 def test_refuses_cuts_that_do_not_fit(m: int, config: Tiling, device: torch.device) -> None:
     many = 16 * skinny.MAX_SHARED_TILES + 1
@@ -156,12 +135,6 @@ def test_fused_products_are_taken_by_rows_only(m: int, config: Tiling, device: t
         skinny.skinny_gate_up(x, None, weight[0], EPS, False, weight, "silu", config=config)
     with pytest.raises(ValueError, match="cannot be taken by rows"):
         skinny.skinny_norm_linear(x, None, weight[0], EPS, False, weight, config=config)
-
-
-def test_the_inputs_of_gate_and_up_are_not_shared_among_programs(device: torch.device) -> None:
-    x, weight = torch.zeros(2, K, device=device), torch.zeros(2 * N, K, device=device)
-    with pytest.raises(ValueError, match="cannot be taken by tiles"):
-        skinny.tiled_gate_up(x, weight, "silu", config=SHARED)
 
 
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA, (256, 64), (50000, 28672), (896, 4864)])
@@ -231,14 +204,13 @@ def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 40, 128])
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
 def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     operands = Operands(m, n, k, torch.bfloat16, device)
     x, residual, norm_weight, weight, bias = operands.given
     wide_x, wide_residual, wide_norm, wide_weight, wide_bias = operands.exact
-    expected = reference.skinny_linear(wide_x, wide_weight, wide_bias)
-    for ahead in (False, True):
-        assert_near(skinny.skinny_linear(x, weight, bias, ahead=ahead), expected, 2e-2)
+    y = skinny.skinny_linear(x, weight, bias)
+    assert_near(y, reference.skinny_linear(wide_x, wide_weight, wide_bias), 2e-2)
     if fused_worth(m, n, k):
         start, wide_start = (x, residual, norm_weight, EPS, False), (wide_x, wide_residual, wide_norm, EPS, False)
         y, _ = skinny.skinny_norm_linear(*start, weight)

@@ -18,21 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PYTEST = (
-    sys.executable,
-    "-m",
-    "pytest",
-    "-m",
-    "gpu",
-    "-q",
-    "-s",
-    "-o",
-    "addopts=",
-    "-o",
-    "timeout=0",
-    "-p",
-    "no:cacheprovider",
-)
+OPTIONS = ("-q", "-s", "-o", "addopts=", "-o", "timeout=0", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu", *OPTIONS)
 FIGURES = re.compile(r"agrees? at|logprobs differ")  # what tests print to be written down
 
 

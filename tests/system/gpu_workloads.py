@@ -60,9 +60,8 @@ def online(shape: Shape, tokenizers: Path) -> None:
 
 
 def _is_warm(url: str) -> bool:
-    states = httpx.get(f"{url}/get_server_info", timeout=30).json()[
-        "internal_states"
-    ]  # none, of an engine that is busy
+    info = httpx.get(f"{url}/get_server_info", timeout=30).json()
+    states = info["internal_states"]  # there is none while the engine is too busy to answer
     return bool(states) and not states[0]["warming_up"]
 
 

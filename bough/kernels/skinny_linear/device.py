@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.overlap import let_next_begin, take_turn
+from bough.kernels.overlap import take_turn
 
 
 @triton.jit
@@ -83,7 +83,6 @@ def _sums(w, row):
 def product_by_tiles(
     x,
     weight,
-    up_weight,
     bias,
     out,
     partials,
@@ -93,40 +92,26 @@ def product_by_tiles(
     M,
     N,
     K: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
-    AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tiles of the weight on tensor cores, `x` padded to a side of theirs. With AHEAD, the first tile is fetched before
-    the kernel's turn."""
+    """Tiles of the weight on tensor cores, `x` padded to their smallest side."""
+    take_turn(OVERLAP)
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    weight_rows = n.to(tl.int64)[:, None] * K
     share: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
-    FIRST: tl.constexpr = BLOCK_K if AHEAD else 0
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    k = split * share + tl.arange(0, BLOCK_K)
-    if AHEAD:
-        let_next_begin(OVERLAP)
-        w = _tile(weight, n, k, N, K)
-        if up_weight is not None:
-            u = _tile(up_weight, n, k, N, K)
-    take_turn(OVERLAP)
-    if AHEAD:
-        rows = tl.load(x + m[:, None] * x_stride + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
-        acc = tl.dot(rows, w.T, acc, input_precision="ieee")
-        if up_weight is not None:
-            up = tl.dot(rows, u.T, up, input_precision="ieee")
-    for start in range(FIRST, share, BLOCK_K):
+    for start in range(0, share, BLOCK_K):
         k = split * share + start + tl.arange(0, BLOCK_K)
-        rows = tl.load(x + m[:, None] * x_stride + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
-        acc = tl.dot(rows, _tile(weight, n, k, N, K).T, acc, input_precision="ieee")
-        if up_weight is not None:
-            up = tl.dot(rows, _tile(up_weight, n, k, N, K).T, up, input_precision="ieee")
+        here = (m < M)[:, None] & (k < K)[None, :]
+        rows = tl.load(x + m[:, None] * x_stride + k[None, :], mask=here, other=0.0)
+        inside = (n < N)[:, None] & (k < K)[None, :]
+        w = tl.load(weight + weight_rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        acc = tl.dot(rows, w.T, acc, input_precision="ieee")
 
     target = out + m[:, None] * out_stride + n[None, :]
     written = (m < M)[:, None] & (n < N)[None, :]
@@ -142,20 +127,8 @@ def product_by_tiles(
                 total += tl.load(own + other * part, mask=written, other=0.0, cache_modifier=".cg")
             tl.store(target, _with_bias(total, bias, n, N).to(out.dtype.element_ty), mask=written)
             tl.store(arrivals + tile, 0)  # as the next product finds it
-    elif up_weight is not None:
-        narrow = out.dtype.element_ty
-        tl.store(target, gated(acc.to(narrow), up.to(narrow), ACTIVATION), mask=written)
     else:
         tl.store(target, _with_bias(acc, bias, n, N).to(out.dtype.element_ty), mask=written)
-
-
-@triton.jit
-def _tile(weight, n, k, N, K: tl.constexpr):
-    """The inputs `k` of the weight's rows `n`."""
-    inside = (n < N)[:, None] & (k < K)[None, :]
-    return tl.load(
-        weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first"
-    )
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Products of a few rows with a weight in plain torch, composed of the plain operations.
 
-`config` and `ahead` are how an implementation that works in tiles is tuned; there are no tiles here.
+`config` is how an implementation that works in tiles is tuned; there are no tiles here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ def skinny_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, out]
     config: Tiling | None = None,
-    ahead: bool = False,
 ) -> torch.Tensor:
     """`x @ weight.T + bias`, written to `out` if given."""
     result = F.linear(x, weight, bias)
@@ -59,15 +58,3 @@ def skinny_gate_up(
     """`activation(gate) * up` of the norm of x + residual, and that sum, which is the next residual."""
     normed, stream = rms_norm(x, norm_weight, eps, residual, plus_one)
     return ACTIVATIONS[activation](F.linear(normed, weight)), stream
-
-
-def tiled_gate_up(
-    x: torch.Tensor,  # [rows, in]
-    weight: torch.Tensor,  # [2 * inner, in]: the gate's rows, then up's
-    activation: str,  # "silu" or "gelu_tanh"
-    *,
-    config: Tiling | None = None,
-    ahead: bool = False,
-) -> torch.Tensor:
-    """`activation(gate) * up` of x."""
-    return ACTIVATIONS[activation](F.linear(x, weight))

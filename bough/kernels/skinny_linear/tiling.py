@@ -3,8 +3,7 @@
 There are two ways. *By rows*, a program holds the whole length of a few weight rows in registers: every byte it will
 ever need is asked for at once, which is what counts when the weight is small and latency is all of the time. *By
 tiles*, a program streams its rows through shared memory a tile at a time and multiplies on tensor cores, which costs
-the same for 1 row of `x` as for 16 and keeps many bytes in flight for as long as the weight lasts. Up to 128 rows can
-be taken so; whether it pays beyond 16 is for `gpu_bench_few_rows.py` to show.
+the same for 1 row of `x` as for 16 and keeps many bytes in flight for as long as the weight lasts.
 
 The rules below follow what an H200 measured for the products of a 0.6B and an 8B model (`gpu_bench_linear.py`).
 """
@@ -13,9 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MAX_ROWS = 128  # of a product by tiles: a program has all of them
-MIN_ROWS = 16  # the smallest side of a tensor-core product
-WHOLE_GROUP = 64  # from here on Hopper multiplies from shared memory, with four warps together
+MAX_ROWS = 16  # the smallest side of a tensor-core product
 MAX_ROWS_BY_ROWS = 4  # beyond, multiplying without tensor cores takes longer than reading the weight
 MAX_WIDTH_BY_ROWS = 16384  # longer weight rows do not fit the registers of a program
 
@@ -40,14 +37,11 @@ class Tiling:
     num_stages: int = 4  # tiles in flight; unused by rows
 
 
-GATED_TILES = Tiling(False, 32, 128, num_stages=4)
-
-
 def worth(m: int, n: int, k: int) -> bool:
     """Whether `skinny_linear` has been faster than torch's libraries for x [m, k] and n outputs, not merely as fast."""
     if m == 1 and k <= MAX_WIDTH_BY_ROWS:
         return True
-    if m > MIN_ROWS:
+    if m > MAX_ROWS:
         return False
     by_rows_at_full_rate = m == 2 and LONG_ROW // 2 <= k <= LONG_ROW
     return n >= MANY_OUTPUTS or (n <= FEW_OUTPUTS and k <= LONG_ROW) or by_rows_at_full_rate
@@ -68,18 +62,11 @@ def config_for(m: int, n: int, k: int, itemsize: int = 2) -> Tiling:
     return _by_tiles(n, k, itemsize)
 
 
-def rows_of_tile(m: int) -> int:
-    """The side that m rows are padded to."""
-    return max(MIN_ROWS, power_of_two_above(m))
-
-
-def fitted(cut: Tiling, m: int, itemsize: int, room: int, weights: int = 1) -> Tiling:
-    """The cut with no more tiles in flight than have room in a program's shared memory, for m rows and so many weights.
-    Of few rows all but one are kept there; of more, on Hopper, one besides if it is fetched before its turn."""
+def fitted(cut: Tiling, itemsize: int, room: int) -> Tiling:
+    """The cut with no more tiles in flight than have room in a program's shared memory, where all but one are kept."""
     if cut.by_rows:
         return cut
-    kept = room // ((rows_of_tile(m) + weights * cut.block_n) * cut.block_k * itemsize)
-    stages = max(1, kept + 1 if rows_of_tile(m) < WHOLE_GROUP else kept - 1)
+    stages = 1 + room // ((MAX_ROWS + cut.block_n) * cut.block_k * itemsize)
     return cut if stages >= cut.num_stages else replace(cut, num_stages=stages)
 
 

@@ -16,7 +16,6 @@ from bough.kernels.overlap import overlap
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.device import product_by_rows, product_by_tiles
 from bough.kernels.skinny_linear.tiling import (
-    GATED_TILES,
     MAX_ROWS,
     MAX_ROWS_BY_ROWS,
     MAX_WIDTH_BY_ROWS,
@@ -25,29 +24,27 @@ from bough.kernels.skinny_linear.tiling import (
     fitted,
     fused_config_for,
     power_of_two_above,
-    rows_of_tile,
 )
 
 MAX_SHARED_TILES = 4096
 
 
 def skinny_linear(
-    x: torch.Tensor,  # [rows, in], at most 128 rows, which may be strided
+    x: torch.Tensor,  # [rows, in], at most 16 rows, which may be strided
     weight: torch.Tensor,  # [out, in], contiguous
     bias: torch.Tensor | None = None,  # [out]
     *,
     out: torch.Tensor | None = None,  # [rows, out]
     config: Tiling | None = None,
-    ahead: bool = False,  # by tiles: whether the first are fetched before the kernel's turn
 ) -> torch.Tensor:
     """`x @ weight.T + bias`, summed in float32, written to `out` if given."""
     (m, k), n = x.shape, weight.shape[0]
     out = x.new_empty((m, n)) if out is None else out
-    tiling = config or fitted(config_for(m, n, k, x.element_size()), m, x.element_size(), shared_bytes())
+    tiling = config or fitted(config_for(m, n, k, x.element_size()), x.element_size(), shared_bytes())
     if tiling.by_rows:
         _by_rows(tiling, x, weight, out, bias=bias)
     else:
-        _by_tiles(tiling, x, weight, out, bias=bias, ahead=ahead)
+        _by_tiles(tiling, x, weight, out, bias)
     return out
 
 
@@ -87,23 +84,6 @@ def skinny_gate_up(
     out = x.new_empty((m, inner))
     norm, gate = (norm_weight, eps, plus_one), (weight[inner:], activation)
     return out, _by_rows(tiling, x, weight[:inner], out, norm=norm, residual=residual, gate=gate)
-
-
-def tiled_gate_up(
-    x: torch.Tensor,  # [rows, in], at most 128 rows, which may be strided
-    weight: torch.Tensor,  # [2 * inner, in], contiguous: the gate's rows, then up's
-    activation: str,  # "silu" or "gelu_tanh"
-    *,
-    config: Tiling | None = None,
-    ahead: bool = False,  # as for `skinny_linear`
-) -> torch.Tensor:
-    """`activation(gate) * up` of x, by tiles. No model is served with it: `gpu_bench_few_rows.py` is to show where it
-    pays."""
-    inner = weight.shape[0] // 2
-    tiling = config or fitted(GATED_TILES, x.shape[0], x.element_size(), shared_bytes(), weights=2)
-    out = x.new_empty((x.shape[0], inner))
-    _by_tiles(tiling, x, weight[:inner], out, gate=(weight[inner:], activation), ahead=ahead)
-    return out
 
 
 def _by_rows(
@@ -154,31 +134,20 @@ def _by_rows(
 
 
 def _by_tiles(
-    tiling: Tiling,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    gate: tuple[torch.Tensor, str] | None = None,  # the weight of up, activation
-    ahead: bool = False,
+    tiling: Tiling, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
-    """Fills `out`; with a gate there is no bias."""
-    assert gate is None or bias is None
+    """Fills `out`."""
     (m, k), n = x.shape, weight.shape[0]
     tiles = triton.cdiv(n, tiling.block_n)
-    up_weight, activation = gate or (None, "")
-    block_m = rows_of_tile(m)
-    if m > MAX_ROWS or (tiling.split_k > 1 and (tiles > MAX_SHARED_TILES or gate is not None)):
+    if m > MAX_ROWS or (tiling.split_k > 1 and tiles > MAX_SHARED_TILES):
         raise ValueError(f"A skinny product of {m} rows and {n} outputs cannot be taken by tiles, as {tiling}.")
     partials, arrivals = None, None
     if tiling.split_k > 1:
-        shape = (tiling.split_k, tiles, block_m, tiling.block_n)
+        shape = (tiling.split_k, tiles, MAX_ROWS, tiling.block_n)
         partials, arrivals = torch.empty(shape, dtype=torch.float32, device=x.device), _arrivals(x.device)
     product_by_tiles[(tiles, tiling.split_k)](
         x,
         weight,
-        up_weight,
         bias,
         out,
         partials,
@@ -188,12 +157,10 @@ def _by_tiles(
         m,
         n,
         K=k,
-        ACTIVATION=activation,
-        BLOCK_M=block_m,
+        BLOCK_M=MAX_ROWS,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         SPLIT_K=tiling.split_k,
-        AHEAD=ahead,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **overlap(m),

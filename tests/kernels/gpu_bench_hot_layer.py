@@ -2,7 +2,7 @@
 
 A device that computes for long runs into its power limit, and what one kernel draws the next one lacks. So besides
 microseconds there are watts and the clock: of attention alone, and of attention with the four products of a layer of an
-8B model. Rows that were cut into parts are weighed one by one up to so many parts, beyond that many at a time.
+8B model, with parts of a row weighed so many at a time.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -25,7 +25,7 @@ from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PRODUCTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 SHAPES = ((256, 900), (96, 1200), (40, 1300), (30, 1500), (20, 2000), (8, 16_000))  # rows, keys of each
-FEW_PARTS = (1, 4, 1000)
+AT_ONCE = (2, 4, 8)
 CAPTURED, COPIES = 8, 4  # layers in a graph, and weights and caches: none is found in the cache from the time before
 HEATING_S, MEASURING_S = 0.5, 2.0  # what the driver says of energy is a tenth of a second old
 
@@ -137,10 +137,10 @@ def main() -> None:
     for rows, keys in SHAPES:
         layer = Layer(rows, keys, weights)
         print(f"{rows} rows of {keys} keys, in {layer.parts()} parts", flush=True)
-        for few in FEW_PARTS if layer.parts() > 1 else FEW_PARTS[:1]:
-            with patch.object(fast, "FEW_PARTS", few):
+        for parts in AT_ONCE if layer.parts() > 1 else AT_ONCE[:1]:
+            with patch.object(fast, "WEIGHED_PARTS", parts):
                 attention, whole = measure(layer.attend, meter), measure(layer.run, meter)
-                print(f"  one by one up to {few}: attention {attention}, layer {whole}, error {layer.error():.1e}")
+                print(f"  {parts} at a time: attention {attention}, layer {whole}, error {layer.error():.1e}")
 
 
 if __name__ == "__main__":

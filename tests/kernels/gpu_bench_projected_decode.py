@@ -34,26 +34,25 @@ REPLAYS, COLD_REPLAYS = 30, 6
 class Variant:
     """A way to attend: without a configuration, in launches of their own."""
 
-    few_parts: int  # up to so many parts of a row are weighed one by one
+    parts: int  # of a row, weighed at a time
     config: DecodeConfig | None = None
     ahead: bool = False  # whether the first keys and values are fetched before the kernel's turn
 
     def __str__(self) -> str:
         if self.config is None:
-            return f"apart, {self.few_parts} parts"
+            return f"apart, {self.parts} parts"
         when = "ahead" if self.ahead else "in turn"
-        return f"{self.config.block_n} keys, {self.config.num_stages} stages, {when}, {self.few_parts} parts"
+        return f"{self.config.block_n} keys, {self.config.num_stages} stages, {when}, {self.parts} parts"
 
 
 WIDE, NARROW, PIPED = DecodeConfig(128, 4, 1), DecodeConfig(64, 4, 1), DecodeConfig(64, 4, 3)
 VARIANTS = [
-    *(Variant(few) for few in (1, 4, 8)),
-    *(Variant(few, WIDE, ahead=True) for few in (1, 4, 8)),
-    Variant(4, NARROW, ahead=True),
-    Variant(4, PIPED, ahead=True),
-    Variant(4, PIPED),
-    Variant(4, DecodeConfig(128, 4, 2), ahead=True),
-    Variant(4, DecodeConfig(32, 4, 4)),
+    *(Variant(parts) for parts in (4, 8, 16)),
+    *(Variant(parts, WIDE, ahead=True) for parts in (4, 8, 16)),
+    Variant(8, NARROW, ahead=True),
+    Variant(8, PIPED, ahead=True),
+    Variant(8, PIPED),
+    Variant(8, DecodeConfig(32, 4, 4)),
 ]
 
 
@@ -72,11 +71,7 @@ def build(shape: str) -> CudaExecutor:
 def capture(executor: CudaExecutor, rows: int, variant: Variant) -> DecodeGraph:
     """A step of so many rows."""
     chosen = partial(projected.projected_decode, config=variant.config, ahead=variant.ahead)
-    with (
-        patch.object(triton_backend, "projected_decode", chosen),
-        patch.object(projected, "FEW_PARTS", variant.few_parts),
-        patch.object(plain, "FEW_PARTS", variant.few_parts),
-    ):
+    with patch.object(triton_backend, "projected_decode", chosen), patch.object(plain, "WEIGHED_PARTS", variant.parts):
         return executor._capture_decode(rows, few_keys=variant.config is not None)
 
 

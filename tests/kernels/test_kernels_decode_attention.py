@@ -150,7 +150,8 @@ def test_few_and_many_parts_of_a_row(device: torch.device, keys: int) -> None:
     work = DecodeWork(3, 4, 2, 64, device)
     plan_decode(case.lengths, work)
     parts = int(work.items[0, 3])
-    assert parts > fast.FEW_PARTS if keys > 1000 else 1 < parts <= fast.FEW_PARTS
+    at_once = fast.parts_at_once(2, 64)
+    assert parts > at_once if keys > 1000 else 1 < parts < at_once
     for _ in range(2):  # who is last is counted from zero again
         assert_near(case.computed(work), case.expected())
 

@@ -3,7 +3,7 @@
 Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def,assignment"
 from __future__ import annotations
 
 import triton
@@ -52,11 +52,9 @@ def hand_in(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    FEW_PARTS: tl.constexpr,
 ):
     """Stores the result of an item's query heads. If the row was cut into parts, the last program to finish weighs all
-    of them, in their order, so that the result does not depend on who was last: BLOCK_PARTS at a time, or one by one if
-    there are no more than FEW_PARTS."""
+    of them, in their order, so that the result does not depend on who was last: BLOCK_PARTS at a time."""
     member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + member
     wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
@@ -64,23 +62,17 @@ def hand_in(
     if parts == 1:
         tl.store(out + (row + head)[:, None] * HEAD_DIM + d[None, :], result.to(out.dtype.element_ty), mask=wanted)
     else:
+        begin = tl.load(first_item + place)
         line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
         tl.store(log_sums + line, log_sum, mask=member < GROUP)
         tl.debug_barrier()  # all threads of the program have written before one of them says so
         counter = arrivals + place * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
-            begin = tl.load(first_item + place)
-            if parts <= FEW_PARTS:
-                _weigh(
-                    partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
-                    KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, 1,
-                )  # fmt: skip
-            else:
-                _weigh(
-                    partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
-                    KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,
-                )  # fmt: skip
+            _weigh(
+                partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
+                KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,
+            )  # fmt: skip
             tl.store(counter, 0)  # as the next launch finds it
 
 
@@ -99,7 +91,7 @@ def _weigh(
     BLOCK_PARTS: tl.constexpr,
 ):
     """Stores the results of `parts` items from `begin` as one, by their log-sum-exp. Other programs wrote them: they
-    are read past the L1 cache, and many at a time if there are many: nothing else is left to do while they come."""
+    are read past the L1 cache, and several at a time: nothing else is left to do while they come."""
     SIDE: tl.constexpr = triton.next_power_of_2(GROUP)
     member, d = tl.arange(0, SIDE), tl.arange(0, BLOCK_D)
     wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
@@ -107,18 +99,22 @@ def _weigh(
     norm = tl.where(member < GROUP, 0.0, 1.0)
     acc = tl.zeros([SIDE, BLOCK_D], tl.float32)
     for start in range(0, parts, BLOCK_PARTS):
-        number = start + tl.arange(0, BLOCK_PARTS)
-        line = (begin.to(tl.int64) + number)[:, None] * HEADS + first_head + member[None, :]
-        there = (number < parts)[:, None] & (member < GROUP)[None, :]
-        log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"), cache_modifier=".cg")
-        values = partial + line[:, :, None] * HEAD_DIM + d[None, None, :]
-        held = there[:, :, None] & (d < HEAD_DIM)[None, None, :]
-        value = tl.load(values, mask=held, other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(log_sum, 0))
+        log_sum, value = (), ()
+        for i in tl.static_range(BLOCK_PARTS):
+            there = start + i < parts
+            line = (begin + start + i).to(tl.int64) * HEADS + first_head + member
+            values = partial + line[:, None] * HEAD_DIM + d[None, :]
+            mine = (member < GROUP) & there
+            log_sum += (tl.load(log_sums + line, mask=mine, other=float("-inf"), cache_modifier=".cg"),)
+            value += (tl.load(values, mask=wanted & there, other=0.0, cache_modifier=".cg"),)
+        new_top = top
+        for i in tl.static_range(BLOCK_PARTS):
+            new_top = tl.maximum(new_top, log_sum[i])
         shrink = tl.exp2(top - new_top)
-        weight = tl.exp2(log_sum - new_top[None, :])
-        norm = norm * shrink + tl.sum(weight, 0)
-        acc = acc * shrink[:, None] + tl.sum(value * weight[:, :, None], 0)
+        norm, acc = norm * shrink, acc * shrink[:, None]
+        for i in tl.static_range(BLOCK_PARTS):
+            weight = tl.exp2(log_sum[i] - new_top)
+            norm, acc = norm + weight, acc + value[i] * weight[:, None]
         top = new_top
     target = out + (first_head + member)[:, None] * HEAD_DIM + d[None, :]
     tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=wanted)

@@ -22,7 +22,7 @@ from bough.kernels.shared_memory import LITTLE, shared_bytes
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
 WEIGHED_NUMBERS = 4096  # of parts that are weighed at a time; they are held in registers
-FEW_PARTS = 4  # up to here one by one: two and three took 4 us less so, on an H200
+WEIGHED_PARTS = 8  # at most, at a time: the code for each is written out
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
 def parts_at_once(group: int, head_dim: int) -> int:
     """How many parts of a row are read together when they are weighed."""
     numbers: int = triton.next_power_of_2(group) * triton.next_power_of_2(head_dim)
-    return max(1, WEIGHED_NUMBERS // numbers)
+    return max(1, min(WEIGHED_PARTS, WEIGHED_NUMBERS // numbers))
 
 
 def decode_attention(
@@ -114,7 +114,6 @@ def decode_attention(
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_N=chosen.block_n,
         BLOCK_PARTS=parts_at_once(group, head_dim),
-        FEW_PARTS=FEW_PARTS,
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
@@ -155,7 +154,6 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    FEW_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -202,5 +200,5 @@ def _attend(
     hand_in(
         acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
         out, partial, log_sums, arrivals, first_item,
-        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS, FEW_PARTS,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.device import absorb, hand_in, scaled
-from bough.kernels.decode_attention.triton import FEW_PARTS, LOG2_E, MIN_DOT, DecodeConfig, parts_at_once
+from bough.kernels.decode_attention.triton import LOG2_E, MIN_DOT, DecodeConfig, parts_at_once
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 
@@ -114,7 +114,6 @@ def projected_decode(
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_N=chosen.block_n,
         BLOCK_PARTS=parts_at_once(group, head_dim),
-        FEW_PARTS=FEW_PARTS,
         PRECISION="ieee",
         AHEAD=early["OVERLAP"] if ahead is None else ahead,
         num_warps=chosen.num_warps,
@@ -159,7 +158,6 @@ def _attend_projected(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    FEW_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -232,7 +230,7 @@ def _attend_projected(
     hand_in(
         acc / norm[:, None], top + tl.log2(norm), place, item, parts, kv_head,
         out, partial, log_sums, arrivals, first_item,
-        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS, FEW_PARTS,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
     )  # fmt: skip
 
 

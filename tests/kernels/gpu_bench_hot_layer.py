@@ -24,7 +24,7 @@ from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PRODUCTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-SHAPES = ((256, 900), (96, 1200), (40, 1300), (30, 1500), (20, 2000), (8, 16_000))  # rows, keys of each
+SHAPES = ((256, 900), (96, 1200), (40, 1300), (30, 1500), (20, 2000), (8, 16_000), (2, 30_000))  # rows, keys of each
 AT_ONCE = (2, 4, 8)
 CAPTURED, COPIES = 8, 4  # layers in a graph, and weights and caches: none is found in the cache from the time before
 HEATING_S, MEASURING_S = 0.5, 2.0  # what the driver says of energy is a tenth of a second old

@@ -25,7 +25,7 @@ from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.loader.shapes import find_files
 
-ROWS, KEYS = (1, 4, 16, 64, 128, 256), (400, 1000, 4000, 16_000)
+ROWS, KEYS = (1, 2, 4, 8, 16, 64, 128, 256), (400, 1000, 2000, 4000, 16_000)
 MOST_TOKENS = 256_000
 REPLAYS, COLD_REPLAYS = 30, 6
 
@@ -34,7 +34,7 @@ REPLAYS, COLD_REPLAYS = 30, 6
 class Variant:
     """A way to attend: without a configuration, in launches of their own."""
 
-    parts: int  # of a row, weighed at a time
+    parts: int  # of a row, weighed at a time, if registers hold as many
     config: DecodeConfig | None = None
     ahead: bool = False  # whether the first keys and values are fetched before the kernel's turn
 

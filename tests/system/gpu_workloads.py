@@ -1,8 +1,8 @@
 """W1 to W6 of both model shapes on a GPU, as `docs/performance.md` has them: `PYTHONPATH=. python` this file.
 
 `--tokenizers` is a folder with the tokenizers of Qwen3 (`qwen3`) and Llama 3 (`llama3_2`); without it nothing is
-served, so there are no W5 and W6. Prints the benchmarks' own lines. The first start of each shape is a cold one where
-Triton's cache is empty.
+served, so there are no W5 and W6. Prints the benchmarks' own lines. Where Triton's cache is empty, the first start is a
+cold one; that of the second shape finds kernels that do not depend on the shape.
 """
 
 from __future__ import annotations

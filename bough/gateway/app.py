@@ -23,11 +23,13 @@ from bough.server.request_id import SCOPE_KEY
 from bough.server.responses import encode_json
 
 MIB = 1 << 20
-# Besides everything below /v1/ and /api/: the native routes of a worker that concern one worker.
+PREFIXES = ("/v1/", "/api/")
+# Besides everything below these: the native routes of a worker that concern one worker, and what it says of its routes.
 NATIVE_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/health_generate"}
     | {"/parse_function_call", "/separate_reasoning", "/get_load"}
     | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
+    | {"/docs", "/openapi.json"}
 )
 STORED = "/v1/responses/"
 
@@ -56,9 +58,8 @@ class GatewayApp:
                 await send_whole(send, await route.handler(request))
                 return
             if self._private or not is_proxied(path):
-                raise HttpError(
-                    404, f"There is no {path} here; the gateway proxies /generate and /v1/*.", "NotFoundError"
-                )
+                proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
+                raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
             client = self._gateway.clients.identify("api", scope["headers"])
             self._count(client)
@@ -134,7 +135,7 @@ class ClientLeftError(Exception):
 
 
 def is_proxied(path: str) -> bool:
-    return path.startswith(("/v1/", "/api/")) or path in NATIVE_PATHS
+    return path.startswith(PREFIXES) or path in NATIVE_PATHS
 
 
 def make_call(scope: Scope, body: bytes, client: ClientKey | None) -> Call:

@@ -2,7 +2,7 @@
 
 `HealthRecord` says what a row of results means; `HealthChecks` owns a task per worker that asks. A worker that is
 not in rotation is asked every half second; one that is, at the interval of the settings, and at once when a
-request has failed there or has waited suspiciously long.
+request has failed there or has waited suspiciously long, or when somebody else has taken it out of rotation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class HealthChecks:
         self._tasks[worker.id] = asyncio.create_task(self._watch(worker, wake), context=context)
 
     def changed(self, worker: Worker) -> None:
-        return
+        """One that has left is no longer waited on for a whole interval: it may be back soon."""
+        if not worker.in_rotation:
+            worker.suspect()
 
     def removed(self, worker: Worker) -> None:
         self._tasks.pop(worker.id).cancel()

@@ -2,7 +2,7 @@
 
 Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker whatever happens
 to its process. The health checks decide when it gets requests; that its process is gone is told at once. No engine
-outlives the gateway.
+outlives the gateway. Where none has ever served and one ends with a complaint, all would, and that is told.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.division import Share, gpu_of, share_of, this_machine
 from bough.gateway.local_engine import LocalEngine
@@ -27,14 +28,16 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 POLL_S = 0.05
+COMPLAINTS = (1, 2)  # what `bough serve` ends with when its model or its flags cannot be used
 
 
 class LocalEngines:
     """All engines of `--launch`, and a task for each that keeps it running."""
 
-    def __init__(self, settings: GatewaySettings, registry: Registry) -> None:
+    def __init__(self, settings: GatewaySettings, registry: Registry, on_failure: Callable[[BoughError], None]) -> None:
         self._settings = settings
         self._registry = registry
+        self._on_failure = on_failure
         self._machine = this_machine(settings.engine_flags)
         self._engines: list[LocalEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,9 +118,19 @@ class LocalEngines:
             if engine.replacing.is_set():
                 engine.replacing.clear()
                 continue
+            self._check_hope(engine)
             pause_s = FIRST_PAUSE_S if served else min(pause_s * 2, LONGEST_PAUSE_S)
             log.warning("engine %d is started again in %.1f s", engine.number, pause_s)
             await asyncio.sleep(pause_s)
+
+    def _check_hope(self, engine: LocalEngine) -> None:
+        """Raises if starting it again would change nothing."""
+        code = None if engine.process is None else engine.process.returncode
+        if code in COMPLAINTS and not any(each.worker.ever_healthy for each in self._engines):
+            raise EngineDeadError(
+                f"Engine {engine.number} of --launch ended with exit code {code} before any was ready. What it "
+                "complained of stands above; model and flags of the engines are those behind `--`."
+            )
 
     async def _wait_for_turn(self, engine: LocalEngine) -> None:
         """Engines on one GPU start one after the other: each sizes its cache by what the others have left."""
@@ -170,8 +183,11 @@ class LocalEngines:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("an engine is not looked after any more", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, BoughError):
+            self._on_failure(error)
+        elif error is not None:
+            log.error("an engine is not looked after any more", exc_info=error)
 
 
 def free_ports(count: int) -> list[int]:

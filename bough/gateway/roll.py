@@ -49,7 +49,8 @@ def _restart(client: AdminClient, identity: str, timeout_s: float, say: Say) -> 
 
 
 def _replace(client: AdminClient, old: str, new: str, timeout_s: float, say: Say) -> None:
-    client.worker(worker_id(old))  # an address that is not known is told before anything is changed
+    if not any(worker["id"] == worker_id(old) for worker in client.workers()):
+        raise BoughError(f"The gateway has no worker at {old}; `bough gateway top` shows those that it has.")
     added = client.call("POST", "/workers", {"url": new})["id"]
     say(f"{new}: waiting for its checks")
     _wait(lambda: client.worker(added)["state"] == "healthy", timeout_s, f"{new} has not passed its checks")

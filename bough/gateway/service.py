@@ -91,12 +91,16 @@ class Ending(asyncio.Event):
 
     cause: BaseException | None = None
 
+    def because_of(self, cause: BaseException) -> None:
+        self.cause = cause
+        self.set()
+
 
 async def _feed(
     gateway: Gateway, settings: GatewaySettings, ending: Ending, cleanup: contextlib.AsyncExitStack
 ) -> LocalEngines:
     """Starts what the gateway gets workers from, besides its flags: engines of its own, a file, Kubernetes."""
-    engines = LocalEngines(settings, gateway.registry)
+    engines = LocalEngines(settings, gateway.registry, ending.because_of)
     cleanup.push_async_callback(engines.close)
     engines.open()
     if settings.config is not None:
@@ -155,9 +159,9 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | No
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
     """A source that cannot work (no cluster, no rights) ends the gateway, as nothing would feed it."""
-    if not task.cancelled() and task.exception() is not None:
-        ending.cause = task.exception()
-        ending.set()
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        ending.because_of(error)
 
 
 async def _listen_privately(

@@ -42,6 +42,22 @@ def test_silence_in_a_stream_is_a_reason_to_ask() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_somebody_else_took_out_is_asked_soon() -> None:
+    """As `--launch` does with an engine whose process has ended: it is started again, and ready in seconds."""
+
+    async def main() -> None:
+        settings = {"health_check_interval_secs": 600.0}
+        async with workers(FakeWorker()) as (fake,), desk(fake, **settings) as d, asyncio.timeout(20):
+            worker = next(iter(d.gateway.registry))
+            fake.health = 503
+            d.gateway.registry.leave_rotation(worker, "its process has ended")
+            await until(lambda: "health check failed" in (worker.last_error or ""))
+            fake.health = 200
+            await until(lambda: worker.in_rotation)
+
+    asyncio.run(main())
+
+
 class Mute(FakeWorker):
     """Never tells its load."""
 

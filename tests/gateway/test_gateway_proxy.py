@@ -78,7 +78,8 @@ def test_keys_guard_the_api_and_management() -> None:
     async def main() -> None:
         async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("k1", "k2")) as d:
             for path in ("/workers", "/v1/models"):
-                assert (await d.get(path))[0] == 401
+                status, answer = await d.get(path)
+                assert status == 401 and "the API key: none was sent" in answer["error"]["message"]
                 assert (await d.get(path, headers={"Authorization": "Bearer wrong"}))[0] == 401
                 assert (await d.get(path, headers={"Authorization": "Bearer k2"}))[0] == 200
                 assert (await d.get(path, headers={"x-api-key": "k1"}))[0] == 200
@@ -87,8 +88,19 @@ def test_keys_guard_the_api_and_management() -> None:
             for path in ("/liveness", "/readiness", "/metrics", "/health"):
                 assert (await d.get(path))[0] == 200
         async with desk(api_keys=("k1",), admin_api_key="root") as d:
-            assert (await d.get("/workers", headers={"x-api-key": "k1"}))[0] == 401
+            status, answer = await d.get("/workers", headers={"x-api-key": "k1"})
+            assert status == 401 and "the admin key: the one sent is wrong" in answer["error"]["message"]
             assert (await d.get("/workers", headers={"x-api-key": "root"}))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_a_path_that_is_nobodys_names_those_that_are_passed_on() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake) as d:
+            status, answer = await d.get("/nowhere")
+            assert status == 404 and not fake.requests
+            assert all(path in answer["error"]["message"] for path in ("/v1/*", "/api/*", "/generate", "/docs"))
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bough.core.errors import BoughError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.launching import LocalEngines
 from tests.fakes.gateways import desk, until
@@ -162,7 +163,7 @@ def test_an_engine_whose_worker_is_removed_ends_and_one_that_was_drained_restart
 
     async def main() -> None:
         async with desk() as d:
-            engines = LocalEngines(GatewaySettings(launch=2), d.gateway.registry)
+            engines = LocalEngines(GatewaySettings(launch=2), d.gateway.registry, pytest.fail)
             engines.open()
             one, two = d.gateway.registry
             try:
@@ -176,6 +177,34 @@ def test_an_engine_whose_worker_is_removed_ends_and_one_that_was_drained_restart
                 await until(lambda: process.returncode is not None)
                 await asyncio.sleep(0.7)  # longer than the first pause before a restart
                 assert engines._engines[1].process is process
+            finally:
+                await engines.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("code", "known"), [(2, False), (1, False), (2, True), (7, False)])
+def test_an_engine_that_complains_before_any_was_ready_is_told_of_and_not_started_again(
+    code: int, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = lambda engines, number: ([sys.executable, "-c", f"raise SystemExit({code})"], {})  # noqa: E731
+    monkeypatch.setattr(LocalEngines, "_command", ends)
+
+    async def main() -> None:
+        async with desk() as d:
+            told: list[BoughError] = []
+            engines = LocalEngines(GatewaySettings(launch=1), d.gateway.registry, told.append)
+            engines.open()
+            (worker,) = d.gateway.registry
+            worker.ever_healthy = known
+            try:
+                if code in (1, 2) and not known:
+                    await until(lambda: told)
+                    assert f"exit code {code}" in str(told[0])
+                    assert worker.restarts == 1
+                else:
+                    await until(lambda: worker.restarts == 2)
+                    assert not told
             finally:
                 await engines.close()
 

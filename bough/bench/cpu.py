@@ -25,6 +25,7 @@ from bough.bench.cpu_drawing import html_page, write_png
 from bough.bench.cpu_peer import build_peer, find_peer
 from bough.bench.cpu_results import CaseResult, Comparison, StartResult, case_result, json_report, text_report
 from bough.bench.cpu_sides import RunningSide, Side, bough_side, llama_side, running
+from bough.bench.number_checks import require_counts
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
 from bough.loader.locate import ModelFiles, locate
@@ -128,9 +129,7 @@ def _measure(case: Case, live: Sequence[RunningSide], rounds: int) -> CaseResult
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("rounds", "starts"):
-        if getattr(args, name) < 1:
-            raise SettingsError(f"--{name} must be at least 1, got {getattr(args, name)}.")
+    require_counts(args, ("rounds", "starts"))
     if not 0 < args.scale <= 1:
         raise SettingsError(f"--scale must be above 0 and at most 1, got {args.scale}.")
 

@@ -24,6 +24,7 @@ import psutil
 
 from bough.bench.edge_client import Request, Tally, send_for
 from bough.bench.null_executor import STEP_VARIABLE
+from bough.bench.number_checks import require_above_zero, require_counts
 from bough.bench.processes import ignore_progress, run_parts
 from bough.bench.sampled import PATIENCE_S, Profiles
 from bough.bench.sampler import Profile
@@ -53,9 +54,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    for name in ("connections", "procs", "http_procs", "output_len", "stream_len"):
-        if getattr(args, name) < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
+    require_counts(args, ("connections", "procs", "http_procs", "output_len", "stream_len"))
+    require_above_zero(args, ("seconds",))
     if args.procs > args.connections:
         raise SettingsError(f"--procs {args.procs} is more than there are --connections ({args.connections}).")
     with EdgeServer.running(args) as server:

@@ -20,11 +20,23 @@ from bough.bench.gateway_live import drive
 from bough.bench.gateway_loads import LOADS, Dialogue, LoadOptions
 from bough.bench.gateway_model import Costs
 from bough.bench.gateway_simulation import Simulation
-from bough.core.errors import SettingsError
+from bough.bench.number_checks import require_above_zero, require_counts
 from bough.gateway.policies import POLICIES
 
 EVENT_TOKENS = 8  # tokens in an event of a live run, so that the machine's cores do not limit it
-COUNTS = ("workers", "users", "requests", "system_prompts", "system_tokens", "question_tokens", "output_tokens")
+COUNTS = (
+    "workers",
+    "users",
+    "requests",
+    "system_prompts",
+    "system_tokens",
+    "question_tokens",
+    "output_tokens",
+    "turns",
+    "connections",
+    "stream_len",
+    "processes",
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +77,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    for name in (*COUNTS, "turns", "connections", "stream_len", "processes"):
-        if getattr(args, name) < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
+    require_counts(args, COUNTS)
+    require_above_zero(args, ("seconds",))
     if args.overhead:
         _run_overhead(args)
         return 0

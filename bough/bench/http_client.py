@@ -8,8 +8,9 @@ server it measures.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from bough.core.errors import SettingsError
+from bough.core.errors import BoughError, SettingsError
 
 TIMEOUT_S = 600.0
 OnData = Callable[[bytes], None]
@@ -25,6 +26,19 @@ OnData = Callable[[bytes], None]
 
 class HttpFailure(Exception):
     """A request without a proper answer: a status other than 200, a broken connection, no answer in time."""
+
+
+class ServerError(BoughError):
+    """The server under load cannot be used."""
+
+
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """A first request to a server: without an answer there is nothing to measure."""
+    try:
+        yield
+    except HttpFailure as error:
+        raise ServerError(f"Cannot reach {url}: {error}.") from None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import bough as sgl
 from bough.bench.lang_programs import AtOnce, Call, Remembering, few_shot, tree_of_thought
-from bough.core.errors import SettingsError
+from bough.bench.number_checks import require_counts
 from bough.lang import loop
 from bough.lang.backends.in_process import EngineBackend
 from bough.lang.usage import Usage
@@ -37,9 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    for name in ("questions", "shots", "fan_out", "depth", "output_len", "primitives"):
-        if getattr(args, name) < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
+    require_counts(args, ("questions", "shots", "fan_out", "depth", "output_len", "primitives"))
     results: list[dict[str, Any]] = [{"run": "interpreter, CPU µs per primitive", **interpreter_costs(args.primitives)}]
     if not args.interpreter_only:
         results += _engine_runs(args, settings)

@@ -12,9 +12,10 @@ import json
 import time
 from typing import Any
 
+from bough.bench.number_checks import require_counts
 from bough.bench.process_age import process_age_s
 from bough.bench.workloads import WORKLOADS, Job, random_jobs, sampling_of, shared_prefix_jobs, workload
-from bough.core.errors import RequestError, SettingsError
+from bough.core.errors import RequestError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    _check(args)
+    require_counts(args, ("num_prompts", "input_len", "output_len", "groups", "per_group", "vocab", "repeat"))
     loads = {name: _jobs_of(name, args) for name in args.workload}
     results = _measure(settings, loads, args.repeat, "", process_age_s())
     if args.compare_no_cache:  # the second engine of a process: its start is its own
@@ -51,12 +52,6 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     for result in results:
         print(json.dumps(result) if args.json else _as_text(result))
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    for name in ("num_prompts", "input_len", "output_len", "groups", "per_group", "vocab", "repeat"):
-        if getattr(args, name) < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
 
 
 def _jobs_of(name: str, args: argparse.Namespace) -> list[Job]:

@@ -6,6 +6,7 @@ What the model and its kernels can do at best; `bough bench offline` shows how m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -13,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from bough.core.plan import Executor
+from bough.bench.number_checks import require_counts
+from bough.core.errors import SettingsError
+from bough.core.plan import Executor, Limits
 from bough.core.settings import Settings
 from bough.executor.plain_plans import decode_plan, prompt_plan
 
@@ -27,25 +30,53 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
+    require_counts(args, ("batch_size", "input_len", "output_len"))
     from bough.executor.build import build_executor
     from bough.loader.shapes import find_files
 
     settings = Settings.from_flat(flat)
-    loaded = build_executor(find_files(settings.model), settings)
-    run_batch(loaded.executor, 1, 8, 2)  # warm-up: the first step touches every weight
-    while loaded.executor.idle():
-        pass
-    for size in args.batch_size:
-        result = run_batch(loaded.executor, size, args.input_len, args.output_len)
-        print(json.dumps(result) if args.json else _as_text(result))
-    loaded.executor.close()
+    executor = build_executor(find_files(settings.model), settings).executor
+    with contextlib.closing(executor):
+        for size in args.batch_size:
+            _check_fit(executor.limits(), size, args.input_len, args.output_len)
+        run_batch(executor, 1, 8, 2)  # warm-up: the first step touches every weight
+        while executor.idle():
+            pass
+        for size in args.batch_size:
+            result = run_batch(executor, size, args.input_len, args.output_len)
+            print(json.dumps(result) if args.json else _as_text(result))
     return 0
+
+
+def _check_fit(limits: Limits, batch: int, input_len: int, output_len: int) -> None:
+    """Refuses a batch that this executor cannot hold; how much it can is known only once it is loaded."""
+    length = input_len + output_len
+    if length > limits.context_length:
+        raise SettingsError(
+            f"--input-len {input_len} and --output-len {output_len} are {length} tokens, the context is "
+            f"{limits.context_length} tokens. Shorten one of them or give a larger --context-length."
+        )
+    if batch > limits.rows:
+        raise SettingsError(
+            f"--batch-size {batch} is more than the {limits.rows} requests that run at once; "
+            "give a larger --max-running-requests."
+        )
+    held, needed = limits.pages[0] * limits.page_size, batch * _pages_of(limits, length) * limits.page_size
+    if needed > held:
+        raise SettingsError(
+            f"--batch-size {batch} needs {needed} tokens of KV cache, there are {held}; "
+            "take fewer, or give a larger --max-total-tokens or --mem-fraction-static."
+        )
+
+
+def _pages_of(limits: Limits, tokens: int) -> int:
+    return -(-tokens // limits.page_size)
 
 
 def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -> dict[str, Any]:
     """Prefills `batch` prompts in one step each, then decodes them together."""
     limits = executor.limits()
-    pages_each = -(-(input_len + output_len) // limits.page_size)
+    pages_each = _pages_of(limits, input_len + output_len)
     assert batch <= limits.rows and batch * pages_each <= limits.pages[0], "the batch does not fit the KV cache"
     rng = np.random.default_rng(0)
     began = time.perf_counter()

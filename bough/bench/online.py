@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import uvloop
 
-from bough.bench.http_client import EventReader, HttpClient, HttpFailure
+from bough.bench.http_client import EventReader, HttpClient, HttpFailure, ServerError, reaching
+from bough.bench.number_checks import require_above_zero, require_counts
 from bough.bench.processes import Tell, ignore_progress, run_parts
-from bough.core.errors import SettingsError
 
 REQUESTS = 1024  # W5
 USERS, TURNS, SYSTEM_TOKENS, TURN_TOKENS = 128, 5, 512, 64  # W6
@@ -47,18 +47,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.procs < 1:
-        raise SettingsError(f"--procs must be at least 1, got {args.procs}.")
-    if not args.rate > 0:
-        raise SettingsError(f"--rate must be above 0, got {args.rate:g}.")
+    require_counts(args, ("procs",))
+    require_above_zero(args, ("rate",))
+    asyncio.run(_reach(args.url))
 
     def part(number: int, tell: Tell) -> list[Timed | str]:
         return uvloop.run(_play(args, number))
 
     began = time.perf_counter()
     rows = [row for rows in run_parts(args.procs, part, ignore_progress) for row in rows]
-    print(json.dumps(summary(args, rows, time.perf_counter() - began)))
+    line = summary(args, rows, time.perf_counter() - began)
+    print(json.dumps(line))
+    if rows and line["failed"] == len(rows):
+        raise ServerError(f"Every request failed, the first with: {line['first_failure']}")
     return 0
+
+
+async def _reach(url: str) -> None:
+    """Any answer will do: whether the server can be used shows in the figures."""
+    client = HttpClient(url)
+    try:
+        with reaching(url):
+            await client.get("/v1/models")
+    finally:
+        client.close()
 
 
 # ---- the loads

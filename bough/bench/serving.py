@@ -22,22 +22,18 @@ from bough.bench.datasets import make_dataset
 from bough.bench.driver import LEAD_S, Target, drive, poisson_arrivals
 from bough.bench.figures import draw_png, panels_of, require_matplotlib
 from bough.bench.html_report import html_report
-from bough.bench.http_client import HttpClient, HttpFailure
+from bough.bench.http_client import HttpClient, ServerError, reaching
 from bough.bench.load import Arrival, Conversation, Record, Turn
 from bough.bench.metrics import summarise
 from bough.bench.processes import Tell, run_parts
 from bough.bench.report import headline, text_report
 from bough.bench.serving_flags import add_flags, check, data_options, extra_body, shown_settings
-from bough.core.errors import BoughError, SettingsError
+from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["add_flags", "main"]
 
 WARMUP_TOKENS = 32
-
-
-class ServerError(BoughError):
-    """The server under load cannot be used."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -65,9 +61,8 @@ async def _find_target(args: argparse.Namespace, api: Api) -> Target:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     client = HttpClient(url, headers)
     try:
-        model = args.model or await _first_model(client, api, url)
-    except HttpFailure as error:
-        raise ServerError(f"Cannot reach {url}: {error}.") from None
+        with reaching(url):
+            model = args.model or await _first_model(client, api, url)
     finally:
         client.close()
     asking = Asking(api, model, not args.disable_ignore_eos, not args.disable_stream, extra_body(args))

@@ -11,6 +11,7 @@ from typing import Any
 
 from bough.bench.backends import BACKENDS
 from bough.bench.datasets import DATASETS, DataOptions
+from bough.bench.number_checks import flag_of, require_above_zero, require_counts
 from bough.core.errors import SettingsError
 
 COUNTS = (
@@ -24,6 +25,8 @@ COUNTS = (
     "gsp_question_len",
     "gsp_output_len",
     "num_turns",
+    "max_concurrency",
+    "sharegpt_output_len",
 )
 
 
@@ -88,15 +91,8 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """What can be wrong is found before anything is sent."""
-    for name in COUNTS:
-        if getattr(args, name) < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
-    for name in ("max_concurrency", "sharegpt_output_len"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-    if not args.request_rate > 0:
-        raise SettingsError(f"--request-rate must be above 0, got {args.request_rate:g}.")
+    require_counts(args, COUNTS)
+    require_above_zero(args, ("request_rate",))
     if not 0 <= args.random_range_ratio <= 1:
         raise SettingsError(f"--random-range-ratio must be between 0 and 1, got {args.random_range_ratio:g}.")
     if args.max_concurrency is not None and args.procs > args.max_concurrency:
@@ -104,7 +100,7 @@ def check(args: argparse.Namespace) -> None:
     for name in ("output_file", "plot", "html"):
         path = getattr(args, name)
         if path is not None and not Path(path).expanduser().resolve().parent.is_dir():
-            raise SettingsError(f"--{name.replace('_', '-')}: there is no folder {Path(path).parent}.")
+            raise SettingsError(f"{flag_of(name)}: there is no folder {Path(path).parent}.")
 
 
 def extra_body(args: argparse.Namespace) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bough.bench.number_checks import require_counts
+from bough.core.errors import SettingsError
 from bough.memory.tree import PagePool, RadixTree
 
 SHARED_PREFIXES = 100
@@ -101,6 +103,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the figures as a table."""
+    _check(args)
     for name, value in run(args.prompts, args.length, args.shared, args.page_size, args.seed).items():
         print(f"{name:<20}{value:>18,.2f}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    require_counts(args, ("prompts", "length", "page_size"))
+    if args.page_size > args.length:  # a prompt is cached in whole pages: there would be nothing in the tree
+        raise SettingsError(f"--page-size {args.page_size} is more than --length {args.length}.")
+    if not 0 <= args.shared <= 1:
+        raise SettingsError(f"--shared must be between 0 and 1, got {args.shared:g}.")

@@ -45,7 +45,9 @@ COMMANDS = {
 
 def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     """Talks until the user leaves."""
-    parser = Parser(program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.")
+    parser = Parser(
+        program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.", takes_text=True
+    )
     parser.add_argument("--system", metavar="TEXT", help="the system message to begin with")
     add_sampling_flags(parser, SAMPLING, leave_out=frozenset({"n"}))
     add_engine_flags(parser, DEFAULTS)
@@ -150,7 +152,7 @@ class Chat:
         except KeyboardInterrupt:
             note = "Stopped."
         except RequestError as error:
-            note = str(error)
+            note = self._refusal(error)
         if output is not None:
             print()
             self._turns += [messages[-1], {"role": "assistant", "content": output["text"]}]
@@ -158,6 +160,12 @@ class Chat:
             self._say(note)
         if output is not None and first_s is not None:
             self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
+
+    def _refusal(self, error: RequestError) -> str:
+        """Why a turn was refused, and the way out that only a chat has."""
+        # The ids are the template's own, so nothing can be wrong with them but their number.
+        too_long = error.field == "input_ids"
+        return f"{error} /reset forgets the conversation so far." if too_long and self._turns else str(error)
 
     def _say(self, text: str) -> None:
         """A line that is not the model's."""

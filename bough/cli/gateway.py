@@ -83,6 +83,8 @@ def _parser() -> Parser:
     parser = Parser(
         program="bough gateway",
         usage="[--worker-urls URL …]",
+        subcommands=tuple(CLIENT_COMMANDS),
+        other_flags=" Flags of the engines that --launch starts go behind `--`.",
         about="Puts any number of engines behind one address and routes each request to where its prefix is cached. "
         "`bough gateway roll` restarts the workers of a running gateway one by one, `bough gateway top` shows them.",
     )
@@ -123,6 +125,11 @@ def settings_from(
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
     settings = _from_file(config) | given
+    if engine_flags and not settings.get("launch"):
+        raise SettingsError(
+            f"What stands behind `--` ({' '.join(engine_flags)}) is for engines that the gateway starts: "
+            "add --launch N, or leave it out."
+        )
     in_file = settings.pop("selector", ())
     return GatewaySettings(
         **settings,

@@ -45,6 +45,7 @@ def _parser() -> Parser:
         program="bough generate",
         usage="PROMPT",
         about="Completes a prompt and prints the text as it comes.",
+        takes_text=True,
     )
     # Optional for argparse, so that a misspelt flag is reported before a missing prompt.
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads standard input")

@@ -8,6 +8,7 @@ defect in Bough.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -22,6 +23,8 @@ from bough.core.errors import BoughError, SettingsError
 
 if TYPE_CHECKING:
     from bough.cli.engines import MakeEngine
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no defect, whichever file it was
 
 MENU = Menu(
     program="bough",
@@ -50,12 +53,30 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends; that must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return 141
     except BoughError as error:
         print(f"bough: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _report_full_disk(error)
+        return 1
+
+
+def _report_full_disk(error: OSError) -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:  # it was the output that found no room
+        _silence_output()
+    where = "" if error.filename is None else f" ({error.filename})"
+    print(f"bough: Cannot write: {error.strerror}{where}. Make room there, or write elsewhere.", file=sys.stderr)
+
+
+def _silence_output() -> None:
+    """The interpreter flushes once more when it ends; that must not complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str], make_engine: MakeEngine | None) -> int:

@@ -76,3 +76,9 @@ def test_both_loads_are_measured(model: Path, capsys: pytest.CaptureFixture[str]
 def test_a_load_of_nothing_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "edge", flag, "0"]) == 2
     assert capsys.readouterr().err == f"bough: {flag} must be at least 1, got 0.\n"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_load_takes_time(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "edge", "--seconds", seconds]) == 2
+    assert capsys.readouterr().err == f"bough: --seconds must be above 0, got {seconds}.\n"

@@ -48,6 +48,38 @@ def test_a_load_of_nothing_is_refused(flag: str, tiny_model: Path, capsys: pytes
     assert capsys.readouterr().err == f"bough: {flag} must be at least 1, got 0.\n"
 
 
+@pytest.mark.parametrize("value", ["0", "-1"])
+@pytest.mark.parametrize("flag", ["--batch-size", "--input-len", "--output-len"])
+def test_a_batch_of_nothing_is_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "one-batch", flag, value]) == 2
+    assert capsys.readouterr().err == f"bough: {flag} must be at least 1, got {value}.\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            "--batch-size 1 --input-len 60 --output-len 8 --context-length 64",
+            "--input-len 60 and --output-len 8 are 68 tokens, the context is 64 tokens.",
+        ),
+        (
+            "--batch-size 1 5 --input-len 8 --max-running-requests 4",
+            "--batch-size 5 is more than the 4 requests that run at once;",
+        ),
+        (
+            "--batch-size 64 --input-len 80 --output-len 8",
+            "--batch-size 64 needs 5632 tokens of KV cache, there are 4096;",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_before_any_is_measured(
+    flags: str, complaint: str, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "one-batch", *flags.split(), "--model", str(tiny_model), *TINY]) == 2
+    seen = capsys.readouterr()
+    assert seen.out == "" and seen.err.splitlines()[-1].startswith(f"bough: {complaint}")
+
+
 def test_a_load_that_was_not_served_has_no_figures(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--num-prompts", "2", "--input-len", "600", "--vocab", "100"]
     assert main(["bench", "offline", *load, "--model", str(tiny_model), *TINY]) == 1

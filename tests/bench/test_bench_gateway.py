@@ -139,3 +139,9 @@ def test_the_command_prints_a_line_of_json_per_run(capsys: pytest.CaptureFixture
 def test_counts_below_one_are_refused() -> None:
     with pytest.raises(SettingsError, match="--workers must be at least 1"):
         bench(["gateway", "--workers", "0"])
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1"])
+def test_a_load_takes_time(seconds: str) -> None:
+    with pytest.raises(SettingsError, match=f"^--seconds must be above 0, got {seconds}.$"):
+        bench(["gateway", "--overhead", "--seconds", seconds])

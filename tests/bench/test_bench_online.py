@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from bough.bench import online
 from bough.bench.online import Timed, summary, tokens_of, w5_arrivals, w6_draw, w6_system_prompt
 from bough.cli.main import main
-from tests.bench.bench_server import bench_server
+from bough.core.finish import FinishAbort
+from tests.bench.bench_server import bench_server, letters
 
 
 def digest(value: object) -> str:
@@ -63,8 +65,37 @@ def test_a_server_is_driven(work: str, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert prompts == [576] * 3 + [576 + 4 + 64] * 3
 
 
-def test_a_dead_server_is_a_figure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online, "REQUESTS", 2)
-    assert main(["bench", "online", "--url", "http://127.0.0.1:9", "--model", "x", "--procs", "1", "--rate", "99"]) == 0
-    line = json.loads(capsys.readouterr().out)
-    assert line["failed"] == 2 and "HttpFailure" in line["first_failure"] and line["out_tok_s"] == 0
+def test_a_server_that_is_not_there_is_one_sentence_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "run_parts", lambda *work: pytest.fail("requests were sent"))
+    assert main(["bench", "online", "--url", "http://127.0.0.1:9", "--model", "x"]) == 1
+    seen = capsys.readouterr()
+    assert seen.out == "" and seen.err.startswith("bough: Cannot reach http://127.0.0.1:9: ")
+    assert len(seen.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("spared", [0, 1])
+def test_failures_are_figures_until_nothing_else_is_left(
+    spared: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, small in {"REQUESTS": 3, "OUTPUT_TOKENS": 4, "LARGEST_TOKEN": 90}.items():
+        monkeypatch.setattr(online, name, small)
+    answers = itertools.chain(
+        [letters] * spared, itertools.repeat(lambda request: FinishAbort("too much", 429, "Busy"))
+    )
+    with bench_server(lambda request: next(answers)(request)) as server:
+        code = main(["bench", "online", "--url", server.url, "--model", "tiny", "--procs", "1", "--rate", "99"])
+    seen = capsys.readouterr()
+    line = json.loads(seen.out)
+    assert line["failed"] == 3 - spared and "too much" in line["first_failure"]
+    assert code == (0 if spared else 1)
+    assert ("Every request failed, the first with: 429" in seen.err) == (not spared)
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"), [("--procs", "must be at least 1, got 0."), ("--rate", "must be above 0, got 0.")]
+)
+def test_a_load_of_nothing_is_refused(flag: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "online", "--url", "http://127.0.0.1:9", "--model", "x", flag, "0"]) == 2
+    assert capsys.readouterr().err == f"bough: {flag} {complaint}\n"

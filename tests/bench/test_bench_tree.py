@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bough.bench.tree import SHARED_PREFIXES, make_prompts, run
+from bough.cli.main import main
 
 
 def test_prompts_share_the_asked_fraction() -> None:
@@ -19,3 +20,19 @@ def test_all_that_is_cached_is_evicted(page_size: int) -> None:
     figures = run(prompts=300, length=40, shared=0.5, page_size=page_size)
     assert 0 < figures["cached_fraction"] <= 0.6
     assert figures["pages_evicted"] == round((1 - figures["cached_fraction"]) * 300 * 40 / page_size)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--prompts 0", "--prompts must be at least 1, got 0."),
+        ("--prompts -5", "--prompts must be at least 1, got -5."),
+        ("--length 0", "--length must be at least 1, got 0."),
+        ("--page-size 0", "--page-size must be at least 1, got 0."),
+        ("--length 8 --page-size 16", "--page-size 16 is more than --length 8."),
+        ("--shared 1.5", "--shared must be between 0 and 1, got 1.5."),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "tree", *flags.split()]) == 2
+    assert capsys.readouterr().err == f"bough: {complaint}\n"

@@ -95,6 +95,18 @@ def test_a_refused_turn_is_forgotten_and_the_chat_goes_on(monkeypatch: Patch, ca
     assert capsys.readouterr().out.startswith("The prompt is too long.\nYes\n")
 
 
+def test_a_full_context_names_the_way_out(monkeypatch: Patch, capsys: Capture) -> None:
+    def too_long() -> RequestError:
+        return RequestError("The prompt has 9 tokens. Shorten it.", field="input_ids")
+
+    engine = FakeEngine([too_long()], ["Yes"], [too_long()], [RequestError("No.", field="stop")])
+    assert talk(monkeypatch, engine, "long", "short", "more", "other") == 0
+    first, *_, later, other = capsys.readouterr().out.splitlines()
+    assert first == "The prompt has 9 tokens. Shorten it.", "there is no conversation to forget"
+    assert later == "The prompt has 9 tokens. Shorten it. /reset forgets the conversation so far."
+    assert other == "No."
+
+
 def test_an_aborted_answer_says_why(monkeypatch: Patch, capsys: Capture) -> None:
     engine = FakeEngine(["Hel"], finish={"type": "abort", "message": "It ran too long."})
     assert talk(monkeypatch, engine, "a") == 0

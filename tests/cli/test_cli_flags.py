@@ -186,7 +186,7 @@ def test_help_shows_groups_choices_and_defaults_but_one_spelling_each() -> None:
         (["--zzzzzz"], "unknown flag --zzzzzz. `bough test --help` lists them all."),
         (["--context-len", "9"], "unknown flag --context-len. Did you mean --context-length?"),
         (["--page-size"], "argument --page-size: expected one argument"),
-        (["stray"], "unexpected 'stray'; put quotes around text that holds spaces."),
+        (["stray"], "unexpected 'stray'. `bough test --help` lists what there is."),
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

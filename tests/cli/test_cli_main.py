@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,17 @@ def test_every_command_has_a_help_page(name: str, capsys: Capture) -> None:
         (["generate", "--page-siz", "2"], "bough generate: error: unknown flag --page-siz. Did you mean --page-size?"),
         (["generate", "a", "--page-size", "3"], "bough: page_size must be one of 1, 2, 4, 8, 16, 32, 64, 128; got 3."),
         (["generate", "a", "b"], "bough generate: error: unexpected 'b'; put quotes around text that holds spaces."),
+        (
+            ["chat", "--system", "a", "b"],
+            "bough chat: error: unexpected 'b'; put quotes around text that holds spaces.",
+        ),
+        (["doctor", "foo"], "bough doctor: error: unexpected 'foo'. `bough doctor --help` lists what there is."),
+        (["gateway", "rol"], "bough gateway: error: unexpected 'rol'. Did you mean roll?"),
+        (["gateway", "foo"], "bough gateway: error: unexpected 'foo'. `bough gateway --help` lists what there is."),
+        (
+            ["gateway", "--port", "3", "top"],
+            "bough gateway: error: unexpected 'top'; put it first: `bough gateway top`.",
+        ),
     ],
 )
 def test_what_cannot_be_used_ends_with_a_line_and_code_2(argv: list[str], line: str, capsys: Capture) -> None:
@@ -99,8 +112,9 @@ def test_a_thread_may_run_a_command_too(capsys: Capture) -> None:
 
 
 def test_defects_are_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError):
-        main(["generate", "a"], FakeEngine([ZeroDivisionError()]).make)
+    for defect in (ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")):
+        with pytest.raises(type(defect)):
+            main(["generate", "a"], FakeEngine([defect]).make)
 
 
 def test_bench_hands_over_its_words(capsys: Capture) -> None:
@@ -120,6 +134,39 @@ def test_a_reader_that_leaves_ends_the_command_quietly(argv: list[str]) -> None:
     assert child.stderr.read() == b""
     assert child.wait() == 141
     child.stderr.close()
+
+
+PRINT_A_VERSION = "from bough.cli.main import main; sys.exit(main(['--version']))"
+GENERATE_A_WORD = (
+    "from cli_fakes import FakeEngine; from bough.cli.main import main; engine = FakeEngine(['x'])\n"
+    "code = main(['generate', 'a'], engine.make)\n"
+    "assert engine.closed\n"
+    "sys.exit(code)\n"
+)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("code", [PRINT_A_VERSION, GENERATE_A_WORD])
+def test_a_full_disk_is_one_line(code: str, unbuffered: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{code}"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    line = "bough: Cannot write: No space left on device. Make room there, or write elsewhere.\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_a_file_for_which_there_is_no_room_is_named(capsys: Capture) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "out.json")
+    assert main(["generate", "a"], FakeEngine([full]).make) == 1
+    assert capsys.readouterr().err.startswith("bough: Cannot write: No space left on device (out.json).")
 
 
 def test_light_commands_load_nothing_heavy() -> None:

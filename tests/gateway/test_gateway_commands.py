@@ -80,6 +80,17 @@ def test_values_that_cannot_be_used(words: list[str]) -> None:
         settings_from(_parser().parse(words), (), {})
 
 
+def test_flags_of_engines_that_nobody_starts_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"--device cpu.*add --launch"):
+        settings_from(_parser().parse([]), ("--device", "cpu"), {})
+
+
+def test_a_flag_of_engines_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse(["--launch", "1", "--max-total-tokens", "4000"])
+    assert "unknown flag --max-total-tokens" in (said := capsys.readouterr().err) and "go behind `--`" in said
+
+
 def test_rolling_to_other_workers_fails_no_request() -> None:
     async def main() -> None:
         fakes = [FakeWorker(pause_s=0.005) for _ in range(4)]
@@ -101,7 +112,7 @@ def test_rolling_to_other_workers_fails_no_request() -> None:
             assert fakes[0].aborted == fakes[1].aborted == 0 and len(said) == 6
             with pytest.raises(BoughError, match="--replace"):
                 await asyncio.to_thread(roll, AdminClient(d.url), [], 1.0, said.append)
-            with pytest.raises(BoughError, match="404"):
+            with pytest.raises(BoughError, match="no worker at http://no:1;"):
                 await asyncio.to_thread(roll, AdminClient(d.url), [("http://no:1", "http://no:2")], 1.0, said.append)
 
     asyncio.run(main())

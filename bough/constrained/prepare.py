@@ -36,6 +36,11 @@ from bough.core.errors import RequestError
 MAX_TOLD = 8  # gaps named in one error
 TAG_TYPES = {"structural_tag", *FIELDS}
 REGULAR_ONLY = ("outlines-core",)
+# Who asked is not known here, and some fields are always strict, so the advice names the places where it works.
+ADVICE = (
+    "Remove these keywords, or have only the rest enforced: with strict: false for a schema in response_format, "
+    "text.format or tools, with grammar_strict: false in native sampling_params."
+)
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -119,8 +124,7 @@ def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -
         return told + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
     more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
     raise RequestError(
-        f"Not all of {field} can be guaranteed: {'; '.join(told[:MAX_TOLD])}{more}. Remove these keywords, or ask with "
-        "strict set to false to have the rest enforced.",
+        f"Not all of {field} can be guaranteed: {'; '.join(told[:MAX_TOLD])}{more}. {ADVICE}",
         field=field,
     )
 

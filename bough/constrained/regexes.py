@@ -77,6 +77,12 @@ def _strip_anchors(row: list[Any]) -> tuple[bool, list[Any], bool]:
     return starts, row, ends
 
 
+def _anchor_refusal(anchor: Any) -> str:
+    if anchor in (*STARTS, *ENDS):
+        return "an anchor (^, $) can be enforced only at the pattern's ends, outside of groups"
+    return "a word boundary (\\b, \\B) cannot be enforced"
+
+
 class _Reader:
     """One walk over what Python's parser made of a pattern."""
 
@@ -117,7 +123,7 @@ class _Reader:
             least, most, inner = value
             return repeat(self.row(inner, flags, depth + 1), least, None if most is sre.MAXREPEAT else int(most))
         if kind is sre.AT:
-            raise self._error("an anchor (^, $, \\b) can be enforced only at the pattern's ends")
+            raise self._error(_anchor_refusal(value))
         if kind in REFUSED:
             raise self._error(f"{REFUSED[kind]} cannot be enforced")
         return self._chars(kind, value, flags)

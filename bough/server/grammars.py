@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from bough.core.errors import RequestError
+from bough.core.sampling_params import GRAMMAR_FIELDS
 
 ANY_OBJECT = {"type": "object"}
 NATIVE = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -59,8 +60,12 @@ def grammar_of(request: GrammarFields) -> dict[str, Any]:
 
 
 def grammar_names(request: GrammarFields) -> dict[str, str]:
-    """What the client calls the engine's fields."""
-    return {engine: theirs for engine, (_, theirs) in meant(request).items() if engine != theirs}
+    """What the client calls the engine's fields that say what the answer must match."""
+    return {
+        engine: theirs
+        for engine, (_, theirs) in meant(request).items()
+        if engine in GRAMMAR_FIELDS and engine != theirs
+    }
 
 
 def format_fields(given: Mapping[str, Any], name: str = "response_format") -> dict[str, Any]:

@@ -70,9 +70,23 @@ def _check_certificate(settings: ServerSettings) -> None:
         if settings.ssl_keyfile is not None:
             raise SettingsError("--ssl-keyfile needs --ssl-certfile beside it.")
         return
+    files = {"--ssl-certfile": settings.ssl_certfile, "--ssl-keyfile": settings.ssl_keyfile}
+    given = [(flag, path) for flag, path in files.items() if path is not None]
+    for flag, path in given:
+        _require_readable(flag, path)
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
-    except (OSError, ssl.SSLError) as error:
+    except ssl.SSLError as error:
+        named = " with ".join(f"{flag} {path}" for flag, path in given)
         raise SettingsError(
-            f"The certificate ({settings.ssl_certfile}, {settings.ssl_keyfile}) cannot be used: {error}."
+            f"{named} cannot be used: {error}; give a certificate and its own private key (PEM), in one file or in two."
         ) from None
+
+
+def _require_readable(flag: str, path: str) -> None:
+    """Of two files, ssl does not say which one it could not read."""
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise SettingsError(f"{flag} {path} cannot be read: {error.strerror}.") from None

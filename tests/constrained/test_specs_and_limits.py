@@ -34,7 +34,9 @@ REFUSED = [
     (regex_spec("(a"), "not valid"),
     (regex_spec("a(?=b)"), "look-around"),
     (regex_spec("(a)\\1"), "back reference"),
-    (regex_spec("a\\bb"), "anchor"),
+    (regex_spec("a^b"), "an anchor .* only at the pattern's ends"),
+    (regex_spec("\\bfoo"), r"a word boundary \(.b, .B\) cannot be enforced"),
+    (regex_spec("foo\\B"), r"foo.*a word boundary"),
     (regex_spec("((a{1,100}){1,100}){1,100}"), "too large"),
     (regex_spec("(" * 200 + "a" + ")" * 200), "nested|not valid"),
     (ebnf_spec("start ::= 'a'"), "line 1"),
@@ -123,6 +125,13 @@ def test_gaps_inside_a_tag_have_their_path() -> None:
     }
     (warning,) = prepare(structural_tag_spec(tag, strict=False), "xgrammar").warnings
     assert warning.startswith("structural_tag#/structures/0/schema/uniqueItems")
+
+
+def test_a_strict_refusal_names_the_fields_that_are_not() -> None:
+    with pytest.raises(RequestError, match="uniqueItems") as caught:
+        prepare(json_schema_spec({"type": "array", "uniqueItems": True}), "xgrammar")
+    assert "strict: false for a schema in response_format, text.format or tools" in caught.value.message
+    assert "grammar_strict: false in native sampling_params" in caught.value.message
 
 
 def test_preparing_needs_no_back_end() -> None:

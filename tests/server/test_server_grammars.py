@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.constrained.prepare import ADVICE
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.server.grammars import GrammarFields, format_fields, grammar_names, grammar_of, ollama_format
@@ -170,6 +171,34 @@ def test_a_grammar_that_is_refused_is_a_400_that_names_the_clients_field(stream:
 
     refusal = FinishAbort("json_schema#/not cannot be enforced.", 400, "BadRequestError", "json_schema")
     at_desk(all_endpoints, use, lambda request: refusal)
+
+
+STRICT = {"type": "json_schema", "schema": SCHEMA, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"json_schema": SCHEMA}}),
+        ("/v1/completions", {"prompt": "a", "guided_json": SCHEMA}),
+        ("/v1/chat/completions", {**CHAT, "response_format": STRICT}),
+        ("/v1/responses", {"input": "a", "text": {"format": STRICT}}),
+        ("/v1/messages", {**CHAT, "max_tokens": 9, "output_config": {"format": ANTHROPIC}}),
+    ],
+)
+def test_the_advice_to_be_less_strict_reads_alike_on_every_route(path: str, body: dict[str, Any]) -> None:
+    async def use(desk: Desk) -> None:
+        assert json.dumps(ADVICE)[1:-1] in json.dumps(await desk.post(path, 400, **body))
+
+    at_desk(all_endpoints, use, lambda request: FinishAbort(ADVICE, 400, "BadRequestError", "json_schema"))
+
+
+def test_a_native_request_may_be_less_strict() -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post("/generate", text="a", sampling_params={"json_schema": SCHEMA, "grammar_strict": False})
+        assert desk.asked.sampling.grammar_strict is False
+
+    at_desk(all_endpoints, use)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from bough.client.answer import Answer
 from bough.core.errors import RequestError
+from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
@@ -158,7 +159,7 @@ class Responses:
         identity = Identity.make("resp_", body.rid, self._context.model.name)
         given = read_response_request(body, identity, self._context.model.context_length)
         names = {"input_ids": "input", "messages": "input", "max_new_tokens": "max_output_tokens"}
-        names |= dict.fromkeys(text_format(body), "text.format")
+        names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}
         with in_openai_names(body, **names):
             messages = with_instructions(body.instructions, conversation)
             tokenizer = self._context.require_tokenizer("input")

@@ -27,7 +27,7 @@ $(CLIENTS)/.installed: | $(STAMP)
 	&& $(PIP_CLIENTS) --no-deps sglang==0.5.10.post1 && touch $@) || echo "no litellm or sglang: their tests are skipped"
 
 demo: $(STAMP)
-	$(BIN)/bough generate --max-new-tokens 48 "The three primary colours are"
+	$(BIN)/bough generate --temperature 0 --max-new-tokens 48 "The three primary colours are"
 
 serve: $(STAMP)
 	$(BIN)/bough serve

@@ -6,9 +6,9 @@ import torch
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.kernels.quant_linear.filling import FOR_FLOATS
 
 Capability = tuple[int, int]  # NVIDIA's, major and minor
+FOR_CPUS = ("int8", "int4")  # what --quantization makes of floats there
 SCALED_PRODUCTS: Capability = (9, 0)  # torch multiplies 8-bit rows with a scale each from Hopper on
 E4M3_CONVERSION: Capability = (8, 9)
 
@@ -32,14 +32,14 @@ def check_number_formats(settings: Settings, capability: Capability | None) -> N
 
 
 def _check_weights(settings: Settings, capability: Capability | None) -> None:
-    if settings.model.quantization in FOR_FLOATS and capability is not None:
+    if settings.model.quantization in FOR_CPUS and capability is not None:
         raise SettingsError(
             f"--quantization {settings.model.quantization} is for CPUs; on a GPU use auto, none or fp8."
         )
     if settings.model.quantization != "fp8":
         return
     if capability is None:
-        raise SettingsError(f"--quantization fp8 needs a GPU; on a CPU use auto, none, {' or '.join(FOR_FLOATS)}.")
+        raise SettingsError(f"--quantization fp8 needs a GPU; on a CPU use auto, none, {' or '.join(FOR_CPUS)}.")
     if capability < SCALED_PRODUCTS or torch.version.hip is not None:
         raise SettingsError(f"--quantization fp8 needs an NVIDIA GPU of {_spelled(SCALED_PRODUCTS)}; use none.")
     if settings.model.dtype not in ("auto", "bfloat16"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
@@ -18,6 +16,7 @@ import uvloop
 
 from bough.gateway import http_client
 from bough.gateway.http_client import HttpClient, Origin, StaleConnectionError
+from tests.fakes.certificates import make_certificate
 from tests.fakes.gateways import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -270,15 +269,9 @@ def test_unix_sockets_and_tls(run: Run, tmp_path: Path, monkeypatch: pytest.Monk
             assert server.connections == 1
 
     run(over_unix())
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    subprocess.run(
-        ["openssl", *words.split(), "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = make_certificate(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.load_cert_chain(cert, key)
 
     async def over_tls() -> bytes:
         async with serving(tls=context) as (client, server):
@@ -286,7 +279,7 @@ def test_unix_sockets_and_tls(run: Run, tmp_path: Path, monkeypatch: pytest.Monk
 
     with pytest.raises(ssl.SSLCertVerificationError):
         run(over_tls())
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     assert run(over_tls()) == b"ok"
 
 

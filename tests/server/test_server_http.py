@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from starlette.applications import Starlette
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
 from bough.server.http import HttpServer
+from tests.fakes.certificates import make_certificate
 
 
 def refusal(**files: Path) -> str:
@@ -20,16 +19,6 @@ def refusal(**files: Path) -> str:
     with socket.socket() as listener, pytest.raises(SettingsError) as caught:
         HttpServer(Starlette(), listener, settings)
     return str(caught.value)
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout key.pem -out cert.pem"
-    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
-    return tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_flag(tmp_path: Path) -> None:
@@ -41,8 +30,8 @@ def test_a_file_that_cannot_be_read_is_named_with_its_flag(tmp_path: Path) -> No
     assert refusal(ssl_certfile=tmp_path) == f"--ssl-certfile {tmp_path} cannot be read: Is a directory."
 
 
-def test_only_files_that_were_given_are_named(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    cert, _ = certificate
+def test_only_files_that_were_given_are_named(tmp_path: Path) -> None:
+    cert, _ = make_certificate(tmp_path)
     no_key = tmp_path / "no_key.pem"
     no_key.write_text("no key")
     alone, both = refusal(ssl_certfile=cert), refusal(ssl_certfile=cert, ssl_keyfile=no_key)

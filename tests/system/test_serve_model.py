@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fakes.certificates import make_certificate
 from tests.system.serving import PATIENCE_S, TINY, Server, load_of, running
 
 PROMPT = "The capital of France is"
@@ -106,14 +107,11 @@ def test_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_ipv6_and_tls(tiny_model: Path, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout key.pem -out cert.pem"
-    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
-    flags = ("--host", "::1", "--ssl-certfile", str(tmp_path / "cert.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
+    cert, key = make_certificate(tmp_path)
+    flags = ("--host", "::1", "--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
     with running(str(tiny_model), *TINY, *flags) as server:
         assert server.url.startswith("https://[::1]:")
         assert httpx.get(f"{server.url}/health", verify=False).status_code == 200
-    (tmp_path / "cert.pem").write_text("no certificate")
+    cert.write_text("no certificate")
     with running(str(tiny_model), *TINY, *flags, ready=False) as server:
         assert server.wait() == 2 and "cannot be used" in server.log() and server.log().count("\n") == 1

@@ -47,6 +47,7 @@ LAYERS = {
     "large heads": Layer(heads=4, kv_heads=1, dim=256, softcap=4.0),
     "a window": Layer(window=150),
     "a short window": Layer(window=9, page_size=4),
+    "a window of a block": Layer(heads=1, kv_heads=1, dim=256, window=64),
     "pages": Layer(page_size=16, dim=48),
     "bfloat16": Layer(number="bfloat16"),
     "float32": Layer(number="float32"),

@@ -234,7 +234,9 @@ static void hide(attending *a, int64_t first, int count) {
     }
 }
 
-/* Scores to weights; what was gathered under a lower maximum is brought to the new one. */
+/* Scores to weights; what was gathered under a lower maximum is brought to the new one. A hidden key weighs exactly 0,
+ * not e to the lowest power: which hidden keys a query meets depends on the queries beside it in the tile, and the
+ * least remainder of them decides how a sum is rounded that lies half-way between two numbers. */
 static void weigh(attending *a, int count) {
     int rounded = (count + LANES - 1) / LANES * LANES;
     for (int i = 0; i < a->vectors; i++) {
@@ -252,7 +254,7 @@ static void weigh(attending *a, int count) {
         }
         vec sum = {0}, top = splat(a->peak[i]);
         for (int j = 0; j < rounded; j += LANES) {
-            vec weight = exp_(load(scores + j) - top);
+            vec score = load(scores + j), weight = select_(score == LEAST, (vec){0}, exp_(score - top));
             store(scores + j, weight);
             sum += weight;
         }

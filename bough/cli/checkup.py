@@ -25,7 +25,7 @@ from bough.executor.machine import compute_cores, free_memory_bytes, usable_core
 from bough.executor.sizing import size_cpu_cache
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, locate
-from bough.native.library import load_library
+from bough.native.library import instruction_sets, load_library, use_instruction_set
 
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -52,6 +52,7 @@ class Use(msgspec.Struct, frozen=True):
     threads: int
     torch: str | None
     attention_backend: str
+    cpu_instruction_set: str | None  # None: the native kernels are not compiled
     gpus: tuple[str, ...]
 
 
@@ -99,6 +100,7 @@ def look_at_use(settings: Settings) -> Use:
         threads=model.cpu_threads or compute_cores(),
         torch=None if torch is None else str(torch.__version__),
         attention_backend=_attention_backend(model),
+        cpu_instruction_set=_instruction_set(model.cpu_instruction_set),
         gpus=() if torch is None else _gpus(torch),
     )
 
@@ -172,6 +174,13 @@ def _attention_backend(model: ModelSettings) -> str:
     if model.attention_backend != "auto":
         return model.attention_backend
     return "torch" if load_library() is None else "native"
+
+
+def _instruction_set(asked: str) -> str | None:
+    """The set that the native kernels would use; a set that this CPU does not have is an error."""
+    use_instruction_set(asked)
+    library = load_library()
+    return None if library is None else instruction_sets(library)[-1]
 
 
 def _gpus(torch: Any) -> tuple[str, ...]:

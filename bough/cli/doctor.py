@@ -70,6 +70,7 @@ def _page(report: Report) -> Iterator[str]:
     yield _line("numbers", use.dtype)
     yield _line("torch", use.torch or "not installed")
     yield _line("attention", f"{use.attention_backend} back end")
+    yield _line("CPU set", use.cpu_instruction_set or "torch's own: the native kernels are not compiled")
     yield f"\nWhat fits: {fit.model}"
     if fit.weight_bytes is not None:
         yield _line("weights", _gib(fit.weight_bytes))

@@ -19,6 +19,7 @@ from typing import Any, Union
 from bough.core.errors import SettingsError
 
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b")
+CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
@@ -169,6 +170,11 @@ class ModelSettings:
         False, "the same request gives the same bits in any batch, cached or not"
     )
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
+    cpu_instruction_set: str = setting(
+        "auto",
+        "instructions that the native CPU kernels may use; auto is all this CPU has",
+        choices=CPU_INSTRUCTION_SETS,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
+from bough.native.library import use_instruction_set
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     check_deterministic(settings.model, names, device.type)
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
+        use_instruction_set(settings.model.cpu_instruction_set)
         return _build_cpu(files, settings, names)
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers

@@ -13,10 +13,20 @@ import os
 import platform
 from pathlib import Path
 
+from bough.core.errors import SettingsError
 from bough.core.home import home
 from bough.native.build import build, library_name
 
 PACKAGE = Path(__file__).parent
+AVX2, AVX512, NEON, AVX_VNNI, AMX = 1, 2, 4, 8, 16  # `enum bough_feature` of src/cpu.h
+# The features that each set may use, the best last. The last feature of a row makes the set.
+INSTRUCTION_SETS: dict[str, tuple[int, ...]] = {
+    "plain": (),
+    "neon": (NEON,),
+    "avx2": (AVX_VNNI, AVX2),
+    "avx512": (AVX_VNNI, AVX2, AVX512),
+    "amx": (AVX_VNNI, AVX2, AVX512, AMX),
+}
 
 
 def cache_folder() -> Path:
@@ -51,12 +61,38 @@ def why_absent() -> str:
 
 
 def cpu_name() -> str:
-    """The kind of CPU: the machine, and as bits of a number what the library found that it has."""
+    """The kind of CPU: the machine, and as bits of a number the features in use."""
     library, machine = load_library(), platform.machine().lower()
+    return machine if library is None else f"{machine}-{_features(library):x}"
+
+
+def instruction_sets(library: ctypes.CDLL) -> list[str]:
+    """The sets that can be used as things are, the best last."""
+    features = _features(library)
+    return [name for name, needs in INSTRUCTION_SETS.items() if not needs or features & needs[-1]]
+
+
+def use_instruction_set(name: str) -> None:
+    """Limits this process's kernels to a set; "auto" takes BOUGH_CPU_INSTRUCTION_SET or all that the CPU has."""
+    if name == "auto":
+        name = os.environ.get("BOUGH_CPU_INSTRUCTION_SET") or "auto"
+    library = load_library()
     if library is None:
-        return machine
+        if name != "auto":
+            raise SettingsError(f"cpu_instruction_set {name} is for the native CPU kernels, but {why_absent()}.")
+        return
+    library.bough_cpu_allow(ctypes.c_uint(0xFFFFFFFF))
+    if name == "auto":
+        return
+    known = instruction_sets(library)
+    if name not in known:
+        raise SettingsError(f"cpu_instruction_set must be auto or what this CPU has: {', '.join(known)}; got {name}.")
+    library.bough_cpu_allow(ctypes.c_uint(sum(INSTRUCTION_SETS[name])))
+
+
+def _features(library: ctypes.CDLL) -> int:
     library.bough_cpu_features.restype = ctypes.c_uint
-    return f"{machine}-{library.bough_cpu_features():x}"
+    return int(library.bough_cpu_features())
 
 
 def build_library() -> Path:

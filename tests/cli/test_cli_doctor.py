@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from bough.cli import checkup
 from bough.cli.main import main
 from bough.loader import catalogue
+from bough.native.library import instruction_sets, load_library, use_instruction_set
 
 Capture = pytest.CaptureFixture[str]
 
@@ -139,3 +141,33 @@ def test_the_page_is_for_people(capsys: Capture, tiny: str) -> None:
     assert "This machine" in page and "An engine would use" in page
     assert "4,096 tokens, 32.0 times the context of 128" in page
     assert "\x1b" not in page
+
+
+def test_the_instruction_set_is_named_and_can_be_chosen(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = load_library()
+    if library is None:
+        pytest.skip("the CPU kernels are not compiled")
+    try:
+        assert examine(capsys)["use"]["cpu_instruction_set"] == instruction_sets(library)[-1]
+        assert examine(capsys, "--cpu-instruction-set", "plain")["use"]["cpu_instruction_set"] == "plain"
+        monkeypatch.setenv("BOUGH_CPU_INSTRUCTION_SET", "plain")
+        assert examine(capsys)["use"]["cpu_instruction_set"] == "plain"
+        other = "avx2" if platform.machine() == "aarch64" else "neon"
+        assert main(["doctor", "--cpu-instruction-set", other]) != 0
+        assert f"what this CPU has: {', '.join(instruction_sets(library))}" in capsys.readouterr().err
+    finally:
+        monkeypatch.delenv("BOUGH_CPU_INSTRUCTION_SET")
+        use_instruction_set("auto")
+
+
+def test_an_engine_is_told_by_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = load_library()
+    if library is None:
+        pytest.skip("the CPU kernels are not compiled")
+    monkeypatch.setenv("BOUGH_CPU_INSTRUCTION_SET", "plain")
+    try:
+        use_instruction_set("auto")
+        assert instruction_sets(library) == ["plain"]
+    finally:
+        monkeypatch.delenv("BOUGH_CPU_INSTRUCTION_SET")
+        use_instruction_set("auto")

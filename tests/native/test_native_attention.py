@@ -150,9 +150,9 @@ def test_near_to_double_precision(any_tier: ctypes.CDLL, name: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_same_alone_and_in_company(library: ctypes.CDLL, name: str, threads: int) -> None:
+def test_the_same_alone_and_in_company(any_tier: ctypes.CDLL, name: str, threads: int) -> None:
     layer = LAYERS[name]
-    alone, together = Attention(library, layer), Attention(library, layer, threads)
+    alone, together = Attention(any_tier, layer), Attention(any_tier, layer, threads)
     for attention in (alone, together):
         lay_out(attention, SHARED, LENGTHS)
     asked = [(row, length - 1, draw(layer, 1, row)) for row, length in enumerate(LENGTHS)]
@@ -165,9 +165,9 @@ def test_the_same_alone_and_in_company(library: ctypes.CDLL, name: str, threads:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_prompt_in_chunks_of_any_size(library: ctypes.CDLL, name: str, threads: int) -> None:
+def test_a_prompt_in_chunks_of_any_size(any_tier: ctypes.CDLL, name: str, threads: int) -> None:
     layer = LAYERS[name]
-    whole, chunked = Attention(library, layer), Attention(library, layer, threads)
+    whole, chunked = Attention(any_tier, layer), Attention(any_tier, layer, threads)
     for attention in (whole, chunked):
         lay_out(attention, SHARED, LENGTHS)
     prompt, other = draw(layer, 300, 1), draw(layer, 1, 2)
@@ -183,9 +183,9 @@ def test_a_prompt_in_chunks_of_any_size(library: ctypes.CDLL, name: str, threads
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["three heads for a key", "large heads", "a window", "bfloat16"])
-def test_the_same_on_shared_pages_and_on_copies(library: ctypes.CDLL, name: str, threads: int) -> None:
+def test_the_same_on_shared_pages_and_on_copies(any_tier: ctypes.CDLL, name: str, threads: int) -> None:
     layer = LAYERS[name]
-    shared, copied = Attention(library, layer), Attention(library, layer, threads)
+    shared, copied = Attention(any_tier, layer), Attention(any_tier, layer, threads)
     lay_out(shared, SHARED, LENGTHS)
     lay_out(copied, 0, LENGTHS)
     for row, length in enumerate(LENGTHS):

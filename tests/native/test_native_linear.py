@@ -19,8 +19,9 @@ from gguf.constants import GGMLQuantizationType
 from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
 from bough.loader.dequantize import PLAIN
-from bough.native.build import ARM_FLAGS, COMMON, SOURCES, VARIANT_FLAGS
+from bough.native.build import COMMON, VARIANT_FLAGS
 from tests.kernels.test_kernels_quant_linear import random_rows
+from tests.native.drivers import RunDriver, build_driver
 
 FEATURES = {"plain": 0, "avx2": 1, "avxvnni": 9, "avx512": 3, "neon": 4, "amx": 0xFFFF}  # masks of cpu.h
 VARIANTS = (
@@ -178,27 +179,12 @@ def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) ->
     assert library.bough_weight_format(int(GGMLQuantizationType.Q2_K)) == -1
 
 
-def build_driver(folder: Path, cc: list[str], variants: dict[str, tuple[str, ...]]) -> str:
-    """The program that compares all variants with the plain one."""
-    objects = []
-    for source in [*sorted(SOURCES.glob("linear*.c")), SOURCES / "team.c", SOURCES / "cpu.c"]:
-        flags = variants.get(source.stem.rpartition("_")[2], ())
-        objects.append(str(folder / f"{source.stem}.o"))
-        subprocess.run([*cc, *flags, "-c", str(source), "-o", objects[-1]], check=True)
-    program, driver = str(folder / "driver"), Path(__file__).with_name("linear_driver.c")
-    subprocess.run([*cc, f"-I{SOURCES}", str(driver), *objects, "-lm", "-o", program], check=True)
-    return program
+DRIVEN = ["linear*.c", "team.c", "cpu.c"]
 
 
-@pytest.mark.skipif(
-    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")) or platform.machine() == "aarch64",
-    reason="needs a compiler for ARM and an emulator",
-)
 @pytest.mark.slow
-def test_the_arm_variant_under_an_emulator(tmp_path: Path) -> None:
-    program = build_driver(tmp_path, ["aarch64-linux-gnu-gcc", *COMMON, "-static"], ARM_FLAGS)
-    done = subprocess.run(["qemu-aarch64", "-cpu", "max", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "neon neon\n")
+def test_another_machine_s_products_under_an_emulator(run_emulated: RunDriver) -> None:
+    assert run_emulated("linear_driver.c", DRIVEN) in ("neon neon\n", "avx2 avx2\n")
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
@@ -209,6 +195,7 @@ def test_the_products_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     if not shutil.which("gcc") or subprocess.run(empty, input=b"", capture_output=True).returncode:
         pytest.skip("needs gcc with its sanitizers")
     cc = ["gcc", *COMMON, "-O1", "-g", *checks]
-    program = build_driver(tmp_path, cc, VARIANT_FLAGS.get(platform.machine().lower(), {}))
+    variants = VARIANT_FLAGS.get(platform.machine().lower(), {})
+    program = build_driver(tmp_path, cc, variants, "linear_driver.c", DRIVEN)
     done = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,19 +1,15 @@
-"""The operations of a row: what is no number, and ARM's vectors under an emulator; tests of tapes have the rest."""
+"""The operations of a row: what is no number, and other machines' vectors under an emulator; tapes have the rest."""
 
 from __future__ import annotations
 
 import ctypes
-import platform
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bough.kernels.quant_linear.packed import aligned_bytes
-from bough.native.build import ARM_FLAGS, COMMON, SOURCES
 from bough.native.tape import Crew, Step, Tape
+from tests.native.drivers import RunDriver
 
 
 @pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu"])
@@ -30,15 +26,6 @@ def test_nan_passes_through_activations_and_caps(any_tier: ctypes.CDLL, activati
         assert np.flatnonzero(np.isnan(found)).tolist() == [place]
 
 
-@pytest.mark.skipif(
-    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")) or platform.machine() == "aarch64",
-    reason="needs a compiler for ARM and an emulator",
-)
 @pytest.mark.slow
-def test_the_arm_operations_under_an_emulator(tmp_path: Path) -> None:
-    program, driver = str(tmp_path / "driver"), Path(__file__).with_name("ops_driver.c")
-    sources = [str(driver), *map(str, sorted(SOURCES.glob("ops*.c"))), str(SOURCES / "cpu.c")]
-    compile_ = ["aarch64-linux-gnu-gcc", *COMMON, *ARM_FLAGS["neon"], "-static", f"-I{SOURCES}", *sources]
-    subprocess.run([*compile_, "-lm", "-o", program], check=True)
-    done = subprocess.run(["qemu-aarch64", "-cpu", "max", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "")
+def test_another_machine_s_operations_under_an_emulator(run_emulated: RunDriver) -> None:
+    assert run_emulated("ops_driver.c", ["ops*.c", "cpu.c"]) == ""

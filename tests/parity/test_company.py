@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from bough import Engine
-from bough.native.library import load_library
+from bough.native.library import instruction_sets, load_library
 
-pytestmark = pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")
+LIBRARY = load_library()
+SETS = [] if LIBRARY is None else instruction_sets(LIBRARY)
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
 
 PROMPTS = [
     "The capital of France is",
@@ -27,13 +29,15 @@ def outputs(engine: Engine, prompts: list[str]) -> list[tuple[list[int], list[fl
     return [(a["output_ids"], [entry[0] for entry in a["meta_info"]["output_token_logprobs"]]) for a in answers]
 
 
-def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit() -> None:
-    with Engine(max_total_tokens=8192) as engine:
+@pytest.mark.parametrize("instructions", SETS)
+def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit(instructions: str) -> None:
+    settings: dict[str, Any] = {"max_total_tokens": 8192, "cpu_instruction_set": instructions}
+    with Engine(**settings) as engine:
         alone = [outputs(engine, [prompt])[0] for prompt in PROMPTS]
         assert outputs(engine, PROMPTS) == alone  # from the cache
         engine.flush_cache()
         assert outputs(engine, PROMPTS) == alone
-    with Engine(max_total_tokens=8192, chunked_prefill_size=4, cpu_threads=1) as engine:
+    with Engine(**settings, chunked_prefill_size=4, cpu_threads=1) as engine:
         assert outputs(engine, PROMPTS) == alone
 
 

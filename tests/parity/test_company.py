@@ -20,25 +20,28 @@ PROMPTS = [
     "Q: What is 17 + 25? A:",
     "The three primary colours are",
 ]
-GREEDY = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True}
+NEW_TOKENS = 40
 
 
-def outputs(engine: Engine, prompts: list[str]) -> list[tuple[list[int], list[float]]]:
+def outputs(engine: Engine, prompts: list[str], tokens: int = NEW_TOKENS) -> list[tuple[list[int], list[float]]]:
     """Tokens, and their logprobs to the last bit."""
-    answers: Any = engine.generate(prompts, sampling_params=GREEDY, return_logprob=True)
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    answers: Any = engine.generate(prompts, sampling_params=sampling, return_logprob=True)
     return [(a["output_ids"], [entry[0] for entry in a["meta_info"]["output_token_logprobs"]]) for a in answers]
 
 
 @pytest.mark.parametrize("instructions", SETS)
 def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit(instructions: str) -> None:
     settings: dict[str, Any] = {"max_total_tokens": 8192, "cpu_instruction_set": instructions}
+    # Plain C takes a second a token.
+    prompts, tokens = (PROMPTS[:2], 3) if instructions == "plain" else (PROMPTS, NEW_TOKENS)
     with Engine(**settings) as engine:
-        alone = [outputs(engine, [prompt])[0] for prompt in PROMPTS]
-        assert outputs(engine, PROMPTS) == alone  # from the cache
+        alone = [outputs(engine, [prompt], tokens)[0] for prompt in prompts]
+        assert outputs(engine, prompts, tokens) == alone  # from the cache
         engine.flush_cache()
-        assert outputs(engine, PROMPTS) == alone
+        assert outputs(engine, prompts, tokens) == alone
     with Engine(**settings, chunked_prefill_size=4, cpu_threads=1) as engine:
-        assert outputs(engine, PROMPTS) == alone
+        assert outputs(engine, prompts, tokens) == alone
 
 
 def test_with_determinism_an_answer_has_the_same_bits_as_part_of_a_prompt() -> None:

@@ -1,8 +1,9 @@
 """Whether a value is valid: the `jsonschema` library with what a hostile schema could abuse taken out of its hands.
 
-Values of an enum are judged here while a schema is lowered, and clients write both. So patterns are matched in linear
-time instead of by backtracking, an enum is looked up instead of gone through, and the whole is given so many steps.
-Forms of earlier drafts are read as `schema_source` reads them.
+Values of an enum are judged here while a schema is lowered, and clients write both. So references are followed inside
+the schema and into the meta-schemas that the library ships, and nothing is fetched; patterns are matched in linear time
+instead of by backtracking, an enum is looked up instead of gone through, and the whole is given so many steps. Forms of
+earlier drafts are read as `schema_source` reads them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Judge:
 
     def __init__(self, root: Any) -> None:
         from jsonschema import Draft202012Validator, validators
+        from referencing import Registry
 
         self._left = MAX_STEPS
         self._enums: dict[int, frozenset[Any]] = {}
@@ -68,7 +70,9 @@ class Judge:
             Draft202012Validator, {name: self._counted(check, COSTS.get(name, 1)) for name, check in keywords.items()}
         )  # type: ignore[no-untyped-call]
         judged.evolve = _evolve
-        self._validator = judged(root, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        # Without a registry of ours the library would open the URL of any reference that it does not know.
+        nothing_fetched: Registry[Any] = Registry()
+        self._validator = judged(root, registry=nothing_fetched, format_checker=Draft202012Validator.FORMAT_CHECKER)
         self._parts: dict[str, Any] = {}
 
     def accepts(self, pointer: str, value: Any) -> bool:
@@ -84,7 +88,8 @@ class Judge:
         try:
             return bool(self._parts[pointer].is_valid(value))
         except Unresolvable as error:
-            raise Undecided(f"has a reference that leads out of the schema ({error.ref})") from None
+            named = getattr(error, "anchor", error.ref)
+            raise Undecided(f"has a reference that leads out of the schema ({named})") from None
 
     def _counted(self, check: Keyword, cost: int) -> Keyword:
         def run(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
@@ -193,4 +198,6 @@ def _evolve(validator: Any, **changes: Any) -> Any:
     """The same validator over another part: the library's own would go on with one of its own at every `$schema`."""
     import attrs
 
+    if not isinstance(changes.get("schema", True), dict | bool):
+        raise Undecided(f"has a reference to what is not a schema ({changes['schema']!r:.80})")
     return attrs.evolve(validator, **changes)

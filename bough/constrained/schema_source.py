@@ -6,7 +6,7 @@ Only references inside the document are followed; nothing is ever fetched.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 from bough.constrained.limits import MAX_DEPTH
 from bough.constrained.schema_judge import Judge
@@ -25,7 +25,8 @@ class SchemaSource:
     def __init__(self, root: Any, field: str) -> None:
         self.root = root
         self.field = field
-        self._base = root.get("$id", "") if isinstance(root, dict) else ""
+        named = root.get("$id") if isinstance(root, dict) else None
+        self._base = named if isinstance(named, str) else ""
         self._parts: dict[str, Any] = {}  # those that were asked for
         self._named: dict[str, str] = {}  # absolute address or anchor → pointer
         self._index(root, "", self._base, 0)
@@ -51,14 +52,16 @@ class SchemaSource:
             return ""
         if reference.startswith("#/"):
             return unquote(reference[1:])
-        address = urljoin(self._base, reference)
+        address = _joined(self._base, reference) or reference
         for known in (address, reference):
             if known in self._named:
                 return self._named[known]
         base, _, fragment = address.partition("#")
         if base in self._named and (not fragment or fragment.startswith("/")):
             return self._named[base] + unquote(fragment)
-        raise NotInSchema(f"names {reference!r}, which is not in the schema; put what it names under $defs")
+        raise NotInSchema(
+            f"names {reference!r}, which is not in the schema, and nothing is fetched; put what it names under $defs"
+        )
 
     def accepts(self, pointer: str, value: Any) -> bool:
         """Whether a value is valid against one part, references followed; `Undecided` where that takes too much."""
@@ -76,7 +79,10 @@ class SchemaSource:
             raise self.error("", f"is nested deeper than {MAX_DEPTH} levels")
         if isinstance(node, dict):
             if isinstance(node.get("$id"), str):
-                base = urljoin(base, node["$id"])
+                joined = _joined(base, node["$id"])
+                if joined is None:
+                    raise self.error(join(pointer, "$id"), f"is not an address: {node['$id']!r:.80}")
+                base = joined
                 self._named.setdefault(base.rstrip("#"), pointer)
             if isinstance(node.get("$anchor"), str):
                 self._named.setdefault(f"{base}#{node['$anchor']}", pointer)
@@ -86,6 +92,15 @@ class SchemaSource:
         elif isinstance(node, list):
             for index, value in enumerate(node):
                 self._index(value, join(pointer, index), base, depth + 1)
+
+
+def _joined(base: str, address: str) -> str | None:
+    """An address as seen from a base; None for what is none (`http://[`)."""
+    try:
+        urlsplit(address)  # which `urljoin` leaves out where there is no base
+        return urljoin(base, address)
+    except ValueError:
+        return None
 
 
 def join(pointer: str, *steps: str | int) -> str:

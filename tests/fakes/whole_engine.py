@@ -21,6 +21,7 @@ from bough.messages.channels import decoder_of
 from bough.messages.outputs import Deltas, Reply, ToClient, ToDetokenizer
 from bough.messages.requests import StreamEnded, ToScheduler
 from bough.scheduler.loop import Scheduler
+from bough.scheduler.ports import Grammars
 from bough.server.context import ServerContext
 from bough.server.model_info import ModelInfo
 from bough.tokenizer.detokenizer import Detokenizer
@@ -91,7 +92,15 @@ class ChoosyExecutor(FakeExecutor):
 class WholeEngine:
     """Runs as long as there is work, `turns` of the loop between two turns of the event loop."""
 
-    def __init__(self, *, turns: int = 1, stream_interval: int = 1, seed: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        turns: int = 1,
+        stream_interval: int = 1,
+        seed: int | None = None,
+        grammars: Grammars | None = None,
+        **options: Any,
+    ) -> None:
         sizes = {name: options.pop(name) for name in ("page_size", "chunk_tokens") if name in options}
         sizes["chunk_tokens"] = max(sizes.get("chunk_tokens", 16), sizes.get("page_size", 1))
         self.executor = ChoosyExecutor(pages=1024 // sizes.get("page_size", 1), context_length=256, **sizes)
@@ -99,7 +108,13 @@ class WholeEngine:
         self.inbox = FakeInbox()
         settings = SchedulerSettings(**options)
         self.scheduler = Scheduler(
-            self.executor, self.inbox, self, memory=MemorySettings(), settings=settings, eos_ids=(IM_END,)
+            self.executor,
+            self.inbox,
+            self,
+            memory=MemorySettings(),
+            settings=settings,
+            eos_ids=(IM_END,),
+            grammars=grammars,
         )
         self.detokenizer = Detokenizer(self.tokenizer, self, stream_interval)
         self.client = EngineClient(self, self.tokenizer)
@@ -107,9 +122,9 @@ class WholeEngine:
         self._turns = turns
         self._pumping = False
 
-    def context(self) -> ServerContext:
+    def context(self, **settings: Any) -> ServerContext:
         model = ModelInfo("tiny", "/models/tiny", "/models/tiny", "LlamaForCausalLM", 256, VOCAB, 1_700_000_000)
-        return ServerContext(self.client, self.reader, self.tokenizer, model, Settings())
+        return ServerContext(self.client, self.reader, self.tokenizer, model, Settings.from_flat(settings))
 
     # The client's way in, the scheduler's way out, and the detokenizer's ----------------------------------------------
 

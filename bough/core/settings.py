@@ -249,7 +249,8 @@ class SchedulerSettings:
         False, "JSON may be written with any blanks, not only one after each comma and colon"
     )
     enable_custom_logit_processor: bool = setting(
-        False, "requests may bring code that changes their logits; it runs in the engine, so only for clients you trust"
+        False,
+        "requests may bring code that changes their logits; it may do anything, so a server needs --api-key beside it",
     )
     disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
     decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)

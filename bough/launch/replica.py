@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.parts import input_reader, open_tokenizer
@@ -34,6 +35,8 @@ class Replica:
         self.settings = settings
         if settings.model.chat_template is not None:
             given_template(settings.model.chat_template)  # a wrong one is reported before a model is fetched or loaded
+        if settings.scheduler.enable_custom_logit_processor:
+            load_dill()
         self._executor = executor
         self.files = find_files(settings.model)
         self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients)

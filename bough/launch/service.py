@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 
 from bough.client.handle import EngineClient
+from bough.core.custom_code import check_server_code
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.aside import in_thread
@@ -44,6 +45,7 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     """Serves until told to stop. Raises what kept it from starting, or ended it."""
     set_up_logging("server", settings.process.log_level)
     check_tracing(settings.server.otlp_endpoint)
+    check_server_code(settings)
     listener = open_listener(settings.server)
     try:
         uvloop.run(Service(settings, listener, executor).run())

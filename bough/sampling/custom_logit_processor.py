@@ -2,7 +2,8 @@
 
 A processor is a class; its text (`to_str`) holds the class itself, so that a client may send one that the engine has
 never seen. Unpacking and calling it runs whatever it contains: engines refuse processors unless they were started with
-`--enable-custom-logit-processor`. What goes wrong in one harms the request that brought it, and no other.
+`--enable-custom-logit-processor` (see `core/custom_code`). What goes wrong in one by accident harms the request that
+brought it, and no other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bough.core.custom_code import load_dill
 from bough.core.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -34,16 +36,13 @@ class CustomLogitProcessor(ABC):
 
     @classmethod
     def to_str(cls) -> str:
-        import dill
-
-        return json.dumps({"callable": dill.dumps(cls, recurse=True).hex()})
+        return json.dumps({"callable": load_dill().dumps(cls, recurse=True).hex()})
 
 
 @lru_cache(maxsize=64)
 def load_processor(text: str) -> Processor:
     """The processor of a request; a `RequestError` where its text holds none."""
-    import dill
-
+    dill = load_dill()
     try:
         made = dill.loads(bytes.fromhex(json.loads(text)["callable"]))()
     except Exception as error:  # noqa: BLE001  (it is somebody else's code: anything may come)

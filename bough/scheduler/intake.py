@@ -116,7 +116,7 @@ class Intake:
         if text is not None and self._load_processor is None:
             raise RequestError(
                 "custom_logit_processor brings code, which this engine does not run; start it with "
-                "--enable-custom-logit-processor if you trust all its clients.",
+                "--enable-custom-logit-processor (a server: and --api-key) if you trust all its clients.",
                 field="custom_logit_processor",
             )
         if text is not None and self._load_processor is not None:

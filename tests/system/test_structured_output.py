@@ -31,7 +31,9 @@ CITY = {
 }
 
 
-CODE = ("--enable-custom-logit-processor",)
+KEY = "for-code-too"
+CODE = ("--enable-custom-logit-processor", "--api-key", KEY)
+HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 class City(pydantic.BaseModel):
@@ -48,14 +50,14 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
         yield made
 
 
 def native(address: str, status: int = 200, *, text: str = "A city: ", **sampling: Any) -> Any:
     params = {"max_new_tokens": 80, **sampling}
     body = {"text": text, "sampling_params": params, "return_logprob": True}
-    answer = httpx.post(f"{address}/generate", json=body, timeout=120)
+    answer = httpx.post(f"{address}/generate", headers=HEADERS, json=body, timeout=120)
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -100,7 +102,7 @@ def test_any_object_and_ollamas_format(client: Any, address: str) -> None:
     else:
         assert answer.choices[0].finish_reason == "length" and answer.choices[0].message.content.startswith("{")
     body = {"messages": ASK, "format": CITY, "stream": False, "options": {"num_predict": 80}}
-    told = httpx.post(f"{address}/api/chat", json=body, timeout=120).json()
+    told = httpx.post(f"{address}/api/chat", headers=HEADERS, json=body, timeout=120).json()
     jsonschema.validate(json.loads(told["message"]["content"]), CITY)
 
 
@@ -137,12 +139,13 @@ def test_a_custom_logit_processor(address: str) -> None:
 
     def ask(status: int, processor: str, **params: Any) -> Any:
         body = {"text": "a", "sampling_params": params, "custom_logit_processor": processor}
-        answer = httpx.post(f"{address}/generate", json=body, timeout=120)
+        answer = httpx.post(f"{address}/generate", headers=HEADERS, json=body, timeout=120)
         assert answer.status_code == status, answer.text
         return answer.json()
 
     told = ask(200, OnlyToken.to_str(), max_new_tokens=3, custom_params={"token": 300})
     assert told["output_ids"] == [300] * 3
+    assert httpx.post(f"{address}/generate", json={"text": "a", "custom_logit_processor": "{}"}).status_code == 401
     assert ask(400, "{}", max_new_tokens=3)["error"]["param"] == "custom_logit_processor"
     assert ask(400, OnlyToken.to_str(), max_new_tokens=3)["error"]["param"] == "custom_logit_processor"
 
@@ -176,7 +179,7 @@ def test_pathological_grammars_fail_alone_while_streams_go_on(address: str) -> N
 
     def try_nasty(fields: dict[str, Any]) -> int:
         body = {"text": "a", "sampling_params": {"max_new_tokens": 4, **fields}}
-        return httpx.post(f"{address}/generate", json=body, timeout=120).status_code
+        return httpx.post(f"{address}/generate", headers=HEADERS, json=body, timeout=120).status_code
 
     with ThreadPoolExecutor(20) as pool:
         refused = [pool.submit(try_nasty, fields) for fields in nasty]

@@ -1,0 +1,36 @@
+"""Code that requests bring along (`--enable-custom-logit-processor`): what must hold before anything is started.
+
+Whoever may send such a request may run anything in the engine's process. A server therefore lets in only those who have
+its key. The offline engine's one caller is the process that it belongs to, which could run that code itself.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from bough.core.errors import SettingsError
+from bough.core.settings import Settings
+
+
+def check_server_code(settings: Settings) -> None:
+    """Raises where anybody who reaches a server could run code in it, or nobody could."""
+    if not settings.scheduler.enable_custom_logit_processor:
+        return
+    if settings.server.api_key is None:
+        raise SettingsError(
+            "--enable-custom-logit-processor lets whoever reaches this server run any code in it; add --api-key (or "
+            "BOUGH_API_KEY), so that only clients with the key do."
+        )
+    load_dill()
+
+
+def load_dill() -> ModuleType:
+    """The package that packs and unpacks such code."""
+    try:
+        import dill
+    except ModuleNotFoundError:
+        raise SettingsError(
+            "Custom logit processors need dill; install it with `pip install 'bough[custom-logit-processor]'`."
+        ) from None
+    module: ModuleType = dill
+    return module

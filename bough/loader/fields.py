@@ -17,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}.") from None
-    except ValueError as error:  # bad JSON, or bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # bad JSON, bytes that are not UTF-8, or nested without end
         raise ModelError(f"{path} is not valid JSON ({error}); fetch it again.") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} must hold a JSON object, not a {type(content).__name__}; fetch it again.")

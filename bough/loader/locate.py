@@ -81,7 +81,14 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index} is damaged: it has no weight_map; fetch it again.")
-        shards = tuple(folder / str(shard) for shard in sorted(set(weight_map.values())))
+        names = weight_map.values()
+        if not all(isinstance(name, str) for name in names):
+            raise ModelError(f"{index} is damaged: its weight_map must name files; fetch it again.")
+        for name in names:
+            # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
+            if name.startswith("/") or ".." in name.split("/"):
+                raise ModelError(f"{index} names {name!r}, a file outside of its folder; do not use this model.")
+        shards = tuple(folder / shard for shard in sorted(set(names)))
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
             raise ModelError(

@@ -75,11 +75,18 @@ def _from_folder(folder: Path, chat_template: str | None) -> Tokenizer:
 def _through_transformers(folder: Path, chat_template: str | None) -> Tokenizer:
     from transformers import AutoTokenizer
 
+    config = folder / "tokenizer_config.json"
+    for name in ("vocab", "merges"):  # the library would open a text as a file, wherever it is
+        if isinstance(_read_json(config).get(name), str):
+            raise ModelError(f"{config} names a file as its {name}; take it out: the folder's own files are read.")
     try:
-        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (ImportError, OSError, ValueError) as error:
+        # False: left to itself, the library asks standard input whether to run code that the folder brings along.
+        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # what the folder holds may upset the library anywhere
+        asks = "trust_remote_code" in str(error)
+        reason = "they bring code of their own, which is not run; add a tokenizer.json." if asks else error
         raise ModelError(
-            f"{folder} has no tokenizer.json, and its older tokenizer files cannot be converted: {error} "
+            f"{folder} has no tokenizer.json, and its older tokenizer files cannot be converted: {reason} "
             "(A tokenizer.model needs `pip install sentencepiece protobuf`.)"
         ) from error
     backend = getattr(slow, "backend_tokenizer", None)
@@ -172,6 +179,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     return value if isinstance(value, dict) else {}

@@ -58,7 +58,39 @@ def test_index_names_the_shards(folder: Path, write_json: Callable[[Path, Any], 
     assert locate(str(folder)).safetensors == tuple(shards)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": {}}', "\xff"])
+def test_shards_may_be_links_and_lie_in_folders(folder: Path, write_json: Callable[[Path, Any], Path]) -> None:
+    """As in the hub's cache, whose snapshots are links to `../../blobs`."""
+    blob = folder.parent / "blob"
+    blob.touch()
+    (folder / "part").mkdir()
+    (folder / "a..b.safetensors").symlink_to(Path("..") / "blob")
+    (folder / "part" / "c.safetensors").symlink_to(blob)
+    names = {"a": "a..b.safetensors", "c": "part/c.safetensors"}
+    write_json(folder / "model.safetensors.index.json", {"weight_map": names})
+    assert locate(str(folder)).safetensors == tuple(folder / name for name in names.values())
+
+
+@pytest.mark.parametrize("name", ["../b", "{root}/b", "part/../../b", "../My-Model/model.safetensors", ".."])
+def test_an_index_that_names_files_elsewhere_is_refused(
+    folder: Path, name: str, write_json: Callable[[Path, Any], Path]
+) -> None:
+    (folder.parent / "b").touch()
+    (folder / "part").mkdir()
+    name = name.format(root=folder.parent)
+    names = {"a": "model.safetensors", "b": name}
+    write_json(folder / "model.safetensors.index.json", {"weight_map": names})
+    with pytest.raises(ModelError, match=r"index\.json names .*b?', a file outside of its folder"):
+        locate(str(folder))
+
+
+MAPS = ["{}", '{"a": 1, "b": "c"}', '{"a": []}']
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "{}", "\xff", "[" * 100_000, *(f'{{"weight_map": {names}}}' for names in MAPS)],
+    ids=lambda content: content[:40],
+)
 def test_damaged_index_is_named(folder: Path, content: str) -> None:
     (folder / "model.safetensors.index.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ModelError, match=r"index\.json .*fetch it again"):

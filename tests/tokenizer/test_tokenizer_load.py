@@ -185,3 +185,38 @@ def test_nothing_heavy_is_imported_to_load_a_folder(folder: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """A folder that transformers must convert."""
+    write(tmp_path, "vocab.json", {"a": 0, "b": 1})
+    write(tmp_path, "merges.txt", "#version: 0.2\n")
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"})
+    assert load_tokenizer(tmp_path).encode("ab") == [0, 1]
+    return tmp_path
+
+
+def test_code_that_a_folder_brings_along_is_never_run(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anybody asked: there may be a terminal, or somebody's `yes`, behind standard input."""
+    write(older, "own.py", f"open({str(older / 'ran')!r}, 'w').close()\nclass Own: ...\n")
+    configure(older, tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    with pytest.raises(ModelError, match="code of their own, which is not run; add a tokenizer"):
+        load_tokenizer(older)
+    assert not (older / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["vocab", "merges"])
+def test_a_configuration_names_no_files_elsewhere(older: Path, name: str, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "vocab.json"
+    elsewhere.write_text(json.dumps({"secret": 0, "b": 1}))
+    configure(older, **{name: str(elsewhere)})
+    with pytest.raises(ModelError, match=f"tokenizer_config.json names a file as its {name}"):
+        load_tokenizer(older)
+
+
+def test_what_upsets_the_converter_is_told(older: Path) -> None:
+    configure(older, tokenizer_object="x")
+    with pytest.raises(ModelError, match="older tokenizer files cannot be converted"):
+        load_tokenizer(older)

@@ -11,7 +11,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bough.core.settings import ServerSettings, declare_types, setting
+from bough.core.settings import (
+    ALLOWED_HOSTS_HELP,
+    ALLOWED_ORIGINS_HELP,
+    FORWARDED_ALLOW_IPS_HELP,
+    ServerSettings,
+    declare_types,
+    setting,
+)
 
 UNLIMITED = -1
 
@@ -26,6 +33,9 @@ class GatewaySettings:
     uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
     ssl_certfile: str | None = setting(None, "certificate (PEM); with it the gateway speaks HTTPS")
     ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
+    allowed_origins: str | None = setting(None, ALLOWED_ORIGINS_HELP)
+    allowed_hosts: str | None = setting(None, ALLOWED_HOSTS_HELP)
+    forwarded_allow_ips: str = setting("127.0.0.1", FORWARDED_ALLOW_IPS_HELP)
     max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
     admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
     worker_api_key: str | None = setting(None, "key that the gateway sends to workers that have none of their own")
@@ -101,7 +111,14 @@ class GatewaySettings:
     def edge(self) -> ServerSettings:
         """What the listening socket and the HTTP server need to know."""
         return ServerSettings(
-            host=self.host, port=self.port, uds=self.uds, ssl_certfile=self.ssl_certfile, ssl_keyfile=self.ssl_keyfile
+            host=self.host,
+            port=self.port,
+            uds=self.uds,
+            ssl_certfile=self.ssl_certfile,
+            ssl_keyfile=self.ssl_keyfile,
+            allowed_origins=self.allowed_origins,
+            allowed_hosts=self.allowed_hosts,
+            forwarded_allow_ips=self.forwarded_allow_ips,
         )
 
 

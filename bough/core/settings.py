@@ -266,6 +266,17 @@ class ProcessSettings:
     step_trace_path: str | None = setting(None, "file that the step trace goes to; one in BOUGH_HOME when left out")
 
 
+# The same three guard the gateway.
+ALLOWED_ORIGINS_HELP = (
+    "origins whose web pages may call the server (CORS), separated by commas, or *; only its own when left out"
+)
+ALLOWED_HOSTS_HELP = (
+    "names in Host that are let in besides localhost, separated by commas, or *; checked when this is given and on "
+    "loopback addresses"
+)
+FORWARDED_ALLOW_IPS_HELP = "addresses and networks of proxies whose X-Forwarded-* are believed, or *"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """The HTTP server of `bough serve`."""
@@ -278,9 +289,9 @@ class ServerSettings:
     admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
     ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
     ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
-    allowed_origins: str | None = setting(
-        None, "origins whose web pages may call the server (CORS), separated by commas, or *; none when left out"
-    )
+    allowed_origins: str | None = setting(None, ALLOWED_ORIGINS_HELP)
+    allowed_hosts: str | None = setting(None, ALLOWED_HOSTS_HELP)
+    forwarded_allow_ips: str = setting("127.0.0.1", FORWARDED_ALLOW_IPS_HELP)
     max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
     strict_fields: bool = setting(False, "refuse unknown fields on the OpenAI, Anthropic and Ollama routes as well")
     tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)

@@ -24,8 +24,8 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# Besides, not to a worker: keys, what the HTTP client writes itself, the gateway's own protocol with its workers, and
-# encodings, because answers are looked into.
+# Besides, not to a worker: keys, what the HTTP client writes itself, the gateway's own protocol with its workers,
+# encodings, because answers are looked into, and what browsers say of their page, which the gateway has judged.
 NOT_UPSTREAM = HOP_BY_HOP | {
     b"accept-encoding",
     b"authorization",
@@ -35,6 +35,11 @@ NOT_UPSTREAM = HOP_BY_HOP | {
     b"expect",
     b"x-request-id",
     b"x-bough-resume",
+    b"origin",
+    b"sec-fetch-site",
+    b"sec-fetch-mode",
+    b"sec-fetch-dest",
+    b"sec-fetch-user",
 }
 # Besides, not to a client: what the gateway's own HTTP server writes.
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-bough-resume"}

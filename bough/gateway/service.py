@@ -31,9 +31,11 @@ from bough.gateway.management import Management
 from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided
 from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
+from bough.server.app import with_cors
+from bough.server.browsers import BrowserRules
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
-from bough.server.listening import open_listener, url_of
+from bough.server.listening import is_loopback, open_listener, url_of
 from bough.server.tracing import check_tracing
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,9 @@ async def serve(
     made it end otherwise."""
     ending = Ending()
     _take_signals(ending)
-    front = Front()
-    http = HttpServer(front, listener, settings.edge())
+    edge = settings.edge()
+    front = Front(browsers=BrowserRules(edge, loopback=is_loopback(listener)))
+    http = HttpServer(front, listener, edge)
     async with contextlib.AsyncExitStack() as cleanup:
         gateway = Gateway(divided(settings, 0 if family is None else family.number))
         cleanup.push_async_callback(gateway.close)
@@ -70,10 +73,10 @@ async def serve(
         children = None
         if settings.processes > 1 and family is None:
             family, children = _raise_family(settings, listener, engines, cleanup)
-        front.open(GatewayApp(gateway, await _management(gateway, engines, family, cleanup)))
+        front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, family, cleanup)), edge))
         grpc = await _open_grpc(front, settings)
         serving = asyncio.create_task(http.run_here())
-        on_ready(url_of(listener, settings.edge()))
+        on_ready(url_of(listener, edge))
         await _until(ending, serving)
         if children is not None:
             children.tell_to_end()

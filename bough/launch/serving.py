@@ -21,9 +21,11 @@ from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.garbage import settle_garbage
 from bough.server.app import App, with_cors
+from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.front import Front, Phase
 from bough.server.http import LAST_WORDS_S, HttpServer
+from bough.server.listening import is_loopback
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import with_tracing
 
@@ -39,8 +41,10 @@ class Serving:
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._front = Front(log_requests=settings.server.log_requests, root_path=settings.server.root_path)
-        self._http = HttpServer(self._front, listener, settings.server)
+        server = settings.server
+        browsers = BrowserRules(server, loopback=is_loopback(listener))
+        self._front = Front(log_requests=server.log_requests, root_path=server.root_path, browsers=browsers)
+        self._http = HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
         self._signals = 0
         self._death: EngineDeadError | None = None

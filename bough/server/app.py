@@ -6,7 +6,6 @@ the prefix of `--root-path`, because some proxies cut it off and some do not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bough.core.settings import ServerSettings
 from bough.server.bodies import SETTINGS_KEY
+from bough.server.browsers import allowed_origins
 from bough.server.endpoint import Endpoint
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, native_shape, ollama_shape, openai_shape
 from bough.server.keys import Keys
@@ -92,12 +92,13 @@ class App:
 
 
 def with_cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
-    """Lets web pages of the allowed origins call the server; without any, browsers refuse on their own."""
-    if settings.allowed_origins is None:
+    """Tells browsers that web pages of the allowed origins may call the server."""
+    origins = allowed_origins(settings)
+    if not origins:
         return app
     return CORSMiddleware(
         app,
-        allow_origins=[origin for origin in re.split(r"[,\s]+", settings.allowed_origins) if origin],
+        allow_origins=origins,
         allow_methods=["*"],
         allow_headers=["*"],
         expose_headers=[HEADER, "Server-Timing", "Retry-After"],

@@ -1,4 +1,4 @@
-"""The outermost layer of the server: is it open, whose request is this, and how did it end.
+"""The outermost layer of the server: is it open, whose request is this, may its page call, and how did it end.
 
 Owns the phase of the server's life and the count of requests in progress. The port is open from the first moment; until
 the engine is ready, and again when the server was told to stop, every request gets a 503 that says so; only
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.observability.logs import current_request
 from bough.server.app import Root, shape_of
+from bough.server.browsers import BrowserRules
 from bough.server.errors import Failure
 from bough.server.request_id import HEADER, assign_request_id
 from bough.server.responses import error_response
@@ -36,11 +37,14 @@ class Phase(Enum):
 class Front:
     """Opens when it is given an application."""
 
-    def __init__(self, *, log_requests: bool = False, root_path: str = "") -> None:
+    def __init__(
+        self, *, log_requests: bool = False, root_path: str = "", browsers: BrowserRules | None = None
+    ) -> None:
         self.phase = Phase.LOADING
         self._app: ASGIApp | None = None
         self._log_requests = log_requests
         self._root = Root(root_path)
+        self._browsers = browsers
         self._active = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -82,10 +86,13 @@ class Front:
         if counted:
             self._enter()
         try:
-            if self._app is not None and self._lets_in(scope["path"]):
+            refusal = None if self._browsers is None else self._browsers.refusal(scope)
+            if refusal is not None:
+                await self._turn_away(refusal, scope, receive, named_send)
+            elif self._app is not None and self._lets_in(scope["path"]):
                 await self._app(scope, receive, named_send)
             else:
-                await self._turn_away(scope, receive, named_send)
+                await self._turn_away(self._closed(), scope, receive, named_send)
         finally:
             if counted:
                 self._leave()
@@ -100,9 +107,11 @@ class Front:
         watching = self._root.without(path) == "/metrics"
         return self.phase is Phase.SERVING or (self.phase is Phase.DRAINING and watching)
 
-    async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _closed(self) -> Failure:
         headers = {"Retry-After": "1", "Connection": "close"}
-        failure = Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
+        return Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
+
+    async def _turn_away(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
         await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)
 
     def _enter(self) -> None:

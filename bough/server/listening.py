@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -30,6 +31,14 @@ def url_of(listener: socket.socket, settings: ServerSettings) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether it is bound to a TCP address that only programs on this machine reach, browsers among them."""
+    if listener.family == socket.AF_UNIX:
+        return False
+    address = ipaddress.ip_address(listener.getsockname()[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:

@@ -15,9 +15,11 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.core import Gateway
 from bough.gateway.management import Management
+from bough.server.app import with_cors
+from bough.server.browsers import BrowserRules
 from bough.server.front import Front
 from bough.server.http import HttpServer
-from bough.server.listening import open_listener, url_of
+from bough.server.listening import is_loopback, open_listener, url_of
 from tests.fakes.workers import FakeWorker
 
 PATIENCE_S = 30.0
@@ -68,17 +70,18 @@ async def desk(*fakes: FakeWorker, healthy: int | None = None, **settings: Any) 
     """A gateway in front of these workers, ready when `healthy` of them (all, if left out) are in rotation."""
     urls = tuple(fake.url for fake in fakes)
     chosen = GatewaySettings(**{**QUICK, "worker_urls": urls, **settings})
-    listener = open_listener(chosen.edge())
-    gateway, front = Gateway(chosen), Front()
-    http = HttpServer(front, listener, chosen.edge())
+    edge = chosen.edge()
+    listener = open_listener(edge)
+    gateway, front = Gateway(chosen), Front(browsers=BrowserRules(edge, loopback=is_loopback(listener)))
+    http = HttpServer(front, listener, edge)
     await gateway.open()
-    front.open(GatewayApp(gateway, Management(gateway)))
+    front.open(with_cors(GatewayApp(gateway, Management(gateway)), edge))
     serving = asyncio.create_task(http.run_here())
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as client:
             wanted = len(urls) if healthy is None else healthy
             await until(lambda: http.started and sum(w.available for w in gateway.registry) >= wanted)
-            yield Desk(gateway, front, url_of(listener, chosen.edge()), client)
+            yield Desk(gateway, front, url_of(listener, edge), client)
     finally:
         http.should_exit = True
         await serving

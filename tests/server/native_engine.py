@@ -23,6 +23,7 @@ from bough.messages.requests import (
     StopProfile,
 )
 from bough.server.app import App, with_cors
+from bough.server.browsers import BrowserRules
 from bough.server.front import Front
 from bough.server.protocols import all_endpoints
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -83,7 +84,9 @@ class NativeEngine(ScriptedEngine):
 async def open_server(engine: NativeEngine, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the whole server, as `bough serve` puts it together."""
     context = engine.context(**settings)
-    front = Front(log_requests=context.settings.server.log_requests)
-    front.open(with_cors(App(all_endpoints(context), context.settings.server), context.settings.server))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://bough") as http:
+    server = context.settings.server
+    browsers = BrowserRules(server, loopback=True)
+    front = Front(log_requests=server.log_requests, root_path=server.root_path, browsers=browsers)
+    front.open(with_cors(App(all_endpoints(context), server), server))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://localhost") as http:
         yield http

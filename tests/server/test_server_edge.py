@@ -144,7 +144,8 @@ def test_a_defect_is_a_500_that_says_no_more() -> None:
 
 def test_origins_are_refused_unless_allowed() -> None:
     asked = {"origin": "http://page.example"}
-    assert "access-control-allow-origin" not in get("/health", asked).headers
+    refused = get("/health", asked)
+    assert refused.status_code == 403 and "access-control-allow-origin" not in refused.headers
     allowed = get("/health", asked, allowed_origins="http://other.example, http://page.example")
     assert allowed.headers["access-control-allow-origin"] == "http://page.example"
     assert get("/health", asked, allowed_origins="*").headers["access-control-allow-origin"] == "*"

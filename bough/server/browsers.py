@@ -1,0 +1,196 @@
+"""Which requests of browsers are let in: no web page may drive a server that its reader happens to reach.
+
+A browser says where a request comes from (`Origin`, `Sec-Fetch-Site`); programs such as curl, SDKs and probes say
+nothing and are not asked. A page whose own name was made to point here (DNS rebinding) looks like the server's own:
+only the name that it asks for, in `Host`, gives it away. Values in, a verdict out; nothing here is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from collections.abc import Mapping
+
+from starlette.types import Scope
+
+from bough.core.errors import SettingsError
+from bough.core.settings import ServerSettings
+from bough.server.errors import Failure
+
+Headers = Mapping[bytes, bytes]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+OWN_SITES = (None, b"same-origin", b"none")  # `none`: whoever sits at the browser typed the address
+DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
+LOCAL_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*?#@]+")
+HOST = re.compile(rb"(\[[^\]]*\]|[^\[\]:/*]+?)\.?(?::\d*)?")  # name or address, without final dot and port
+UPLOADS = ("/v1/audio/", "/v1/files", "/v1/images/", "/v1/uploads", "/v1/videos")  # a gateway's workers take forms
+SHOWN = 100  # characters of a header in a message
+
+
+class BrowserRules:
+    """Whom one server lets in. `loopback`: it is bound to an address that only this machine reaches."""
+
+    def __init__(self, settings: ServerSettings, *, loopback: bool) -> None:
+        self._origins = frozenset(origin.encode() for origin in allowed_origins(settings))
+        self._any_origin = b"*" in self._origins
+        self._hosts = _known_hosts(settings, loopback)
+        self._proxies = _trusted_networks(settings.forwarded_allow_ips)
+
+    def refusal(self, scope: Scope) -> Failure | None:
+        """What to answer instead of serving the request; None lets it in."""
+        headers: Headers = dict(scope["headers"])
+        host = headers.get(b"host")
+        if host and self._hosts is not None and not self._knows(host, scope):
+            return _foreign_host(host)
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        if origin is None and site is None:
+            return None
+        if not self._lets_in(origin, site, headers, scope):
+            return _foreign_page(origin)
+        if _has_body(headers) and not _is_json(headers) and not scope["path"].startswith(UPLOADS):
+            return _not_json(origin)
+        return None
+
+    def _knows(self, host: bytes, scope: Scope) -> bool:
+        assert self._hosts is not None
+        name = _name_in(host)
+        # The address that the connection came to is no name that somebody else could point here.
+        return name in self._hosts or name.strip(b"[]").decode("latin-1") == (scope.get("server") or (None,))[0]
+
+    def _lets_in(self, origin: bytes | None, site: bytes | None, headers: Headers, scope: Scope) -> bool:
+        if self._any_origin or origin in self._origins:
+            return True
+        return site in OWN_SITES and (origin is None or self._is_own(origin, site, headers, scope))
+
+    def _is_own(self, origin: bytes, site: bytes | None, headers: Headers, scope: Scope) -> bool:
+        scheme, _, place = origin.lower().partition(b"://")
+        if scheme not in DEFAULT_PORTS:
+            return False
+        hosts, schemes = [headers.get(b"host")], [scope["scheme"].encode()]
+        # Pages cannot forge these: a foreign one would be asked about them in a preflight, which has none of them.
+        if self._trusts(scope.get("client")):
+            hosts.append(_first(headers.get(b"x-forwarded-host")))
+            schemes.append(_first(headers.get(b"x-forwarded-proto")))
+        # A proxy that speaks TLS in the server's place may not say so; then the browser's word stands for it.
+        if scheme not in schemes and site != b"same-origin":
+            return False
+        port = DEFAULT_PORTS[scheme]
+        return place.removesuffix(port) in [host.lower().removesuffix(port) for host in hosts if host]
+
+    def _trusts(self, client: tuple[str, int] | None) -> bool:
+        """Browsers cannot reach a unix socket, whose clients have no address: only a proxy can have sent theirs."""
+        if client is None or self._proxies is None:
+            return True
+        try:
+            peer = ipaddress.ip_address(client[0])
+        except ValueError:
+            return False
+        peer = getattr(peer, "ipv4_mapped", None) or peer
+        return any(peer in network for network in self._proxies)
+
+
+def allowed_origins(settings: ServerSettings) -> list[str]:
+    """The origins of `--allowed-origins`, as browsers write them."""
+    found = []
+    for word in _words(settings.allowed_origins):
+        origin = word.lower().rstrip("/")
+        if not ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"--allowed-origins: {word!r} is no origin; write https://app.example or http://localhost:3000, "
+                "or * for all."
+            )
+        scheme = origin.partition("://")[0]
+        found.append(origin.removesuffix(DEFAULT_PORTS.get(scheme.encode(), b"").decode()))
+    return found
+
+
+def _known_hosts(settings: ServerSettings, loopback: bool) -> frozenset[bytes] | None:
+    """The names that `Host` may have; None for any."""
+    names = _words(settings.allowed_hosts)
+    if "*" in names or not (names or loopback):
+        return None
+    if loopback:
+        names.append(settings.host)
+    return LOCAL_NAMES | {_host_name(name) for name in names}
+
+
+def _host_name(name: str) -> bytes:
+    """As `Host` would have it: an IPv6 address stands in brackets there."""
+    bare = name.encode()
+    found = _name_in(b"[%b]" % bare if bare.count(b":") > 1 and b"[" not in bare else bare)
+    if not found:
+        raise SettingsError(f"--allowed-hosts: {name!r} is no name of a host; write app.example or 10.0.0.5.")
+    return found
+
+
+@functools.lru_cache(maxsize=64)  # clients of one server use few
+def _name_in(host: bytes) -> bytes:
+    """The name or address in a value of `Host`; empty if there is none."""
+    match = HOST.fullmatch(host)
+    return b"" if match is None else match[1].lower()
+
+
+def _trusted_networks(text: str) -> list[Network] | None:
+    """Of `--forwarded-allow-ips`; None for any address."""
+    words = _words(text)
+    if "*" in words:
+        return None
+    try:
+        return [ipaddress.ip_network(word, strict=False) for word in words]
+    except ValueError as error:
+        raise SettingsError(
+            f"--forwarded-allow-ips: {error}; write addresses or networks such as 10.0.0.5,10.1.0.0/16, or * for all."
+        ) from None
+
+
+def _words(text: str | None) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", text or "") if word]
+
+
+def _first(value: bytes | None) -> bytes | None:
+    """Each proxy adds its own behind those of the ones before; the first faces the browser."""
+    return None if value is None else value.partition(b",")[0].strip().lower()
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+
+
+def _is_json(headers: Headers) -> bool:
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return kind == b"application/json" or kind.endswith(b"+json")
+
+
+def _not_json(origin: bytes | None) -> Failure:
+    message = "A web page must send its JSON with Content-Type: application/json."
+    readable = {"Access-Control-Allow-Origin": origin.decode("latin-1")} if origin else {}  # by the page that sent it
+    return Failure(415, message, "UnsupportedMediaTypeError", headers=readable)
+
+
+def _foreign_host(host: bytes) -> Failure:
+    shown = host[:SHOWN].decode("latin-1")
+    return Failure(
+        403,
+        f"Host {shown!r} is no name of this server. If it is to be one, start the server with --allowed-hosts and the "
+        "name, without its port.",
+        "PermissionDeniedError",
+    )
+
+
+def _foreign_page(origin: bytes | None) -> Failure:
+    if origin is None:
+        message = (
+            "Another site's web page sent this request. Open the address directly, or start the server with "
+            "--allowed-origins '*' to let every page call it."
+        )
+    else:
+        shown = origin[:SHOWN].decode("latin-1")
+        message = (
+            f"Web pages of {shown!r} may not call this server. If you trust them, start it with --allowed-origins and "
+            "that origin; a proxy that shows both under one name must pass on Host, or X-Forwarded-Host and "
+            "X-Forwarded-Proto (--forwarded-allow-ips)."
+        )
+    return Failure(403, message, "PermissionDeniedError")

@@ -18,6 +18,8 @@ from bough.core.settings import check_value, field_type
 
 ENVIRONMENT_PREFIX = "BOUGH_GATEWAY_"
 KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
+ADMIN_KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_API_KEY"
+WORKER_KEY_VARIABLE = ENVIRONMENT_PREFIX + "WORKER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:30000"
 
 
@@ -40,12 +42,18 @@ def _roll(argv: Sequence[str]) -> int:
         "--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"),
         help="put the worker at NEW in the place of the one at OLD; may be given repeatedly",
     )  # fmt: skip
+    parser.add_argument(
+        "--worker-api-key", default=os.environ.get(WORKER_KEY_VARIABLE), metavar="TEXT",
+        help=f"key of the workers at NEW, which get no other; also {WORKER_KEY_VARIABLE}",
+    )  # fmt: skip
     parser.add_argument("--timeout-s", type=float, default=1800.0, metavar="X", help="for each worker (default: 1800)")
     parsed = parser.parse(argv)
     from bough.gateway.admin_client import AdminClient
     from bough.gateway.roll import roll
 
-    roll(AdminClient(parsed.url, parsed.api_key), [(old, new) for old, new in parsed.replace], parsed.timeout_s)
+    replacements = [(old, new) for old, new in parsed.replace]
+    client = AdminClient(parsed.url, parsed.api_key)
+    roll(client, replacements, parsed.timeout_s, worker_api_key=parsed.worker_api_key)
     return 0
 
 
@@ -67,7 +75,9 @@ CLIENT_COMMANDS = {"roll": _roll, "top": _top}
 def _client_parser(name: str, about: str) -> Parser:
     parser = Parser(program=f"bough gateway {name}", about=about)
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the gateway's address (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", default=os.environ.get(KEY_VARIABLE), help=f"its key; also {KEY_VARIABLE}")
+    key = os.environ.get(ADMIN_KEY_VARIABLE) or os.environ.get(KEY_VARIABLE)
+    about_key = f"its --admin-api-key; also {ADMIN_KEY_VARIABLE} or {KEY_VARIABLE}"
+    parser.add_argument("--api-key", default=key, help=about_key)
     return parser
 
 

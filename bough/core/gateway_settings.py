@@ -37,8 +37,14 @@ class GatewaySettings:
     allowed_hosts: str | None = setting(None, ALLOWED_HOSTS_HELP)
     forwarded_allow_ips: str = setting("127.0.0.1", FORWARDED_ALLOW_IPS_HELP)
     max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
-    admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
-    worker_api_key: str | None = setting(None, "key that the gateway sends to workers that have none of their own")
+    admin_api_key: str | None = setting(
+        None, "key for the management routes; with client keys and without this one, management is refused"
+    )
+    worker_api_key: str | None = setting(
+        None,
+        "key that the gateway sends to workers that have none of their own: those of --worker-urls, --launch, the "
+        "configuration file and --service-discovery, never one that was added over HTTP",
+    )
     worker_urls: tuple[str, ...] = ()
     config: str | None = None  # a YAML file; its values hold where no flag is given
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts

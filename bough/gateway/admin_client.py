@@ -13,6 +13,16 @@ from bough.core.errors import BoughError
 TIMEOUT_S = 30.0
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """urllib would carry the admin key to wherever an answer points; a redirect is an error instead."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 class AdminClient:
     """Short calls to a gateway."""
 
@@ -41,7 +51,7 @@ class AdminClient:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self._headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with _OPENER.open(request, timeout=TIMEOUT_S) as response:
                 content: bytes = response.read()
                 return content
         except urllib.error.HTTPError as error:

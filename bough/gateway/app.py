@@ -18,6 +18,7 @@ from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import peek
 from bough.gateway.routes import Request, RouteTable
 from bough.server.app import shape_of
+from bough.server.endpoint import Access
 from bough.server.errors import Failure, HttpError, failure_of
 from bough.server.request_id import SCOPE_KEY
 from bough.server.responses import encode_json
@@ -30,6 +31,11 @@ NATIVE_PATHS = frozenset(
     | {"/parse_function_call", "/separate_reasoning", "/get_load"}
     | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
     | {"/docs", "/openapi.json"}
+)
+# What changes a worker itself, on servers that have it: proxied like the rest, but for the operator alone.
+WORKER_MANAGEMENT = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    | {f"/api/{what}" for what in ("copy", "create", "delete", "pull", "push")}
 )
 STORED = "/v1/responses/"
 
@@ -61,7 +67,8 @@ class GatewayApp:
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
-            client = self._gateway.clients.identify("api", scope["headers"])
+            access: Access = "admin" if path in WORKER_MANAGEMENT else "api"
+            client = self._gateway.clients.identify(access, scope["headers"])
             self._count(client)
             call = make_call(scope, await self._read_body(scope, receive), client)
             await self._proxied(call, Outlet(call, send), receive)
@@ -135,6 +142,9 @@ class ClientLeftError(Exception):
 
 
 def is_proxied(path: str) -> bool:
+    """Dot segments lead elsewhere on a server that resolves them: to its management, with the worker's key."""
+    if "/." in path and not {".", ".."}.isdisjoint(path.split("/")):
+        return False
     return path.startswith(PREFIXES) or path in NATIVE_PATHS
 
 

@@ -1,7 +1,7 @@
 """Who calls the gateway: the keys of its clients, and how much each of them may ask.
 
-The server's rules hold: the API's keys open management too, unless there is a key for that. Owns the keys and their
-rate limits, which a changed configuration replaces.
+Clients are strangers to each other: their keys never open management, which has a key of its own. Where clients have
+keys and management has none, it is refused. Owns the keys and their rate limits; a changed configuration replaces them.
 """
 
 from __future__ import annotations
@@ -47,20 +47,29 @@ class Clients:
         }
 
     def identify(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> ClientKey | None:
-        """Whose key the request carries; None where none is needed. Raises a 401 for a wrong or missing one."""
-        guarded = self._admin is not None if access == "admin" else False
-        if access == "open" or not (guarded or self._keys):
+        """Whose key the request carries; None where none is needed. Raises a 401 for a wrong or missing one, and a 403
+        for management that no key opens."""
+        if access == "admin":
+            self._check_admin(headers)
+            return None
+        if access == "open" or not self._keys:
             return None
         given = sent_keys(headers)
-        if guarded and self._admin is not None:
-            if not any([hmac.compare_digest(key, self._admin) for key in given]):  # noqa: C419
-                raise unauthorised(access, given)
-            return None
         # Every pair is compared, in full: how long it takes tells nothing.
         matches = [client for mine, client in self._keys for key in given if hmac.compare_digest(key, mine)]
         if not matches:
-            raise unauthorised("api", given)  # without an admin key, a client's opens management too
+            raise unauthorised("api", given)
         return matches[0]
+
+    def _check_admin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self._admin is None:
+            if self._keys:
+                message = "Management is refused to clients; start the gateway with --admin-api-key and send that key."
+                raise HttpError(403, message, "PermissionDeniedError")
+            return
+        given = sent_keys(headers)
+        if not any([hmac.compare_digest(key, self._admin) for key in given]):  # noqa: C419
+            raise unauthorised("admin", given)
 
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """One more request. Raises a 429 for one over the rate of all or of its client; it is not counted then."""

@@ -18,6 +18,8 @@ from bough.gateway.worker import Worker, worker_id
 
 log = logging.getLogger(__name__)
 
+MANAGEMENT = "api"  # the source of workers that were added over the management routes
+
 
 class RegistryListener(Protocol):
     def added(self, worker: Worker) -> None: ...
@@ -51,14 +53,17 @@ class Registry:
     def get(self, identity: str) -> Worker | None:
         return self._workers.get(identity)
 
-    def add(self, url: str, api_key: str | None = None, source: str = "api") -> Worker:
-        """The worker at that URL; a URL that is known gives the worker that is there already."""
+    def add(self, url: str, api_key: str | None = None, source: str = MANAGEMENT) -> Worker:
+        """The worker at that URL; a URL that is known gives the worker that is there already. The key of the fleet goes
+        only to URLs from the operator's own configuration, never to one that came over the management routes."""
         url = normal_url(url)
-        key = checked_key(api_key or self._worker_api_key)
+        key = checked_key(api_key or (self._worker_api_key if source != MANAGEMENT else None))
         known = self._workers.get(worker_id(url))
         if known is not None:
             if api_key is not None:
                 known.api_key = api_key
+            if known.source == MANAGEMENT != source:  # the configuration names it as well from here on
+                known.source, known.api_key = source, known.api_key or key
             return known
         worker = Worker(url, self._breaker, api_key=key, source=source, limit=self._limit)
         self._workers[worker.id] = worker

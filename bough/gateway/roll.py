@@ -19,11 +19,18 @@ POLL_S = 0.2
 Say = Callable[[str], None]
 
 
-def roll(client: AdminClient, replacements: Sequence[tuple[str, str]], timeout_s: float, say: Say = print) -> None:
-    """Replaces the given workers; without any, those that the gateway has started."""
+def roll(
+    client: AdminClient,
+    replacements: Sequence[tuple[str, str]],
+    timeout_s: float,
+    say: Say = print,
+    worker_api_key: str | None = None,
+) -> None:
+    """Replaces the given workers; without any, those that the gateway has started. `worker_api_key` is the key of the
+    workers that come: the gateway sends its own to none that is added over HTTP."""
     if replacements:
         for old, new in replacements:
-            _replace(client, normal_url(old), normal_url(new), timeout_s, say)
+            _replace(client, normal_url(old), normal_url(new), worker_api_key, timeout_s, say)
         return
     mine = [worker for worker in client.workers() if worker["source"] == "launch"]
     if not mine:
@@ -48,10 +55,10 @@ def _restart(client: AdminClient, identity: str, timeout_s: float, say: Say) -> 
     say(f"{before['url']}: serves again")
 
 
-def _replace(client: AdminClient, old: str, new: str, timeout_s: float, say: Say) -> None:
+def _replace(client: AdminClient, old: str, new: str, api_key: str | None, timeout_s: float, say: Say) -> None:
     if not any(worker["id"] == worker_id(old) for worker in client.workers()):
         raise BoughError(f"The gateway has no worker at {old}; `bough gateway top` shows those that it has.")
-    added = client.call("POST", "/workers", {"url": new})["id"]
+    added = client.call("POST", "/workers", {"url": new, "api_key": api_key})["id"]
     say(f"{new}: waiting for its checks")
     _wait(lambda: client.worker(added)["state"] == "healthy", timeout_s, f"{new} has not passed its checks")
     client.call("POST", f"/workers/{worker_id(old)}/drain")

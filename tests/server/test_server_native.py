@@ -378,3 +378,21 @@ def test_management() -> None:
             assert (await http.get("/nowhere")).json()["error"]["code"] == 404
 
     asyncio.run(go())
+
+
+def test_a_profiles_folder_is_the_operators_to_choose() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        body = {"output_dir": "/somewhere"}
+        async with open_server(engine, api_key="k") as http:
+            refused = await http.post("/start_profile", json=body, headers={"x-api-key": "k"})
+            assert refused.status_code == 403 and "--admin-api-key" in refused.json()["error"]["message"]
+            assert (await http.post("/start_profile", headers={"x-api-key": "k"})).status_code == 200
+        async with open_server(engine, api_key="k", admin_api_key="a") as http:
+            assert (await http.post("/start_profile", json=body, headers={"x-api-key": "a"})).status_code == 200
+        async with open_server(engine) as http:
+            assert (await http.post("/start_profile", json=body)).status_code == 200
+        folders = [c.output_dir for c in engine.commands if isinstance(c, StartProfile)]
+        assert folders == [None, "/somewhere", "/somewhere"]
+
+    asyncio.run(go())

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.core.errors import RequestError
-from bough.server.bodies import given_fields, read_body
+from bough.server.bodies import given_fields, read_body, settings_of
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
+from bough.server.errors import HttpError
 from bough.server.native.control import outcome_of
 from bough.server.native.schemas import Nothing, Outcome, ProfileBody
 from bough.server.presence import while_connected
@@ -46,6 +47,10 @@ async def start_profile(context: ServerContext, request: Request) -> Response:
     for name in ("profile_by_stage", "merge_profiles"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
+    settings = settings_of(request)
+    if body.output_dir is not None and settings.api_key is not None and settings.admin_api_key is None:
+        message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
+        raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
     options = given_fields(body, OPTIONS)
     starting = context.client.start_profile(**options, activities=tuple(body.activities or ()))
     return outcome_of(await while_connected(request, starting))

@@ -1,0 +1,173 @@
+"""What a client with a key of its own cannot do: manage the fleet, or get hold of a key that is not its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bough.core.errors import BoughError
+from bough.gateway.admin_client import AdminClient
+from bough.gateway.app import WORKER_MANAGEMENT
+from bough.gateway.breaker import BreakerSettings
+from bough.gateway.config_file import ConfigFile
+from bough.gateway.discovery.following import follow
+from bough.gateway.discovery.interface import SourceChange
+from bough.gateway.management import Management
+from bough.gateway.registry import Registry
+from bough.gateway.roll import roll
+from tests.fakes.gateways import Desk, desk, until
+from tests.fakes.workers import FakeWorker, workers
+
+CLIENT, ADMIN = {"x-api-key": "tenant"}, {"Authorization": "Bearer root"}
+
+
+def management_calls(d: Desk) -> list[tuple[str, str]]:
+    """Every management route of the table, by method and path, and what is management on a worker."""
+    worker = next(iter(d.gateway.registry)).id
+    own = [
+        (method, pattern.pattern.replace("(?P<id>[^/]+)", worker))
+        for pattern, methods in Management(d.gateway)._routes
+        for method, (_, access) in methods.items()
+        if access == "admin"
+    ]
+    return own + [("POST", path) for path in sorted(WORKER_MANAGEMENT)]
+
+
+def test_clients_keys_do_not_open_management() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:
+            calls = management_calls(d)
+            assert ("POST", "/workers") in calls and ("PUT", "/policies") in calls and ("GET", "/flush_cache") in calls
+            for method, path in calls:
+                for headers in (CLIENT, {}, {"x-api-key": "wrong"}):
+                    body = {"url": "http://127.0.0.1:9", "policy": "random"}
+                    status, answer = await d.call(method, path, headers=headers, json=body)
+                    assert status == 403 and "--admin-api-key" in str(answer), (method, path)
+            assert [(w.url, w.draining) for w in d.gateway.registry] == [(fake.url, False)]
+            assert d.gateway.policies.shown() == {"default": "round_robin", "models": {}} and not fake.requests
+            assert (await d.post("/v1/completions", {"prompt": "x"}, headers=CLIENT))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_only_the_admin_key_opens_management() -> None:
+    async def main() -> None:
+        settings: dict[str, Any] = {"api_keys": ("tenant",), "admin_api_key": "root"}
+        async with workers(FakeWorker()) as (fake,), desk(fake, **settings) as d:
+            for method, path in management_calls(d):
+                assert (await d.call(method, path, headers=CLIENT))[0] == 401, (method, path)
+            assert not fake.requests
+            assert (await d.get("/workers", headers=ADMIN))[0] == 200
+            assert (await d.post("/v1/load_lora_adapter", {"lora_path": "x"}, headers=ADMIN))[0] == 200
+            assert [path for path, _, _ in fake.requests] == ["/v1/load_lora_adapter"]
+
+    asyncio.run(main())
+
+
+def test_a_gateway_without_any_key_is_open() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake) as d:
+            assert (await d.get("/workers"))[0] == 200
+            assert (await d.post("/flush_cache"))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_keys_from_the_file_close_management_too(tmp_path: Any) -> None:
+    async def main() -> None:
+        async with desk() as d:
+            file = tmp_path / "gateway.yaml"
+            file.write_text("api_keys: [tenant]\n")
+            ConfigFile(str(file), d.gateway).apply()
+            assert (await d.get("/workers", headers=CLIENT))[0] == 403
+
+    asyncio.run(main())
+
+
+def test_the_key_of_the_fleet_goes_to_no_worker_that_came_over_http() -> None:
+    async def main() -> None:
+        seen: dict[str, set[str]] = {}
+
+        class Noting(FakeWorker):
+            async def _answer(self, request: web.Request) -> web.StreamResponse:
+                seen.setdefault(self.url, set()).add(request.headers.get("Authorization", ""))
+                return await super()._answer(request)
+
+        own, stranger, friend = Noting(), Noting(), Noting()
+        async with workers(own, stranger, friend), desk(own, worker_api_key="fleet-secret") as d:
+            assert (await d.post("/workers", {"url": stranger.url}))[0] == 202
+            assert (await d.post("/workers", {"url": friend.url, "api_key": "friend-secret"}))[0] == 202
+            await until(lambda: sum(worker.available for worker in d.gateway.registry) == 3)
+            for _ in range(6):
+                assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 200
+            assert (await d.post("/flush_cache"))[0] == 200
+            assert all(fake.requests for fake in (own, stranger, friend))
+        assert seen == {own.url: {"Bearer fleet-secret"}, stranger.url: {""}, friend.url: {"Bearer friend-secret"}}
+
+    asyncio.run(main())
+
+
+def test_what_the_configuration_names_gets_the_key_of_the_fleet() -> None:
+    class Pods:
+        async def changes(self) -> Any:
+            yield SourceChange("add", "http://pod:1")
+
+    registry = Registry(BreakerSettings(), "fleet-secret")
+    asyncio.run(follow(Pods(), registry, "kubernetes"))
+    for source in ("flag", "file", "launch"):
+        registry.add(f"http://{source}:1", source=source)
+    assert {worker.api_key for worker in registry} == {"fleet-secret"}
+    known = registry.add("http://late:1")
+    assert known.api_key is None and known.source == "api"
+    assert registry.add("http://late:1", source="file") is known
+    assert known.api_key == "fleet-secret" and known.source == "file"
+    registry.add("http://own:1", "own-secret")
+    assert registry.add("http://own:1", source="file").api_key == "own-secret"
+
+
+def test_a_redirect_takes_no_key_anywhere() -> None:
+    async def main() -> None:
+        class Redirecting(FakeWorker):
+            async def _answer(self, request: web.Request) -> web.StreamResponse:
+                if request.path in ("/health", "/v1/models"):
+                    return await super()._answer(request)
+                return web.Response(status=307, headers={"Location": elsewhere.url + request.path})
+
+        elsewhere, sly = FakeWorker(), Redirecting()
+        async with workers(elsewhere, sly), desk(sly, worker_api_key="fleet-secret") as d:
+            for path in ("/v1/completions", "/generate"):
+                async with d.client.post(d.url + path, json={"prompt": "x"}, allow_redirects=False) as answer:
+                    assert answer.status == 307 and "fleet-secret" not in str(answer.headers)
+            with pytest.raises(BoughError, match="307"):
+                await asyncio.to_thread(AdminClient(sly.url, "admin-secret").workers)
+            assert not elsewhere.requests
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/api/./../flush_cache", "/v1/.."])
+def test_a_path_with_dot_segments_is_nobodys(path: str) -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:
+            reader, writer = await asyncio.open_connection(*d.url.removeprefix("http://").split(":"))
+            writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nx-api-key: tenant\r\ncontent-length: 0\r\n\r\n".encode())
+            assert b" 404 " in await reader.readline()
+            writer.close()
+            assert not fake.requests
+
+    asyncio.run(main())
+
+
+def test_roll_brings_the_key_of_the_workers_that_come() -> None:
+    async def main() -> None:
+        old, new = FakeWorker(), FakeWorker(api_key="new-secret")
+        async with workers(old, new), desk(old) as d:
+            pair = [(old.url, new.url)]
+            client = AdminClient(d.url)
+            await asyncio.to_thread(roll, client, pair, 30.0, lambda line: None, worker_api_key="new-secret")
+            assert [(w.url, w.api_key) for w in d.gateway.registry] == [(new.url, "new-secret")]
+
+    asyncio.run(main())

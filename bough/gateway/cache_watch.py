@@ -30,7 +30,7 @@ class CacheWatch:
         self._learner = PromptLearner(self._post)
         self._watching: dict[str | None, KVEventsPolicy] = {}
         registry.listen(self)
-        policies.on_built = self.built
+        policies.on_built, policies.on_dropped = self.built, self.dropped
 
     async def close(self) -> None:
         await self._learner.close()
@@ -44,15 +44,19 @@ class CacheWatch:
 
     def built(self, model: str | None, policy: Policy) -> None:
         """A model has a policy of its own from here on; what the one before was told of goes with it."""
-        before = self._watching.pop(model, None)
-        if before is not None:
-            for worker in self._registry:
-                self._feed.unfollow(worker.id, before)
+        self.dropped(model)
         inner = policy.policy if isinstance(policy, PinningPolicy) else policy
         if isinstance(inner, KVEventsPolicy):
             self._watching[model] = inner
             for worker in self._registry:
                 self.changed(worker)
+
+    def dropped(self, model: str | None) -> None:
+        """The model's policy is gone."""
+        before = self._watching.pop(model, None)
+        if before is not None:
+            for worker in self._registry:
+                self._feed.unfollow(worker.id, before)
 
     # ---- what the registry tells
 

@@ -56,7 +56,7 @@ class Gateway:
             settings.worker_api_key,
             None if limit == UNLIMITED else limit,
         )
-        self.policies = PolicyTable(PolicyChoice(settings.default_policy))
+        self.policies = PolicyTable(PolicyChoice(settings.default_policy), self.registry.knows)
         self.metrics = GatewayMetrics()
         self.upstream = Upstream()
         self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream)

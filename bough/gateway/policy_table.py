@@ -1,7 +1,7 @@
 """The routing policy of each model, which may be changed while requests run.
 
-Owns the policy objects. One serves one model, so that prefixes of different models are not confused; requests without a
-model share one of their own.
+Owns the policy objects. One serves one model, so that prefixes of different models are not confused. Only models that
+workers have told of have one: names that clients make up share one with requests that name no model.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ class PolicyChoice:
 class PolicyTable:
     """Policies by model; listens to the registry, because what is remembered of a worker goes with it."""
 
-    def __init__(self, default: PolicyChoice) -> None:
+    def __init__(self, default: PolicyChoice, is_served: Callable[[str], bool] = lambda model: True) -> None:
         build_policy(default.name, **default.options)  # an unknown name must be known at start
         self._default = default
+        self._is_served = is_served
         self.chosen: dict[str, PolicyChoice] = {}
         self._policies: dict[str | None, Policy] = {}
-        self.on_built: Callable[[str | None, Policy], None] = lambda model, policy: None  # for those who feed policies
+        # For those who feed policies.
+        self.on_built: Callable[[str | None, Policy], None] = lambda model, policy: None
+        self.on_dropped: Callable[[str | None], None] = lambda model: None
 
     def of(self, model: str | None) -> Policy:
         policy = self._policies.get(model)
+        if policy is None and not self._has_own(model):
+            return self.of(None)
         if policy is None:
             choice = self.choice(model)
             policy = self._policies[model] = build_policy(choice.name, **choice.options)
@@ -84,7 +89,17 @@ class PolicyTable:
         if worker.in_rotation:
             for model in worker.capabilities.models:
                 self.of(model)
+        self._drop_unserved()
 
     def removed(self, worker: Worker) -> None:
         for policy in self._policies.values():
             policy.removed(worker.id)
+        self._drop_unserved()
+
+    def _has_own(self, model: str | None) -> bool:
+        return model is None or model in self.chosen or self._is_served(model)
+
+    def _drop_unserved(self) -> None:
+        for model in [model for model in self._policies if not self._has_own(model)]:
+            del self._policies[model]
+            self.on_dropped(model)

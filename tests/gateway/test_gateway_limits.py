@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from bough.gateway.access_log import AccessLog
 from bough.gateway.policies import Choice, RoutingRequest, WorkerView
@@ -218,5 +219,34 @@ def test_requests_that_are_refused_are_counted_and_logged() -> None:
             page = (await d.get("/metrics"))[1].decode()
             for status in (401, 200, 429):
                 assert any(f'path="/v1/completions",status="{status}"}} 1.0' in line for line in page.splitlines())
+
+    asyncio.run(main())
+
+
+def test_names_that_clients_make_up_have_no_policy_of_their_own() -> None:
+    class Silent(FakeWorker):
+        """Takes any model: it tells of none."""
+
+        async def _answer(self, request: web.Request) -> web.StreamResponse:
+            if request.path in ("/v1/models", "/server_info"):
+                return web.Response(status=404)
+            return await super()._answer(request)
+
+    async def main() -> None:
+        fakes = [FakeWorker("red"), Silent()]
+        async with workers(*fakes), desk(*fakes, policy="cache_aware") as d:
+            for number in range(50):
+                assert (await d.post("/v1/completions", {"model": f"made-up-{number}", "prompt": "x"}))[0] == 200
+            assert (await d.post("/v1/completions", {"model": "red", "prompt": "x"}))[0] == 200
+            assert set(d.gateway.policies._policies) == {"red", None}
+            labels = (await d.get("/metrics"))[1].decode()
+            assert "made-up" not in labels and 'model="red"' in labels
+            red = next(worker for worker in d.gateway.registry if worker.capabilities.models)
+            d.gateway.registry.remove(red)
+            assert set(d.gateway.policies._policies) == {None}
+        async with workers(FakeWorker("red")) as (fake,), desk(fake, policy="cache_aware") as d:
+            for number in range(5):
+                assert (await d.post("/v1/completions", {"model": f"made-up-{number}", "prompt": "x"}))[0] == 404
+            assert set(d.gateway.policies._policies) == {"red"}
 
     asyncio.run(main())

@@ -1,8 +1,9 @@
 """Routes a request to the worker that was sent most of its text before: no help from the workers needed.
 
 Defaults are SGLang's: a match counts above 30 % of the prompt; loads decide alone when they are more than 64 requests
-and 1.5 times apart; every minute each worker's share of the tree is cut to 2^26 characters. `max_load_factor` is our
-own and off unless asked for: it keeps a hot prefix from crowding one worker long before the loads are so far apart.
+and 1.5 times apart; every minute each worker's share of the tree is cut to 2^26 characters. Until then it may grow to
+twice as much, whatever comes. `max_load_factor` is our own and off unless asked for: it keeps a hot prefix from
+crowding one worker long before the loads are so far apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from bough.gateway.policies.balance import Balance
 from bough.gateway.policies.housekeeping import Interval
 from bough.gateway.policies.interface import Choice, RoutingRequest, WorkerView
 from bough.gateway.policies.text_tree import TextTree
+
+BURST = 2  # times the size of the tree, between two cuts
 
 
 class CacheAwarePolicy:
@@ -40,6 +43,7 @@ class CacheAwarePolicy:
 
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
         self._tree.insert(request.text, worker_id)
+        self._tree.evict(BURST * self._max_tree_size)
 
     def removed(self, worker_id: str) -> None:
         self._tree.remove(worker_id)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from bough.gateway.policies.balance import Balance
 from bough.gateway.policies.block_index import BlockIndex, pack
+from bough.gateway.policies.cache_aware import BURST
 from bough.gateway.policies.housekeeping import Interval
 from bough.gateway.policies.interface import Choice, RoutingRequest, WorkerView
 from bough.gateway.policies.prompt_book import STEP, Known, PromptBook
@@ -94,6 +95,7 @@ class KVEventsPolicy:
 
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
         self._sent.insert(request.text, worker_id, self._now_s)
+        self._sent.evict(BURST * self._max_tree_size)
 
     def removed(self, worker_id: str) -> None:
         self._sent.remove(worker_id)

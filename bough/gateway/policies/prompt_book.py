@@ -27,24 +27,44 @@ class Known:
     chars: int
 
 
-class PromptBook:
-    """Owns the remembered beginnings; the ones unused for longest go first."""
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """The packed ids of a whole prompt, kept as long as a page has them."""
 
-    def __init__(self, most: int = 200_000) -> None:
+    ids: bytes
+    pages: int = 0
+
+
+class PromptBook:
+    """Owns the remembered beginnings; the ones unused for longest go first. Ids are bounded by themselves: one page of
+    its own is enough to keep all ids of a long prompt whose other pages are another one's by now."""
+
+    def __init__(self, most: int = 200_000, most_bytes: int = 1 << 28) -> None:
         self._most = most
-        self._pages: OrderedDict[int, tuple[bytes, int]] = OrderedDict()  # hash → ids of a whole prompt, tokens of it
+        self._most_bytes = most_bytes
+        self._bytes = 0  # of the ids of all prompts that a page has
+        self._pages: OrderedDict[int, tuple[_Prompt, int]] = OrderedDict()  # hash → a whole prompt, tokens of it
 
     def learn(self, text: str, token_ids: Sequence[int]) -> None:
         """Remembers the ids of a text."""
         try:
-            ids = pack(token_ids)
+            prompt = _Prompt(pack(token_ids))
         except OverflowError:  # no tokenizer gives such ids
             return
+        self._bytes += len(prompt.ids)
         for page, chars in _beginnings(text):
-            self._pages[page] = (ids, len(token_ids) * chars // max(1, len(text)))
-            self._pages.move_to_end(page)
-        while len(self._pages) > self._most:
-            self._pages.popitem(last=False)
+            prompt.pages += 1
+            if page in self._pages:
+                self._release(self._pages.pop(page)[0])
+            self._pages[page] = (prompt, len(token_ids) * chars // max(1, len(text)))
+        while len(self._pages) > self._most or self._bytes > self._most_bytes:
+            self._release(self._pages.popitem(last=False)[1][0])
+
+    def _release(self, prompt: _Prompt) -> None:
+        """A page of the prompt is gone."""
+        prompt.pages -= 1
+        if not prompt.pages:
+            self._bytes -= len(prompt.ids)
 
     def find(self, text: str) -> Known | None:
         """The longest beginning of a text that is known."""
@@ -54,7 +74,7 @@ class PromptBook:
                 break
             found, reached = self._pages[page], chars
             self._pages.move_to_end(page)
-        return None if found is None else Known(found[0][: found[1] * TOKEN_BYTES], reached)
+        return None if found is None else Known(found[0].ids[: found[1] * TOKEN_BYTES], reached)
 
 
 def _beginnings(text: str) -> Iterator[tuple[int, int]]:

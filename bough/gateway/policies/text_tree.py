@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its text
+
 
 @dataclass(slots=True, eq=False)
 class TextNode:
@@ -39,15 +41,17 @@ def common_length(left: str, right: str, start: int) -> int:
 
 
 class TextTree:
-    """Owns the nodes and, per worker, how many characters it holds and where its texts end.
+    """Owns the nodes and, per worker, how many characters and nodes it holds and where its texts end.
 
     `_ends` is what makes eviction cheap: the lowest nodes of a worker, those sent longest ago first, so that the oldest
     is found without a walk over the tree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_nodes: int = MOST_NODES) -> None:
         self._root = TextNode("", None, {})
+        self._most_nodes = most_nodes
         self._sizes: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._ends: dict[str, OrderedDict[TextNode, None]] = {}
         self._stamp = 0.0
 
@@ -85,6 +89,7 @@ class TextTree:
                     child = self._split(child, same)
             if worker not in child.holders:
                 self._sizes[worker] = self._sizes.get(worker, 0) + len(child.text)
+                self._counts[worker] = self._counts.get(worker, 0) + 1
             child.holders[worker] = stamp
             ends.pop(node, None)
             depth += len(child.text)
@@ -100,28 +105,33 @@ class TextTree:
         upper = TextNode(node.text[:at], parent, dict(node.holders), {node.text[at]: node})
         parent.children[upper.text[0]] = upper
         node.text, node.parent = node.text[at:], upper
+        for worker in upper.holders:
+            self._counts[worker] += 1
         return upper
 
     def evict(self, most_chars: int) -> None:
-        """Takes every worker that holds more than `most_chars` off the texts it was sent longest ago."""
-        for worker, size in list(self._sizes.items()):
-            if size > most_chars:
+        """Takes every worker that holds more than `most_chars`, or too many nodes, off the texts it was sent longest
+        ago."""
+        for worker, size in self._sizes.items():
+            if size > most_chars or self._counts[worker] > self._most_nodes:
                 self._shrink(worker, most_chars)
 
     def remove(self, worker: str) -> None:
         """Forgets all that `worker` holds."""
         self._shrink(worker, 0)
         self._sizes.pop(worker, None)
+        self._counts.pop(worker, None)
         self._ends.pop(worker, None)
 
     def _shrink(self, worker: str, most_chars: int) -> None:
         ends = self._ends.get(worker, OrderedDict())
-        while ends and self._sizes[worker] > most_chars:
+        while ends and (self._sizes[worker] > most_chars or self._counts[worker] > self._most_nodes):
             node, _ = ends.popitem(last=False)
             parent = node.parent
             assert parent is not None
             del node.holders[worker]
             self._sizes[worker] -= len(node.text)
+            self._counts[worker] -= 1
             if not node.holders:
                 del parent.children[node.text[0]]
             if parent is not self._root and not _held_below(parent, worker):
@@ -142,6 +152,7 @@ class TextTree:
     def check(self) -> None:
         """Proves that pieces, holders and sizes agree."""
         sizes: dict[str, int] = dict.fromkeys(self._sizes, 0)
+        counts: dict[str, int] = dict.fromkeys(self._counts, 0)
         for node in self.nodes():
             parent = node.parent
             assert node.text and node.holders, "a node without text or holder"
@@ -150,8 +161,9 @@ class TextTree:
                 assert node.holders.keys() <= parent.holders.keys(), "a holder without the text before"
             for worker in node.holders:
                 sizes[worker] += len(node.text)
+                counts[worker] += 1
                 assert (node in self._ends[worker]) != _held_below(node, worker), "an end that is none, or is not known"
-        assert sizes == self._sizes, "sizes that do not add up"
+        assert sizes == self._sizes and counts == self._counts, "sizes that do not add up"
 
 
 def _held_below(node: TextNode, worker: str) -> bool:

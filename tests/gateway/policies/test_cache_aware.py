@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from bough.core.errors import SettingsError
 from bough.gateway.policies import build_policy
+from bough.gateway.policies.cache_aware import CacheAwarePolicy
+from bough.gateway.policies.kv_events import KVEventsPolicy
 from tests.fakes.routing import fleet, request
 
 PROMPT = "You are a helpful assistant. " * 10
@@ -107,6 +109,20 @@ def test_every_minute_the_tree_is_cut_to_its_size() -> None:
     policy.tick(1060.0)
     assert policy.choose(fleet(0, 1), request("x" * 90)).worker_id == "a"
     assert policy.choose(fleet(0, 1), request(PROMPT[:90])).worker_id == "b"
+
+
+@pytest.mark.parametrize("kind", [CacheAwarePolicy, KVEventsPolicy])
+def test_a_burst_does_not_grow_the_tree_beyond_twice_its_size(kind: type[CacheAwarePolicy | KVEventsPolicy]) -> None:
+    policy = kind(max_tree_size=1000, seed=0)
+    tree = policy._tree if isinstance(policy, CacheAwarePolicy) else policy._sent
+    policy.tick(1000.0)
+    largest = 0
+    for number in range(500):  # no tick: less than a second has passed
+        policy.routed("ab"[number % 2], request(f"{number} " * 20))
+        largest = max(largest, tree.size("a"), tree.size("b"))
+    tree.check()
+    assert 1000 < largest <= 2000
+    assert tree.match("499 " * 20)["b"] == 80 and tree.match("7 " * 20).get("b", 0) < 10
 
 
 def test_an_empty_prompt_goes_to_the_least_loaded() -> None:

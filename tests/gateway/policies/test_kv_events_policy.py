@@ -120,3 +120,15 @@ def test_the_book_forgets_what_was_unused_for_longest() -> None:
     assert book.find("one") is not None
     book.learn("three", [3])
     assert book.find("two") is None and book.find("one") is not None
+
+
+def test_prompts_that_share_all_but_their_end_keep_a_bounded_number_of_ids() -> None:
+    """Each has a page of its own, which alone would keep the ids of the whole prompt."""
+    ids = list(range(1000))
+    book = PromptBook(most_bytes=40_000)  # the ids of ten such prompts
+    for number in range(100):
+        book.learn(SYSTEM * 4 + str(number) * STEP, ids)
+    kept = {id(prompt): len(prompt.ids) for prompt, _ in book._pages.values()}
+    assert sum(kept.values()) == book._bytes <= 40_000
+    newest = book.find(SYSTEM * 4 + "99" * STEP)
+    assert newest is not None and newest.chars > len(SYSTEM) * 4

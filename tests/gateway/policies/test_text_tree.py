@@ -84,3 +84,14 @@ def test_only_what_was_sent_since_a_time_counts() -> None:
     tree.insert("hello", "x", now=10.0)
     tree.insert("hello", "y", now=20.0)
     assert tree.match("hello there", since=15.0) == {"y": 5}
+
+
+@given(sent=st.lists(st.tuples(TEXTS, WORKERS), max_size=30), most=st.integers(0, 6))
+@settings(deadline=None)
+def test_nodes_are_bounded_as_well_as_characters(sent: list[tuple[str, str]], most: int) -> None:
+    tree = TextTree(most_nodes=most)
+    for text, worker in sent:
+        tree.insert(text, worker)
+        tree.evict(1000)
+        tree.check()
+        assert all(sum(worker in node.holders for node in tree.nodes()) <= most for worker in "xyz")

@@ -2,7 +2,7 @@
 
 A group of its own and not one of `Settings`: the gateway starts no engine in its process, and an engine has none of
 these. Flags, `BOUGH_GATEWAY_*` variables and the `gateway:` section of the configuration file are derived from the
-fields. Names and defaults are those of SGLang's gateway.
+fields. Names and defaults are those of SGLang's gateway, but for the size of bodies.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ class GatewaySettings:
     allowed_hosts: str | None = setting(None, ALLOWED_HOSTS_HELP)
     forwarded_allow_ips: str = setting("127.0.0.1", FORWARDED_ALLOW_IPS_HELP)
     max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
+    max_bodies_mb: int | None = setting(
+        None,
+        "request bodies that a process holds at once, in MiB, over all requests; one that finds no room gets 503; "
+        "twice --max-body-mb when left out",
+        low=2,
+    )
     admin_api_key: str | None = setting(
         None, "key for the management routes; with client keys and without this one, management is refused"
     )

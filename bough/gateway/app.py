@@ -10,12 +10,13 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from bough.gateway.answers import Answer
+from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
 from bough.gateway.outlet import Outlet, send_whole
-from bough.gateway.peek import peek
+from bough.gateway.peek import Peek, peek
 from bough.gateway.routes import Request, RouteTable
 from bough.server.app import shape_of
 from bough.server.endpoint import Access
@@ -23,7 +24,7 @@ from bough.server.errors import Failure, HttpError, failure_of
 from bough.server.request_id import SCOPE_KEY
 from bough.server.responses import encode_json
 
-MIB = 1 << 20
+LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")
 # Besides everything below these: the native routes of a worker that concern one worker, and what it says of its routes.
 NATIVE_PATHS = frozenset(
@@ -47,20 +48,20 @@ class GatewayApp:
         self._gateway = gateway
         self._private = private  # only the gateway's own processes can call
         self._management = management
-        self._largest = gateway.settings.max_body_mb * MIB
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         call: Call | None = None
         client: ClientKey | None = None
         refusable = False  # a client's request, and not one to the gateway itself
+        held = HeldBody(self._gateway.bodies)
         began_s = time.perf_counter()
         try:
             route = self._management.find(scope["method"], path)
             if route is not None:
                 if not self._private:
                     self._gateway.clients.identify(route.access, scope["headers"])
-                request = Request(route.parameters, await self._read_body(scope, receive))
+                request = Request(route.parameters, await held.read(scope, receive, LARGEST_OWN))
                 await send_whole(send, await route.handler(request))
                 return
             if self._private or not is_proxied(path):
@@ -70,7 +71,8 @@ class GatewayApp:
             access: Access = "admin" if path in WORKER_MANAGEMENT else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._count(client)
-            call = make_call(scope, await self._read_body(scope, receive), client)
+            body = await held.read(scope, receive, self._gateway.bodies.largest)
+            call = make_call(scope, body, await self._gateway.bodies.peek(body, scope["headers"]), client)
             await self._proxied(call, Outlet(call, send), receive)
         except ClientLeftError:
             return
@@ -78,10 +80,11 @@ class GatewayApp:
             if call is not None and call.status:
                 raise
             if call is None and refusable:  # a request all the same, for those who count
-                call = make_call(scope, b"", client)
+                call = make_call(scope, b"", peek(b"", scope["headers"]), client)
                 call.began_s = began_s
             await self._refuse(failure_of(error), path, call, send)
         finally:
+            held.release()
             if call is not None:
                 self._gateway.ended(call)
 
@@ -112,34 +115,6 @@ class GatewayApp:
             call.error = failure.message
             await Outlet(call, send).whole(answer)
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body: it is looked at, and may have to be sent again."""
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > self._largest:
-                raise self._too_large()
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeftError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self._largest:
-                raise self._too_large()
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def _too_large(self) -> HttpError:
-        limit = self._gateway.settings.max_body_mb
-        message = f"The body is larger than {limit} MiB (--max-body-mb)."
-        return HttpError(413, message, "RequestTooLargeError", {"Connection": "close"})
-
-
-class ClientLeftError(Exception):
-    """The client left before its request was here."""
-
 
 def is_proxied(path: str) -> bool:
     """Dot segments lead elsewhere on a server that resolves them: to its management, with the worker's key."""
@@ -148,7 +123,7 @@ def is_proxied(path: str) -> bool:
     return path.startswith(PREFIXES) or path in NATIVE_PATHS
 
 
-def make_call(scope: Scope, body: bytes, client: ClientKey | None) -> Call:
+def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None) -> Call:
     path: str = scope["path"]
     query: bytes = scope.get("query_string", b"")
     raw_path: bytes = scope.get("raw_path") or path.encode()
@@ -160,7 +135,7 @@ def make_call(scope: Scope, body: bytes, client: ClientKey | None) -> Call:
         target=target,
         headers=upstream_headers(scope["headers"], request_id, scope.get("client")),
         body=body,
-        peek=peek(body, scope["headers"]),
+        peek=peeked,
         request_id=request_id,
         client_name=None if client is None else client.name,
     )

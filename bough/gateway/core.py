@@ -15,6 +15,7 @@ from starlette.types import Receive
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.access_log import AccessLog
 from bough.gateway.attempts import Attempts
+from bough.gateway.bodies import Bodies
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
@@ -45,6 +46,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
+        self.bodies = Bodies(settings)
         limit = settings.max_concurrent_per_worker
         self.registry = Registry(
             BreakerSettings(

@@ -27,7 +27,9 @@ class _Fields(msgspec.Struct):
     previous_response_id: Any = None
 
 
+FIELDS = frozenset(_Fields.__struct_fields__)
 LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
+MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _DECODER = msgspec.json.Decoder(_Fields)
 _NOTHING = _Fields()
 
@@ -88,7 +90,7 @@ def _ids(given: Any) -> tuple[int, ...] | None:
     """Token ids; of several prompts, the first, which is where a shared beginning shows."""
     if not isinstance(given, list) or not given:
         return None
-    first = given[0] if isinstance(given[0], list) else given
+    first = (given[0] if isinstance(given[0], list) else given)[:MOST_IDS]
     return tuple(first) if all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in first) else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from bough.gateway.excerpt import LARGE
 from bough.gateway.policies.interface import RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
 
@@ -57,7 +58,7 @@ class PromptLearner:
         """A request was sent to a worker: learns its prompt, if that teaches anything. Returns at once."""
         if len(self._tasks) >= MOST_WAITING or self._refusals[worker_url] >= ENOUGH_REFUSALS:
             return
-        if not policy.curious(request):
+        if len(body) > LARGE or not policy.curious(request):
             return
         try:
             asked = tokenize_body(path, msgspec.json.decode(body, type=dict[str, Any]))

@@ -105,8 +105,10 @@ class ResumableText:
             resume["id"] = self._first.name
         if self._first is not None and isinstance(self._first.created, int):
             resume["created"] = self._first.created
-        fields = msgspec.json.decode(original, type=dict[str, msgspec.Raw])
-        return msgspec.json.encode(fields | {"resume": resume})
+        # Written behind the fields that are there, which may be many: the last of two with one name counts.
+        fields = original.rstrip()[:-1].rstrip()
+        comma = b"" if fields.endswith(b"{") else b","
+        return b'%s%s"resume":%s}' % (fields, comma, msgspec.json.encode(resume))
 
     def _next_group(self) -> bytes | None:
         """The next events that belong together; None until they are here."""

@@ -227,6 +227,17 @@ def test_a_client_that_cancels_has_left() -> None:
     asyncio.run(run())
 
 
+def test_a_message_over_the_limit_is_refused_whatever_bodies_may_have() -> None:
+    app = ScriptedApp(b"{}")
+
+    async def story(client: Client) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.generate(GenerateRequest(text="x" * (5 << 20)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    play(app, story)
+
+
 def test_health() -> None:
     async def story(client: Client) -> None:
         assert (await client.health(HealthRequest())).status == HealthReply.SERVING

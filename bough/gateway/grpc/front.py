@@ -22,6 +22,7 @@ from bough.gateway.grpc.translation import CODES, completion_body, error_text, r
 from bough.gateway.grpc.wire import SERVICE, GenerateReply, GenerateRequest, HealthReply, HealthRequest
 
 MIB = 1 << 20
+LARGEST_MESSAGE_MB = 4  # gRPC's own default: a message is decoded in one go, on the event loop
 DROPPED = ("content-type", "content-length", "te", "host", "connection")  # gRPC's own, and not the request's
 Headers = list[tuple[bytes, bytes]]
 
@@ -31,12 +32,13 @@ async def serve_grpc(
     host: str,
     port: int,
     *,
-    max_body_mb: int = 512,
+    max_body_mb: int = 64,
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
 ) -> GrpcServer:
     """Starts to serve `app`, the gateway's HTTP application, over gRPC. Several processes may share one port."""
-    options = [("grpc.max_receive_message_length", max_body_mb * MIB), ("grpc.so_reuseport", 1)]
+    largest = min(max_body_mb, LARGEST_MESSAGE_MB) * MIB
+    options = [("grpc.max_receive_message_length", largest), ("grpc.so_reuseport", 1)]
     server = grpc.aio.server(options=options)
     front = GrpcFront(app)
     handlers = {

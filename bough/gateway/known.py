@@ -47,7 +47,8 @@ def read_known(body: bytes) -> Known | None:
     """None where the body is no JSON object, nor a list of such (a native batch). A large one is believed and not read:
     that would hold up everybody else."""
     if len(body) > LARGE:
-        return Known() if body[:1] in b"{[" and body[-64:].rstrip().endswith((b"}", b"]")) else None
+        begins, ends = body[:64].lstrip().startswith((b"{", b"[")), body[-64:].rstrip().endswith((b"}", b"]"))
+        return Known() if begins and ends else None
     try:
         return _DECODER.decode(body)
     except msgspec.ValidationError:

@@ -20,7 +20,7 @@ from bough.server.errors import HttpError
 
 MIB = 1 << 20
 PAUSE_S = 60.0  # for the next piece of a body; who sends nothing holds memory for nothing
-SHARE = 16  # bodies of the largest size that fit, unless the settings say otherwise
+SHARE = 2  # bodies of the largest size that fit, unless the settings say otherwise
 CLOSED = {"Connection": "close"}  # the rest of the body is not read
 
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 import httptools
 import msgspec
 import uvloop
-import zmq
 
 from bough.bench.gateway_model import TOKEN_CHARS, Costs, EngineModel, answer_text, tokenize
 from bough.launch.kv_events import KVEventPublisher
@@ -54,7 +53,7 @@ class StandIn:
         self._running = 0
         self._publisher: KVEventPublisher | None = None
         if spec.kv_events_config is not None:
-            self._publisher = KVEventPublisher(zmq.Context(), parse_config(spec.kv_events_config))
+            self._publisher = KVEventPublisher(parse_config(spec.kv_events_config))
         self.model = EngineModel(spec.costs, self._add_event if self._publisher is not None else None)
 
     def close(self) -> None:

@@ -51,9 +51,13 @@ class GatewaySettings:
         "key that the gateway sends to workers that have none of their own: those of --worker-urls, --launch, the "
         "configuration file and --service-discovery, never one that was added over HTTP",
     )
+    kv_events_key_file: str | None = setting(
+        None, "the `key_file` of workers whose cache events are closed to who does not hold it; policy kv_events"
+    )
     worker_urls: tuple[str, ...] = ()
     config: str | None = None  # a YAML file; its values hold where no flag is given
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
+    launched: tuple[tuple[str, str], ...] = ()  # URLs and keys of those that the gateway's first process has started
     api_keys: tuple[str, ...] = ()
     selector: tuple[str, ...] = ()  # key=value of Kubernetes pods
     given: tuple[str, ...] = ()  # settings that flags or variables gave: they win over the file, also when it changes

@@ -199,7 +199,7 @@ class MemorySettings:
     )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
     kv_events_config: str | None = setting(
-        None, 'JSON object that turns on the publishing of cache events, such as {"endpoint": "tcp://*:5557"}'
+        None, 'JSON object that turns on the publishing of cache events, such as {"endpoint": "tcp://127.0.0.1:5557"}'
     )
     radix_eviction_policy: str = setting("lru", "which cached prefix goes first", choices=EVICTION_POLICIES)
 

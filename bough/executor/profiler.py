@@ -39,7 +39,8 @@ class TorchProfiler:
         activities = {known[name.upper()] for name in names}
         if ProfilerActivity.CUDA in activities and not torch.cuda.is_available():
             raise RequestError("activities: there is no GPU to record; leave it out, or give CPU.", field="activities")
-        folder = _folder(wanted.output_dir or tempfile.gettempdir())
+        # Where none is given, a folder of its own: names in the shared one can be guessed, and links laid there.
+        folder = _folder(wanted.output_dir) if wanted.output_dir else Path(tempfile.mkdtemp(prefix="bough-profile-"))
         self._started += 1  # in the name, because several may begin in one second
         name = f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._started}.trace.json.gz"
         profile = torch.profiler.profile(

@@ -15,6 +15,7 @@ from bough.gateway.prompt_learner import PromptLearner
 from bough.gateway.registry import Registry
 from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Worker, worker_id
+from bough.memory.tree.event_key import read_key
 
 LEARN_TIMEOUT_S = 10.0
 SENT_JSON = ((b"Content-Type", b"application/json"),)
@@ -23,10 +24,12 @@ SENT_JSON = ((b"Content-Type", b"application/json"),)
 class CacheWatch:
     """A listener of the registry. Made before requests come, on the gateway's event loop."""
 
-    def __init__(self, registry: Registry, policies: PolicyTable, upstream: Upstream) -> None:
+    def __init__(
+        self, registry: Registry, policies: PolicyTable, upstream: Upstream, key_file: str | None = None
+    ) -> None:
         self._registry = registry
         self._upstream = upstream
-        self._feed = KVFeed()
+        self._feed = KVFeed(None if key_file is None else read_key(key_file))
         self._learner = PromptLearner(self._post)
         self._watching: dict[str | None, KVEventsPolicy] = {}
         registry.listen(self)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def main() -> None:
     number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     given = json.loads(sys.stdin.readline())
-    for name in ("worker_urls", "api_keys", "engine_flags", "selector", "given"):
+    for name in ("worker_urls", "api_keys", "engine_flags", "selector", "given", "launched"):
         given[name] = tuple(given.get(name, ()))
     settings = GatewaySettings(**given)
     set_up_logging(f"gateway {number}", settings.log_level)

@@ -61,7 +61,7 @@ class Gateway:
         self.policies = PolicyTable(PolicyChoice(settings.default_policy), self.registry.knows)
         self.metrics = GatewayMetrics()
         self.upstream = Upstream()
-        self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream)
+        self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream, settings.kv_events_key_file)
         self.registry.listen(self.policies)
         self.dispatch = Dispatch(self.registry, self.policies, settings)
         self.health = HealthChecks(self.registry, self.upstream, settings)
@@ -87,6 +87,8 @@ class Gateway:
     async def open(self) -> None:
         for url in self.settings.worker_urls:
             self.registry.add(url, source="flag")
+        for url, key in self.settings.launched:
+            self.registry.add(url, key, source="launch")
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:

@@ -4,6 +4,8 @@ One subscription per worker, made from what the worker says of itself in /server
 numbered: those lost on the way are fetched from the worker's replay endpoint if it has one, and otherwise the worker's
 index starts anew, so that it may know too little but never what is not so. A connection that breaks may mean a worker
 that restarts with an empty cache, so the index starts anew then too, and is filled from the replays.
+
+A worker whose config names a `key_file` talks only to who holds that file too: the gateway is given it at its start.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
+from bough.memory.tree.event_key import EventKey
 from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch
 from bough.memory.tree.events import KVEvent
 
 REPLAY_PATIENCE_S = 2.0
+RECONNECT_PAUSE_S = 0.1
+HANDSHAKE_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 EVERYWHERE = ("*", "0.0.0.0", "[::]")
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,7 @@ class Publisher(msgspec.Struct, frozen=True):
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     topic: str = ""
+    key_file: str | None = None  # a path there; here it only tells that a key is needed
 
 
 class Observer(Protocol):
@@ -57,7 +66,8 @@ def reachable(endpoint: str, worker_url: str) -> str:
 class KVFeed:
     """Owns the subscriptions. Lives on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: EventKey | None = None) -> None:
+        self._key = key
         self._context = zmq.asyncio.Context()
         self._following: dict[tuple[str, Observer], asyncio.Task[None]] = {}
 
@@ -74,7 +84,16 @@ class KVFeed:
         except msgspec.MsgspecError as error:
             log.warning("worker %s: its cache events cannot be followed: %s", worker_id, error)
             return False
-        subscription = Subscription(self._context, worker_id, url, publisher, observer)
+        if publisher.key_file is not None and self._key is None:
+            log.warning(
+                "worker %s: its cache events need the key in its %s; give the gateway that file with "
+                "--kv-events-key-file",
+                worker_id,
+                publisher.key_file,
+            )
+            return False
+        key = self._key if publisher.key_file is not None else None
+        subscription = Subscription(self._context, worker_id, url, publisher, observer, key)
         self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
         return True
 
@@ -102,30 +121,34 @@ class Subscription:
         url: str,
         publisher: Publisher,
         observer: Observer,
+        key: EventKey | None = None,
     ) -> None:
         self._context = context
+        self._key = key
         self._worker_id = worker_id
         self._observer = observer
         self._endpoint = reachable(publisher.endpoint, url)
         self._topic = publisher.topic
         self._replay = reachable(publisher.replay_endpoint, url) if publisher.replay_endpoint else None
         self._next = 0  # the number that the next message should have
+        self._refused = False
 
     async def run(self) -> None:
         try:
             while True:
                 self._start_anew(0)
                 await self._follow_connection()
+                await asyncio.sleep(RECONNECT_PAUSE_S)  # who refuses us refuses at once
         except (zmq.ZMQError, msgspec.MsgspecError, ValueError) as error:
             log.warning("worker %s: its cache events cannot be followed: %s", self._worker_id, error)
             self._observer.unobserved(self._worker_id)
 
     async def _follow_connection(self) -> None:
         """Takes events until the connection breaks. The socket goes with it, and all that still waits in it."""
-        socket = self._context.socket(zmq.SUB)
+        socket = self._open(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt_string(zmq.SUBSCRIBE, self._topic)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
         try:
             socket.connect(self._endpoint)
             reading = asyncio.ensure_future(self._read(socket))
@@ -134,6 +157,8 @@ class Subscription:
                 await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     reading.result()
+                else:
+                    self._note_refusal(parse_monitor_message(broken.result())["event"])
             finally:
                 for task in (reading, broken):
                     task.cancel()
@@ -141,6 +166,23 @@ class Subscription:
         finally:
             socket.disable_monitor()
             socket.close(linger=0)
+
+    def _open(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        if self._key is not None:
+            self._key.present(socket)
+        return socket
+
+    def _note_refusal(self, event: int) -> None:
+        """Told once: it is tried again and again."""
+        if event & HANDSHAKE_FAILURES and not self._refused:
+            self._refused = True
+            log.warning(
+                "worker %s: %s refuses to send its cache events; --kv-events-key-file must be the file that its "
+                "key_file names, and neither may be missing",
+                self._worker_id,
+                self._endpoint,
+            )
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         await self._catch_up()
@@ -169,7 +211,7 @@ class Subscription:
         """Asks for everything from the next number on, as far back as the worker keeps it."""
         if self._replay is None:
             return
-        socket = self._context.socket(zmq.DEALER)
+        socket = self._open(zmq.DEALER)
         try:
             socket.connect(self._replay)
             await socket.send_multipart([b"", self._next.to_bytes(8, "big")])

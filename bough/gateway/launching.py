@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import Any
 
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.division import Share, gpu_of, share_of, this_machine
 from bough.gateway.local_engine import LocalEngine
+from bough.gateway.processes import private_folder
 from bough.gateway.registry import Registry
 from bough.gateway.worker import Worker
 
@@ -41,15 +44,19 @@ class LocalEngines:
         self._machine = this_machine(settings.engine_flags)
         self._engines: list[LocalEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ports = free_ports(3 * settings.launch)
+        self._ports = free_ports(settings.launch)
+        # Engines answer to nobody but the gateway: their ports would be ways around its keys and limits.
+        self._key = settings.worker_api_key or secrets.token_urlsafe()
+        self._cleanup = contextlib.ExitStack()
 
     @property
-    def urls(self) -> list[str]:
-        return [engine.worker.url for engine in self._engines]
+    def launched(self) -> tuple[tuple[str, str], ...]:
+        """Where each engine is, and its key."""
+        return tuple((engine.worker.url, self._key) for engine in self._engines)
 
     def open(self) -> None:
         for number in range(self._settings.launch):
-            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", source="launch")
+            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source="launch")
             worker.expected_back = True
             self._engines.append(LocalEngine(number, worker, self._command))
         for engine in self._engines:
@@ -78,6 +85,7 @@ class LocalEngines:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(engine.end() for engine in self._engines))
+        self._cleanup.close()
 
     async def restart(self, worker: Worker) -> None:
         """Replaces the process of a worker once its requests have ended; returns at once."""
@@ -161,19 +169,18 @@ class LocalEngines:
         share: Share = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
         words = [sys.executable, "-m", "bough.cli.main", "serve", "--host", "127.0.0.1"]
         words += ["--port", str(self._ports[number]), *share.flags, *self._event_flags(number), *settings.engine_flags]
-        environment = dict(share.environment)
-        if settings.worker_api_key is not None:
-            environment["BOUGH_API_KEY"] = settings.worker_api_key
-        return words, environment
+        return words, {**share.environment, "BOUGH_API_KEY": self._key}
 
     def _event_flags(self, number: int) -> list[str]:
         """For the policy that goes by them, engines publish what their caches hold."""
         if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
             return []
-        first = self._settings.launch + 2 * number
-        event_port, replay_port = self._ports[first], self._ports[first + 1]
-        endpoints = f'"endpoint": "tcp://127.0.0.1:{event_port}", "replay_endpoint": "tcp://127.0.0.1:{replay_port}"'
-        return ["--kv-events-config", "{" + endpoints + "}"]
+        base = f"ipc://{self._event_folder}/{number}"
+        return ["--kv-events-config", f'{{"endpoint": "{base}.events", "replay_endpoint": "{base}.replays"}}']
+
+    @cached_property
+    def _event_folder(self) -> str:
+        return self._cleanup.enter_context(private_folder())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

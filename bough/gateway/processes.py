@@ -12,8 +12,10 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,12 @@ RESTART_PAUSE_S = 1.0
 STATE = "/family/state"
 DISCOVERED = "kubernetes"  # the source of workers that each process looks for itself
 SHARED = ("/workers", "/policies", "/metrics")
+
+
+def private_folder() -> tempfile.TemporaryDirectory[str]:
+    """For sockets: made by this call, under a name that nobody can know before, and closed to other users. It is named
+    as `bough.launch.socket_folder` names them, so the next engine removes what a killed gateway leaves behind."""
+    return tempfile.TemporaryDirectory(prefix=f"bough-{os.getpid()}-")
 
 
 def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
@@ -193,9 +201,10 @@ def _workers(content: Any) -> list[dict[str, Any]]:
 class ChildProcesses:
     """The further processes; each is started again when it ends."""
 
-    def __init__(self, settings: GatewaySettings, listener_fd: int, folder: Path, worker_urls: Sequence[str]) -> None:
-        urls = (*settings.worker_urls, *worker_urls)
-        self._settings = json.dumps(dataclasses.asdict(dataclasses.replace(settings, worker_urls=urls, launch=0)))
+    def __init__(
+        self, settings: GatewaySettings, listener_fd: int, folder: Path, launched: tuple[tuple[str, str], ...]
+    ) -> None:
+        self._settings = json.dumps(dataclasses.asdict(dataclasses.replace(settings, launched=launched, launch=0)))
         self._fd = listener_fd
         self._folder = folder
         self._numbers = range(1, settings.processes)

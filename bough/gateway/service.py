@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from bough.gateway.discovery.kubernetes import KubernetesPods
 from bough.gateway.grpc import GrpcServer, serve_grpc
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
-from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided
+from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided, private_folder
 from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
 from bough.server.app import with_cors
@@ -124,8 +123,8 @@ def _raise_family(
     """Starts the further processes, on a copy of the socket that stays open when HTTP has closed its own."""
     shared = listener.dup()
     cleanup.callback(shared.close)
-    folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bough-gateway-")))
-    children = ChildProcesses(settings, shared.fileno(), folder, engines.urls)
+    folder = Path(cleanup.enter_context(private_folder()))
+    children = ChildProcesses(settings, shared.fileno(), folder, engines.launched)
     cleanup.push_async_callback(children.close)
     children.open()
     return Family(folder, 0, settings.processes), children

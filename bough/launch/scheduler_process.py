@@ -70,7 +70,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
 
     events = None
     if settings.memory.kv_events_config is not None:
-        events = KVEventPublisher(context, parse_config(settings.memory.kv_events_config))
+        events = KVEventPublisher(parse_config(settings.memory.kv_events_config))
 
     trace = open_trace(settings.process)
 
@@ -122,4 +122,6 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         grammars.close()
     if trace is not None:
         trace.close()
+    if events is not None:
+        events.close()
     context.destroy(linger=500)

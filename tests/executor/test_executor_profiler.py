@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ def test_every_recording_has_a_file_of_its_own(tmp_path: Path) -> None:
         torch.ones(3).sum()
         written.add(profiler.stop())
     assert len(written) == 3 and {str(path) for path in tmp_path.iterdir()} == written
+
+
+def test_a_recording_without_a_folder_gets_one_that_nobody_else_can_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    profiler = TorchProfiler()
+    profiler.start(StartProfile(call=1, activities=("CPU",)))
+    folder = Path(profiler.stop()).parent
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record")

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
+import zmq.auth
 
+from bough.gateway import kv_feed
 from bough.gateway.kv_feed import KVFeed, reachable
 from bough.gateway.policies.block_index import BlockIndex, pack
 from bough.launch.kv_events import KVEventPublisher
 from bough.memory.tree import BlockStored, KVEvent
+from bough.memory.tree.event_key import read_key
 from bough.memory.tree.event_wire import parse_config
 
 PATIENCE_S = 10.0
@@ -49,9 +51,8 @@ class Worker:
         if replay:
             config["replay_endpoint"] = f"ipc://{folder}/replays"
         self.config = json.dumps(config)
-        self._context: zmq.Context[Any] = zmq.Context()
         self._config = parse_config(self.config)
-        self.publisher = KVEventPublisher(self._context, self._config)
+        self.publisher = KVEventPublisher(self._config)
 
     def store(self, *tokens: int, below: int | None = None) -> None:
         self.publisher.add(BlockStored(tokens, below, tokens, 1))
@@ -59,11 +60,10 @@ class Worker:
 
     def restart(self) -> None:
         self.publisher.close()
-        self.publisher = KVEventPublisher(self._context, self._config)
+        self.publisher = KVEventPublisher(self._config)
 
     def close(self) -> None:
         self.publisher.close()
-        self._context.term()
 
 
 async def until(met: Callable[[], bool], nudge: Callable[[], None] = lambda: None) -> None:
@@ -73,9 +73,18 @@ async def until(met: Callable[[], bool], nudge: Callable[[], None] = lambda: Non
             await asyncio.sleep(0.01)
 
 
-def run(folder: Path, replay: bool, story: Callable[[Worker, Watcher, KVFeed], Any], **options: Any) -> None:
+def run(
+    folder: Path,
+    replay: bool,
+    story: Callable[[Worker, Watcher, KVFeed], Any],
+    held_key: str | None = None,
+    **options: Any,
+) -> None:
+    """`held_key` is the file that the gateway has; `options` are the worker's."""
+
     async def play() -> None:
-        worker, watcher, feed = Worker(folder, replay, **options), Watcher(), KVFeed()
+        feed = KVFeed(None if held_key is None else read_key(held_key))
+        worker, watcher = Worker(folder, replay, **options), Watcher()
         try:
             await story(worker, watcher, feed)
         finally:
@@ -141,6 +150,59 @@ def test_a_worker_that_publishes_nothing_is_not_followed(tmp_path: Path) -> None
         assert watcher.indexes == {}
 
     run(tmp_path, False, story)
+
+
+@pytest.fixture
+def key_files(tmp_path: Path) -> tuple[str, str]:
+    return zmq.auth.create_certificates(tmp_path, "ours")[1], zmq.auth.create_certificates(tmp_path, "other")[1]
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_gateway_with_the_key_follows_workers_with_and_without_one(
+    tmp_path: Path, key_files: tuple[str, str], needed: bool
+) -> None:
+    async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
+        worker.store(1, 2)
+        assert feed.follow("w", "http://here:1", worker.config, watcher)
+        await until(lambda: watcher.held(1, 2) == 2)
+        await until(lambda: watcher.held(7) == 1, lambda: worker.store(7))
+
+    run(tmp_path, True, story, held_key=key_files[0], **({"key_file": key_files[0]} if needed else {}))
+
+
+def test_a_gateway_without_the_key_says_what_is_missing(
+    tmp_path: Path, key_files: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
+        assert not feed.follow("w", "http://here:1", worker.config, watcher)
+        assert "--kv-events-key-file" in caplog.text
+
+    run(tmp_path, True, story, key_file=key_files[0])
+
+
+def test_a_wrong_key_gets_nothing_is_told_once_and_tried_again_in_peace(
+    tmp_path: Path, key_files: tuple[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def story(worker: Worker, watcher: Watcher, feed: KVFeed) -> None:
+        sleep = asyncio.sleep
+
+        async def counted(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        worker.store(1, 2)
+        assert feed.follow("w", "http://here:1", worker.config, watcher)
+        monkeypatch.setattr(kv_feed.asyncio, "sleep", counted)
+        async with asyncio.timeout(PATIENCE_S):
+            while pauses.count(kv_feed.RECONNECT_PAUSE_S) < 3:
+                worker.store(3)
+                await sleep(0.01)
+        assert watcher.held(1) == watcher.held(3) == 0
+        assert caplog.text.count("refuses to send its cache events") == 1
+
+    run(tmp_path, True, story, held_key=key_files[1], key_file=key_files[0])
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,15 @@ def test_a_folder_is_private_and_goes_with_its_owner(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+def test_a_folder_that_is_there_already_is_never_taken(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "_get_candidate_names", lambda: iter(["guessed", "fresh"]))
+    foreign = temporary / f"bough-{os.getpid()}-guessed"
+    foreign.mkdir(mode=0o777)
+    with contextlib.ExitStack() as cleanup:
+        assert open_socket_folder(cleanup).name == f"bough-{os.getpid()}-fresh"
+    assert foreign.is_dir()
+
+
 def test_only_own_folders_of_dead_owners_are_swept(temporary: Path) -> None:
     gone = dead_pid()
     stale = temporary / f"bough-{gone}-abc"

@@ -28,7 +28,8 @@ from bough.gateway.grpc.wire import (  # noqa: E402
     HealthRequest,
     described,
 )
-from tests.fakes.gateways import desk  # noqa: E402
+from tests.fakes.certificates import make_certificate  # noqa: E402
+from tests.fakes.gateways import PATIENCE_S, desk  # noqa: E402
 from tests.fakes.workers import FakeWorker, workers  # noqa: E402
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
@@ -97,6 +98,26 @@ def play(app: Any, story: Callable[[Client], Awaitable[None]]) -> None:
     async def run() -> None:
         async with serving(app) as client:
             await story(client)
+
+    asyncio.run(run())
+
+
+def test_a_certificate_with_its_key_in_one_file_means_tls(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(cert.read_bytes() + key.read_bytes())
+
+    async def run() -> None:
+        server = await serve_grpc(ScriptedApp(), "127.0.0.1", 0, ssl_certfile=str(both))
+        trusted = grpc.ssl_channel_credentials(cert.read_bytes())
+        async with (
+            grpc.aio.secure_channel(f"localhost:{server.port}", trusted) as secure,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as plain,
+        ):
+            assert await Client(secure).health(HealthRequest(), timeout=PATIENCE_S)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await Client(plain).health(HealthRequest(), timeout=PATIENCE_S)
+        await server.stop(0)
 
     asyncio.run(run())
 

@@ -183,7 +183,10 @@ class Reader:
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[str, str]:
     """Two key files, as ZeroMQ's tool writes them."""
-    return zmq.auth.create_certificates(tmp_path, "ours")[1], zmq.auth.create_certificates(tmp_path, "other")[1]
+    files = zmq.auth.create_certificates(tmp_path, "ours")[1], zmq.auth.create_certificates(tmp_path, "other")[1]
+    for file in files:
+        Path(file).chmod(0o600)
+    return files
 
 
 def test_only_holders_of_the_key_get_anything(tmp_path: Path, keys: tuple[str, str]) -> None:
@@ -236,6 +239,14 @@ def test_a_key_file_that_is_none_is_one_sentence(tmp_path: Path, keys: tuple[str
         with pytest.raises(SettingsError, match="The key of cache events cannot be read from") as raised:
             KVEventPublisher(PublisherConfig(endpoint=f"ipc://{tmp_path}/e", key_file=str(file)))
         assert other.secret.decode() not in str(raised.value)
+
+
+def test_a_key_that_everybody_can_read_is_warned_of(keys: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    Path(keys[0]).chmod(0o644)
+    for file in keys:
+        read_key(file)
+    (record,) = caplog.records
+    assert f"chmod 600 {keys[0]}" in record.getMessage()
 
 
 def test_a_key_does_not_show_in_logs(keys: tuple[str, str]) -> None:

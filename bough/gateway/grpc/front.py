@@ -51,10 +51,10 @@ async def serve_grpc(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        if ssl_certfile is None or ssl_keyfile is None:
+        if ssl_certfile is None:
             bound = server.add_insecure_port(address)
-        else:
-            pair = (Path(ssl_keyfile).read_bytes(), Path(ssl_certfile).read_bytes())
+        else:  # both may be in one file, as with HTTPS
+            pair = (Path(ssl_keyfile or ssl_certfile).read_bytes(), Path(ssl_certfile).read_bytes())
             bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     except (RuntimeError, OSError) as error:
         raise SettingsError(f"--grpc-port: cannot listen on {address}: {error}.") from None

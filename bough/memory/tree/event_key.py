@@ -6,6 +6,8 @@ ZeroMQ's own tools write (`zmq.auth.create_certificates`). Flags, `ps` and /serv
 
 from __future__ import annotations
 
+import logging
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import zmq
 
 from bough.core.errors import SettingsError
 
+log = logging.getLogger(__name__)
+
 DOMAIN = "kv-events"
-MAKE_ONE = """python -c 'import zmq.auth; zmq.auth.create_certificates(".", "kv-events")'"""
+MAKE_ONE = """umask 077; python -c 'import zmq.auth; zmq.auth.create_certificates(".", "kv-events")'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,12 @@ class EventKey:
 def read_key(path: str) -> EventKey:
     from zmq.auth.certs import load_certificate
 
+    file = Path(path).expanduser()
     try:
-        public, secret = load_certificate(Path(path).expanduser())
+        public, secret = load_certificate(file)
         if secret is not None and zmq.curve_public(secret) == public:
+            if file.stat().st_mode & stat.S_IROTH:
+                log.warning("every user of this machine can read the key of cache events; `chmod 600 %s`", file)
             return EventKey(public, secret)
         wrong = "it holds no secret key, or one that does not belong to its public key"
     except (OSError, ValueError, zmq.ZMQError) as error:

@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 CLIENTS := $(VENV)/clients
 PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install clients schemas demo serve test test-slow check format clean
+# Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+
+.PHONY: install clients schemas demo serve test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -38,10 +41,13 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: $(STAMP) clients schemas check
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not long and not gpu"
 
 test-slow: $(STAMP) clients schemas
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(PYTEST) -m "slow and not long and not gpu"
+
+test-long: $(STAMP) clients schemas
+	$(PYTEST) -m "long and not gpu"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix bough tests examples

@@ -21,10 +21,23 @@ if not HAS_GPU:
     import tests.fakes.triton_interpreter  # noqa: F401
 
 
+# Kernels in Triton's interpreter take a thousand times as long as on a GPU. Of each of their parametrised tests the
+# first and the last case are quick; the sweep between them is slow.
+SWEPT = ("tests/kernels/", "tests/attention/", "tests/executor/test_executor_cuda_simulated.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if HAS_GPU:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("gpu") and not HAS_GPU:
+        if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
+        elif item.nodeid.startswith(SWEPT) and not any(map(item.get_closest_marker, ("slow", "long"))):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for swept in cases.values():
+        for item in swept[1:-1]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

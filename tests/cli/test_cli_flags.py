@@ -52,27 +52,25 @@ def config_file(folder: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+CHANGED = {f.name: other_value(f) for f in FIELDS}
+
+
 @pytest.mark.parametrize("snake", [False, True], ids=["kebab", "snake"])
-def test_every_setting_has_a_flag(f: Field, snake: bool) -> None:
-    value = other_value(f)
-    assert given(*words(f, value, snake)) == {f.name: value}
+def test_every_setting_has_a_flag(snake: bool) -> None:
+    flags = [word for f in FIELDS for word in words(f, CHANGED[f.name], snake)]
+    assert given(*flags) == CHANGED
 
 
-@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
-def test_every_setting_has_a_variable(f: Field) -> None:
-    value = other_value(f)
-    assert given(**{f"BOUGH_{f.name.upper()}": str(value)}) == {f.name: value}
+def test_every_setting_has_a_variable() -> None:
+    assert given(**{f"BOUGH_{name.upper()}": str(value) for name, value in CHANGED.items()}) == CHANGED
 
 
-@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 @pytest.mark.parametrize("kebab", [False, True])
 @pytest.mark.parametrize("as_text", [False, True])
-def test_every_setting_has_a_key_in_the_file(f: Field, kebab: bool, as_text: bool, tmp_path: Path) -> None:
-    value = other_value(f)
-    key = f.name.replace("_", "-") if kebab else f.name
-    file = config_file(tmp_path, yaml.safe_dump({key: str(value) if as_text else value}))
-    assert given("--config", file) == {f.name: value}
+def test_every_setting_has_a_key_in_the_file(kebab: bool, as_text: bool, tmp_path: Path) -> None:
+    keys = {name.replace("_", "-") if kebab else name: value for name, value in CHANGED.items()}
+    file = config_file(tmp_path, yaml.safe_dump({key: str(value) if as_text else value for key, value in keys.items()}))
+    assert given("--config", file) == CHANGED
 
 
 def test_nothing_given_means_the_defaults() -> None:

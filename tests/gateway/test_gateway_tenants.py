@@ -153,7 +153,9 @@ def test_a_path_with_dot_segments_is_nobodys(path: str) -> None:
     async def main() -> None:
         async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:
             reader, writer = await asyncio.open_connection(*d.url.removeprefix("http://").split(":"))
-            writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nx-api-key: tenant\r\ncontent-length: 0\r\n\r\n".encode())
+            writer.write(
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nx-api-key: tenant\r\ncontent-length: 0\r\n\r\n".encode()
+            )
             assert b" 404 " in await reader.readline()
             writer.close()
             assert not fake.requests

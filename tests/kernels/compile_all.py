@@ -1,7 +1,8 @@
 # mypy: disable-error-code="import-untyped"
 """Compiles every Triton kernel ahead of time, through the very launches that the engine makes, for a device that need
 not be there, and checks that each fits its shared memory: `python tests/kernels/compile_all.py cuda 90`, or
-`... hip gfx942`. With `--quick`, only attention of wide heads, which needs the most of it.
+`... hip gfx942`. With `--sample largest`, only attention of wide heads, which needs the most of it; with
+`--sample usual`, every kernel once, in bfloat16 with heads of 128.
 
 The interpreter, in which the other tests run, checks no types and knows no device. Nothing is run here.
 """
@@ -247,16 +248,24 @@ def launch_largest(arch: str) -> None:
     Attention(torch.bfloat16, 128, room).invariant(torch.bfloat16)
 
 
+def launch_usual(arch: str) -> None:
+    launch_layers(torch.bfloat16, arch)
+    launch_step(torch.bfloat16)
+    launch_attention(torch.bfloat16, 128, arch)
+
+
+LAUNCHES = {"all": launch_all, "largest": launch_largest, "usual": launch_usual}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("cuda", "hip"))
     parser.add_argument("arch", choices=SHARED_BYTES)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sample", choices=LAUNCHES, default="all")
     asked = parser.parse_args()
     if asked.kind == "hip":
         triton.knobs.amd.use_buffer_ops = False  # as `sampling.triton` does where torch is made for AMD
     compile_launches(
         GPUTarget("cuda", int(asked.arch), 32) if asked.kind == "cuda" else GPUTarget("hip", asked.arch, 64)
     )
-    (launch_largest if asked.quick else launch_all)(asked.arch)
+    LAUNCHES[asked.sample](asked.arch)
     print("all compiled")

@@ -31,7 +31,7 @@ def run(cache: Path, script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "arch"), [("cuda", "90"), ("cuda", "120"), ("hip", "gfx942")]
 )  # the one on which figures are taken, and those with the least room
@@ -39,8 +39,10 @@ def test_every_kernel_compiles_and_fits(kind: str, arch: str, tmp_path: Path) ->
     assert run(tmp_path, "compile_all.py", kind, arch).endswith("all compiled\n")
 
 
-def test_the_largest_tiles_fit_where_shared_memory_is_scarce(tmp_path: Path) -> None:
-    assert run(tmp_path, "compile_all.py", "hip", "gfx942", "--quick").endswith("all compiled\n")
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "arch", "sample"), [("cuda", "90", "usual"), ("hip", "gfx942", "largest")])
+def test_a_sample_of_the_kernels_compiles_and_fits(kind: str, arch: str, sample: str, tmp_path: Path) -> None:
+    assert run(tmp_path, "compile_all.py", kind, arch, "--sample", sample).endswith("all compiled\n")
 
 
 @pytest.mark.parametrize("room", [AMPERE, HOPPER])

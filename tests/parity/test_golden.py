@@ -1,7 +1,7 @@
 """The engine gives the tokens of `transformers`, whatever way it takes to them: alone or together, from the cache, in
 chunks, on pages of any size, after retractions, with and without overlap.
 
-The quick scenarios turn several switches at once; the slow ones turn each by itself, so that a difference names its
+The quick scenarios turn several switches at once; the long ones turn each by itself, so that a difference names its
 cause.
 """
 
@@ -18,7 +18,7 @@ from tests.parity.engines import fp32_engine
 from tests.parity.golden import NEW_TOKENS, PROMPT_COUNT, SMALLEST_GAP, Golden, Sample
 
 GREEDY = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-ALONE = 6  # samples that the quick run also generates alone
+FEW = 6  # samples of the quick run
 # Fits the longest sample, but not what many short ones grow to: with next to nothing reserved for their outputs, more
 # are let in than can end.
 CRAMPED: dict[str, Any] = {"max_total_tokens": 1024, "schedule_conservativeness": 0.02}
@@ -45,6 +45,10 @@ def assert_golden(outputs: Sequence[dict[str, Any]], samples: Sequence[Sample]) 
         assert output["meta_info"]["completion_tokens"] == NEW_TOKENS
 
 
+def few_of(golden: Golden) -> Sequence[Sample]:
+    return golden.samples[:: PROMPT_COUNT // FEW][:FEW]
+
+
 def cached(outputs: Sequence[dict[str, Any]]) -> list[int]:
     return [output["meta_info"]["cached_tokens"] for output in outputs]
 
@@ -60,22 +64,31 @@ def test_golden_file_is_of_this_model_and_holds_no_near_ties(golden: Golden) -> 
     assert min(sample.gap for sample in golden.samples) >= SMALLEST_GAP
 
 
-def test_all_at_once_then_again_from_the_cache(engine: bough.Engine, golden: Golden) -> None:
-    page = engine.settings.memory.page_size
-    first = generate(engine, golden.samples)
-    assert_golden(first, golden.samples)
-    assert retractions(first) == 0
-    again = generate(engine, golden.samples)
-    assert_golden(again, golden.samples)
-    # All but the last token, which must be computed to have something to sample from.
-    assert cached(again) == [(len(sample.prompt) - 1) // page * page for sample in golden.samples]
-
-
-def test_alone(token_engine: bough.Engine, golden: Golden) -> None:
-    assert_each_alone(token_engine, golden.samples[:: PROMPT_COUNT // ALONE][:ALONE])
+def test_few_at_once_then_again_from_the_cache(engine: bough.Engine, golden: Golden) -> None:
+    assert_at_once_and_cached(engine, few_of(golden))
 
 
 @pytest.mark.slow
+def test_all_at_once_then_again_from_the_cache(engine: bough.Engine, golden: Golden) -> None:
+    assert_at_once_and_cached(engine, golden.samples)
+
+
+def assert_at_once_and_cached(engine: bough.Engine, samples: Sequence[Sample]) -> None:
+    page = engine.settings.memory.page_size
+    first = generate(engine, samples)
+    assert_golden(first, samples)
+    assert retractions(first) == 0
+    again = generate(engine, samples)
+    assert_golden(again, samples)
+    # All but the last token, which must be computed to have something to sample from.
+    assert cached(again) == [(len(sample.prompt) - 1) // page * page for sample in samples]
+
+
+def test_few_alone(token_engine: bough.Engine, golden: Golden) -> None:
+    assert_each_alone(token_engine, few_of(golden)[:3])
+
+
+@pytest.mark.long
 def test_all_alone(engine: bough.Engine, golden: Golden) -> None:
     assert_each_alone(engine, golden.samples)
 
@@ -89,6 +102,7 @@ def assert_each_alone(engine: bough.Engine, samples: Sequence[Sample]) -> None:
         assert_golden(outputs, [sample])
 
 
+@pytest.mark.slow
 def test_retraction(golden: Golden) -> None:
     with fp32_engine(**CRAMPED) as engine:
         outputs = generate(engine, golden.samples)
@@ -96,7 +110,7 @@ def test_retraction(golden: Golden) -> None:
         assert_golden(outputs, golden.samples)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -115,7 +129,7 @@ def test_each_switch(settings: dict[str, Any], golden: Golden) -> None:
             assert_golden(generate(engine, golden.samples), golden.samples)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

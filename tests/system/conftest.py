@@ -13,12 +13,12 @@ from tests.system.serving import running
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine(dtype="float32", quantization="none", max_total_tokens=20_000) as started:
+    with Engine(max_total_tokens=20_000) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def model_url() -> Iterator[str]:
-    """Where the default model is served, in full precision. Modules share its cache."""
-    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
+    """Where the default model is served. Modules share its cache."""
+    with running("--max-total-tokens", "20000") as server:
         yield server.url

@@ -113,6 +113,7 @@ def start(**more):
     return process
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_and_two_engines_in_one_process(tiny_model: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -141,6 +142,7 @@ def test_a_killed_parent_leaves_no_orphan(tiny_model: Path) -> None:
     wait_gone(children)
 
 
+@pytest.mark.slow
 def test_control_c_in_generate_aborts_and_ends_cleanly(tiny_model: Path) -> None:
     body = """
     e = start(context_length=4096)
@@ -239,6 +241,7 @@ def test_a_folder_without_a_tokenizer_is_told_what_matters_most(
     assert not children_of(os.getpid())
 
 
+@pytest.mark.slow
 def test_a_childs_own_error_is_preferred_to_a_missing_tokenizer(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +281,7 @@ def test_a_cut_prompt_is_billed_as_it_was_used(tiny_model: Path) -> None:
         assert output["meta_info"]["prompt_tokens"] == 63 and output["meta_info"]["prompt_token_ids"] == ids[:63]
 
 
+@pytest.mark.slow
 def test_files_in_the_users_folder_are_not_imported(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('a stranger was imported')")
     code = f"""
@@ -300,6 +304,7 @@ def test_files_in_the_users_folder_are_not_imported(tiny_model: Path, tmp_path: 
     assert done.returncode == 0 and done.stdout.strip() == "2", done.stderr
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_forgotten_on_its_own_thread_still_ends(tiny_model: Path) -> None:
     engine = tiny_engine(tiny_model)
     children = children_of(os.getpid())
@@ -312,6 +317,7 @@ def test_an_engine_that_is_forgotten_on_its_own_thread_still_ends(tiny_model: Pa
     assert loop.is_closed()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_command_in_order(tiny_model: Path, tmp_path: Path) -> None:
     load = ["--num-prompts", "1", "--input-len", "4", "--output-len", "4000", "--vocab", "100"]
     options = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens", "4096", "--cpu-threads", "1"]

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.system.gateways import GatewayProcess, running_gateway
+from tests.system.serving import until
 
 TOKENS = 60
 ENGINE = ("--max-total-tokens", "8000", "--log-level", "warning")
@@ -86,10 +87,12 @@ def text_of(raw: str) -> str:
 def test_a_killed_process_shows_in_no_stream(gateway: GatewayProcess, case: str, victim: str) -> None:
     path, body = CASES[case]
     gateway.wait_for(2)
+    killed: set[int] = set()  # engines
 
     async def kill() -> None:
         workers = await asyncio.to_thread(gateway.workers)
         process = psutil.Process(max(workers, key=lambda worker: worker["load"])["pid"])
+        killed.add(process.pid)
         if victim == "scheduler":
             children = process.children(recursive=True)
             process = next(child for child in children if "bough::scheduler" in " ".join(child.cmdline()))
@@ -103,3 +106,5 @@ def test_a_killed_process_shows_in_no_stream(gateway: GatewayProcess, case: str,
 
     undisturbed, disturbed = asyncio.run(both())
     assert disturbed == undisturbed and len(undisturbed) > 20
+    # The gateway may hear of the death only now; the next case must not take the dead engine for a living one.
+    until(lambda: not killed & {worker["pid"] for worker in gateway.workers()}, "another engine in its place")

@@ -16,7 +16,7 @@ from tests.fakes.lang_recording import Recording, share_of
 from tests.system.serving import running
 
 GREEDY: dict[str, Any] = {"temperature": 0}
-SETTINGS: dict[str, Any] = {"dtype": "float32", "quantization": "none", "max_total_tokens": 20_000, "random_seed": 7}
+SETTINGS: dict[str, Any] = {"max_total_tokens": 20_000, "random_seed": 7}
 EXPECTED = {  # words that the default model's answer must hold, where it can be relied upon
     "few_shot_qa": "Paris",
     "json_extraction": '"name": "Ada Lovelace"',
@@ -182,7 +182,7 @@ def test_a_time_out_and_a_cancellation_end_the_requests_themselves(engine: sgl.E
 
 @pytest.mark.slow
 def test_a_dead_engine_surfaces_in_run() -> None:
-    with sgl.Engine(dtype="float32", quantization="none", max_total_tokens=2000) as mortal:
+    with sgl.Engine(max_total_tokens=2000) as mortal:
 
         @sgl.function
         def long(s: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine, fan
 # Examples and HTTP ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])])
 def test_an_example_writes_the_same_in_process_and_over_http(
     name: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def what_ours_saw(python: str | Path, program: str, *words: str) -> dict[str, An
 @pytest.mark.slow
 def test_a_program_of_sglang_writes_the_same_after_changing_one_import() -> None:
     require("sglang")
-    with running("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000") as server:
+    with running("--max-total-tokens", "20000") as server:
         theirs = what_it_saw("lang_programs", server.url)
         ours = what_ours_saw(sys.executable, "lang_programs", server.url, "bough")
     for name, seen in theirs.items():

@@ -108,6 +108,7 @@ def _turned_away(server: Server) -> bool:
     return reply is None or reply.status_code == 503
 
 
+@pytest.mark.slow
 def test_what_does_not_finish_in_time_is_aborted(tiny_model: Path) -> None:
     with running(str(tiny_model), *TINY, "--drain-timeout-s", "0.1", "--context-length", "4000") as server:
         body = LONG | {"sampling_params": {"max_new_tokens": 3500, "ignore_eos": True}}
@@ -118,6 +119,7 @@ def test_what_does_not_finish_in_time_is_aborted(tiny_model: Path) -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(tiny_model: Path) -> None:
     with running(str(tiny_model), *TINY, "--context-length", "4000") as server:
         Reader(server.url, LONG | {"sampling_params": {"max_new_tokens": 3500, "ignore_eos": True}})
@@ -147,6 +149,7 @@ def test_a_dead_scheduler_ends_every_stream_with_an_error(tiny_model: Path, work
         assert not alive
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_frees_its_pages(tiny_model: Path) -> None:
     with running(str(tiny_model), *TINY, "--context-length", "4000", "--disable-radix-cache") as server:
         body = LONG | {"sampling_params": {"max_new_tokens": 3500, "ignore_eos": True}}
@@ -161,6 +164,7 @@ def test_a_client_that_leaves_frees_its_pages(tiny_model: Path) -> None:
         assert load_of(server.url)["num_running_reqs"] == 0
 
 
+@pytest.mark.slow
 def test_a_stuck_scheduler_shows_in_health_and_in_the_log(tiny_model: Path) -> None:
     with running(str(tiny_model), *TINY, "--watchdog-timeout", "1") as server:
         scheduler = server.child("scheduler")

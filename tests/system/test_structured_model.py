@@ -17,7 +17,6 @@ from tests.constrained.recogniser import recognises
 from tests.constrained.suites import suite_groups, tool_schemas
 
 pytestmark = pytest.mark.slow
-SCHEMAS = 160
 
 
 @pytest.fixture(scope="module", params=["xgrammar", "llguidance"])
@@ -26,11 +25,12 @@ def engine(request: pytest.FixtureRequest) -> Iterator[bough.Engine]:
         yield running
 
 
-def test_tools_of_a_leaderboard(engine: bough.Engine) -> None:
+@pytest.mark.parametrize("count", [30, pytest.param(160, marks=pytest.mark.long)])
+def test_tools_of_a_leaderboard(engine: bough.Engine, count: int) -> None:
     schemas = list({json.dumps(schema): schema for schema in tool_schemas()}.values())
     if not schemas:
         pytest.skip("the schemas are not there: `make schemas` fetches them")
-    chosen = schemas[:: len(schemas) // SCHEMAS][:SCHEMAS]
+    chosen = schemas[:: len(schemas) // count][:count]
     prompts = [f"Arguments of a call, as JSON, {number}: " for number in range(len(chosen))]
     sampling = [{"json_schema": schema, "max_new_tokens": 200, "temperature": 1.0} for schema in chosen]
     whole = refused = 0
@@ -44,7 +44,7 @@ def test_tools_of_a_leaderboard(engine: bough.Engine) -> None:
             refused += 1
         else:
             assert reason["type"] == "length"
-    assert whole > SCHEMAS / 2 and refused < SCHEMAS / 5, (whole, refused)
+    assert whole > count / 2 and refused < count / 5, (whole, refused)
 
 
 def test_the_official_suite(engine: bough.Engine) -> None:

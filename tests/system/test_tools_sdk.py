@@ -37,7 +37,7 @@ GREEDY: dict[str, Any] = {"model": "any", "temperature": 0, "max_tokens": 48, "s
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    flags = ("--dtype", "float32", "--quantization", "none", "--max-total-tokens", "20000")
+    flags = ("--max-total-tokens", "20000")
     parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--chat-template", PLAIN)
     with running(*flags, *parsers) as server:
         yield server.url

@@ -1,11 +1,13 @@
 """`cached_tokens` says exactly how much of a prompt came from the cache: the whole pages of what it shares with earlier
 ones, and never its last token, which must be computed to have something to sample from.
 
-Prompts are random ids, no id twice in a test: two prompts share what was meant to be shared and nothing else.
+Prompts are random ids, no id twice in a test: two prompts share what was meant to be shared and nothing else. The
+model is a tiny one with a large vocabulary: what it says does not matter here.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -14,8 +16,9 @@ from typing import Any
 import pytest
 
 import bough
+from tests.conftest import TINY_LLAMA
 
-VOCABULARY = range(1000, 49000)  # ordinary tokens
+VOCABULARY = range(1000, 49000)
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
@@ -27,6 +30,23 @@ class FreshIds:
 
     def take(self, count: int) -> list[int]:
         return list(islice(self._ids, count))
+
+
+@pytest.fixture(scope="module", params=[1, 16])
+def tiny_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[bough.Engine]:
+    folder = tmp_path_factory.mktemp("wide-llama")
+    (folder / "config.json").write_text(
+        json.dumps({**TINY_LLAMA, "vocab_size": 49_152, "max_position_embeddings": 1024})
+    )
+    settings = {"load_format": "dummy", "skip_tokenizer_init": True, "max_total_tokens": 4096, "cpu_threads": 1}
+    with bough.Engine(model=folder, page_size=request.param, chunked_prefill_size=64, **settings) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(tiny_engine: bough.Engine) -> bough.Engine:
+    assert tiny_engine.flush_cache()
+    return tiny_engine
 
 
 @pytest.fixture

@@ -52,13 +52,13 @@ async def _drive(
     target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, tell: Tell
 ) -> list[Record]:
     client = HttpClient(target.url, target.headers)
-    seats: contextlib.AbstractAsyncContextManager[object]
-    seats = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
+    slots: contextlib.AbstractAsyncContextManager[object]
+    slots = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
     records: list[Record] = []
 
     async def play(arrival: Arrival) -> None:
         await asyncio.sleep(max(0.0, start + arrival.at_s - time.monotonic()))
-        async with seats:
+        async with slots:
             await _converse(client, target.asking, arrival.conversation, start, records, tell)
 
     try:

@@ -162,14 +162,14 @@ def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conv
         raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
     found = []
     for entry in entries:
-        said = _said(entry)
-        if len(said) < 2:
+        texts = _texts(entry)
+        if len(texts) < 2:
             continue
-        question, answer = count(said[0]), count(said[1])
+        question, answer = count(texts[0]), count(texts[1])
         length = answer if output_len is None else output_len
         if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
             continue
-        found.append(Conversation((Turn(said[0], length, question),)))
+        found.append(Conversation((Turn(texts[0], length, question),)))
     return found
 
 
@@ -186,13 +186,13 @@ def _read_custom(path: str, count: Count, output_len: int) -> list[Conversation]
 
 def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conversation:
     fields = entry if isinstance(entry, dict) else {}
-    said = _said(fields)
-    prompt: Prompt | None = fields.get("prompt") or fields.get("messages") or (said[0] if said else None)
+    texts = _texts(fields)
+    prompt: Prompt | None = fields.get("prompt") or fields.get("messages") or (texts[0] if texts else None)
     if not prompt or not isinstance(prompt, str | list):
         raise SettingsError(f"{where}: a request needs prompt (text or token ids), messages or conversations.")
     given = fields.get("output_len")
-    if given is None and len(said) > 1 and "prompt" not in fields:
-        given = count(said[1])
+    if given is None and len(texts) > 1 and "prompt" not in fields:
+        given = count(texts[1])
     length = output_len if given is None else given
     if not isinstance(length, int) or length < 1:
         raise SettingsError(f"{where}: output_len must be a whole number of at least 1, got {length!r}.")
@@ -205,7 +205,7 @@ def _tokens_in(prompt: Prompt, count: Count) -> int:
     return sum(count(str(part.get("content", ""))) if isinstance(part, dict) else 1 for part in prompt)
 
 
-def _said(entry: Any) -> list[str]:
+def _texts(entry: Any) -> list[str]:
     """The texts of a conversation in turn."""
     turns = entry.get("conversations") or entry.get("conversation") or () if isinstance(entry, dict) else ()
     texts = [turn.get("value", turn.get("content")) for turn in turns if isinstance(turn, dict)]

@@ -62,7 +62,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 # ---- the interpreter
 
 
-class AtOnce(Backend):
+class InstantBackend(Backend):
     """Answers everything at once with the same letter."""
 
     @property
@@ -85,7 +85,7 @@ def interpreter_costs(count: int) -> dict[str, float]:
 
 
 def _cost_us(body: Callable[[Any, int], None], count: int) -> float:
-    program, backend = sgl.function(body), AtOnce()
+    program, backend = sgl.function(body), InstantBackend()
     began = time.process_time()
     program.run(count, backend=backend)
     return (time.process_time() - began) / count * 1e6
@@ -159,7 +159,7 @@ def tree_of_thought(s: Any, problem: str, fan_out: int, depth: int, max_tokens: 
     s["verdicts"] = [leaf["verdict"] for leaf in leaves]
 
 
-class Remembering(EngineBackend):
+class RecordingBackend(EngineBackend):
     """Keeps its calls, in the order in which they came."""
 
     def __init__(self, engine: Any) -> None:
@@ -178,7 +178,7 @@ class Remembering(EngineBackend):
 def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, Any]]:
     from bough.launch.engine import Engine
 
-    loads: dict[str, Callable[[Remembering], Usage]] = {
+    loads: dict[str, Callable[[RecordingBackend], Usage]] = {
         f"few-shot batch of {args.questions}": lambda backend: _run_few_shot(args, backend),
         f"tree of thought, fan-out {args.fan_out}, depth {args.depth}": lambda backend: _run_tree(args, backend),
     }
@@ -188,7 +188,7 @@ def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dic
         engine.generate("warm", {"max_new_tokens": 2})
         for name, load in loads.items():
             engine.flush_cache()
-            backend = Remembering(engine)
+            backend = RecordingBackend(engine)
             began = time.perf_counter()
             usage = load(backend)
             duration_s = time.perf_counter() - began
@@ -207,7 +207,7 @@ def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dic
     return results
 
 
-def _run_few_shot(args: argparse.Namespace, backend: Remembering) -> Usage:
+def _run_few_shot(args: argparse.Namespace, backend: RecordingBackend) -> Usage:
     common = {"shots": args.shots, "max_tokens": args.output_len}
     items = [{"question": f"What is {i} plus {i * 7 % 101}?", **common} for i in range(args.questions)]
     states = few_shot.run_batch(items, temperature=0, backend=backend)
@@ -216,7 +216,7 @@ def _run_few_shot(args: argparse.Namespace, backend: Remembering) -> Usage:
     return sum((state.get_usage() for state in states), Usage())
 
 
-def _run_tree(args: argparse.Namespace, backend: Remembering) -> Usage:
+def _run_tree(args: argparse.Namespace, backend: RecordingBackend) -> Usage:
     state = tree_of_thought.run(PROBLEM, args.fan_out, args.depth, args.output_len, temperature=0, backend=backend)
     return state.get_usage()
 

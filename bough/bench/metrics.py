@@ -51,7 +51,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     def rate(amount: float) -> float:
         return amount / duration if duration > 0 else 0.0
 
-    spoken = [record for record in good if record.gaps_s]
+    streamed = [record for record in good if record.gaps_s]
     return {
         "duration": duration,
         "completed": len(good),
@@ -69,7 +69,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "max_concurrent_requests": peak_concurrency(good),
         **_spread("e2e_latency", [record.total_s for record in good]),
         **_spread("ttft", [record.first_s for record in good]),
-        **_spread("tpot", [(r.total_s - r.first_s) / (r.output_tokens - 1) for r in spoken if r.output_tokens > 1]),
+        **_spread("tpot", [(r.total_s - r.first_s) / (r.output_tokens - 1) for r in streamed if r.output_tokens > 1]),
         **_spread("itl", gaps := [gap for record in good for gap in record.gaps_s]),
         "max_itl_ms": 1e3 * max(gaps, default=0.0),
     }

@@ -130,7 +130,7 @@ def _cpu_of(process: psutil.Process) -> float:
 
 
 def measure(server: EdgeServer, request: Request, output_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-    def part(number: int, tell: object) -> Tally:
+    def part(number: int, on_progress: object) -> Tally:
         return send_for(server.url, request, len(range(number, args.connections, args.procs)), args.seconds)
 
     before, began = server.cpu_s(), time.perf_counter()

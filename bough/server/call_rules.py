@@ -12,7 +12,7 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.parsers import CallGrammar, can_watch, forced_calls, has_json_arguments, watched_calls
 from bough.parsers.formats.base import ToolFormat
-from bough.server.names import client_name, speak_also
+from bough.server.errors import add_field_names, client_name
 from bough.server.tools import ToolUse
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ class CallRules:
         if not self._can_watch(held):
             return None
         otherwise = _as_format(asked, value)
-        speak_also({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
+        add_field_names({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
         return watched_calls(calls, tools.schemas, held, single=tools.single, otherwise=otherwise)
 
     @property

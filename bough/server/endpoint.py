@@ -14,8 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from bough.server.errors import Shape, failure_of, native_shape
-from bough.server.names import in_spoken_names, speak_plainly
+from bough.server.errors import Shape, failure_of, native_shape, set_field_names
 from bough.server.responses import error_response
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -61,7 +60,7 @@ class Endpoint:
             begun = True
             await send(message)
 
-        speak_plainly()
+        set_field_names({})  # a request that follows on its connection begins in its context
         request = Request(scope, receive)
         try:
             response = await self.handler(request)
@@ -72,4 +71,4 @@ class Endpoint:
             # Not swallowed: the client is told, and a defect is logged with its traceback.
             if begun:
                 raise
-            await error_response(failure_of(in_spoken_names(error)), self.shape)(scope, receive, send)
+            await error_response(failure_of(error), self.shape)(scope, receive, send)

@@ -33,7 +33,7 @@ from bough.parsers import (
 )
 from bough.parsers.formats.base import ToolFormat
 from bough.server.call_rules import CallRules, asked_for
-from bough.server.names import speak_also
+from bough.server.errors import add_field_names
 from bough.server.tools import NO_TOOLS, ToolUse
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -91,8 +91,8 @@ class AnswerPlan:
         grammar = self.rules.grammar(given)
         if grammar is None:
             return {**given, **added}
-        speak_also({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
-        speak_also({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
+        add_field_names({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
+        add_field_names({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
 

@@ -24,9 +24,8 @@ from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_st
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
-from bough.server.errors import anthropic_shape
+from bough.server.errors import anthropic_shape, set_field_names
 from bough.server.messages import Rendered, text_size
-from bough.server.names import in_names_of
 from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.presence import while_connected
 from bough.server.responses import json_response
@@ -71,13 +70,13 @@ class Anthropic:
         body = await read_lenient_body(request, MessagesRequest)
         id = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
         timed = bool(body.return_timings)
-        with in_names_of(names_of(body)):
-            plan = self._plan(body)
-            prompt, continued = await self._prompt(body, plan)
-            given = read_request(body, id)
-            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-            given["thinking"] = plan.marks(sampling, prompt.text, continued, thinking_budget(body.thinking))
-            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        set_field_names(names_of(body))
+        plan = self._plan(body)
+        prompt, continued = await self._prompt(body, plan)
+        given = read_request(body, id)
+        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+        given["thinking"] = plan.marks(sampling, prompt.text, continued, thinking_budget(body.thinking))
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         form = MessageForm(id, self._context.model.name, timed, plan.answers(prompt.text, continued))
         client = self._context.client
         if body.stream:

@@ -16,9 +16,8 @@ from bough.core.errors import RequestError
 from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
-from bough.server.errors import Failure, native_shape
+from bough.server.errors import Failure, native_shape, set_field_names
 from bough.server.limits import asks_nothing
-from bough.server.names import in_names_of
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.parsing import plan_answers
 from bough.server.presence import while_connected
@@ -66,8 +65,8 @@ async def generate(context: ServerContext, request: Request) -> Response:
     _refuse_unbuilt(body)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
-    with in_names_of(TEXT_NAMES if body.input_ids is None else {}):
-        inputs = await read_inputs(context, body)
+    set_field_names(TEXT_NAMES if body.input_ids is None else {})
+    inputs = await read_inputs(context, body)
     timed = bool(body.return_timings)
     if body.stream:
         writer = OutputWriter(batched=inputs.batched, timed=timed)

@@ -13,8 +13,8 @@ from bough.server.app import shape_of
 from bough.server.bodies import read_body
 from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, aside
 from bough.server.endpoint import Endpoint
+from bough.server.errors import set_field_names
 from bough.server.messages import read_messages, render, text_size
-from bough.server.names import in_names_of
 from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
 from bough.server.responses import json_response
 from bough.tokenizer.tokenizer import Tokenizer
@@ -51,8 +51,8 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
-    with in_names_of({"input_ids": "messages" if body.prompt is None else "prompt"}):
-        lists = await (_tokenize_messages(body, tokenizer) if body.prompt is None else _tokenize(body, tokenizer))
+    set_field_names({"input_ids": "messages" if body.prompt is None else "prompt"})
+    lists = await (_tokenize_messages(body, tokenizer) if body.prompt is None else _tokenize(body, tokenizer))
     length = context.model.context_length
     if isinstance(body.prompt, list):
         return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})

@@ -12,10 +12,9 @@ from bough.parsers import AnswerFormat
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
 from bough.server.endpoint import Endpoint
-from bough.server.errors import ollama_shape
+from bough.server.errors import ollama_shape, set_field_names
 from bough.server.grammars import ollama_format
 from bough.server.messages import Message, Rendered, render, text_size
-from bough.server.names import in_names_of
 from bough.server.ollama.models import model_routes
 from bough.server.ollama.objects import ChatAnswer, GenerateAnswer
 from bough.server.ollama.reading import (
@@ -69,26 +68,26 @@ class Ollama:
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
-        with in_names_of(NAMES):
-            sampling = self._read(body)
-            plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)), self._context.tokenizer)
-            if not body.messages:
-                return json_response(self._form(body, AnswerFormat(), chat=True).loaded())
-            inputs, answers = await self._templated(read_chat(body), body, sampling, plan)
+        set_field_names(NAMES)
+        sampling = self._read(body)
+        plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)), self._context.tokenizer)
+        if not body.messages:
+            return json_response(self._form(body, AnswerFormat(), chat=True).loaded())
+        inputs, answers = await self._templated(read_chat(body), body, sampling, plan)
         return await self._answer(request, body, inputs, self._form(body, answers, chat=True))
 
     async def generate(self, request: Request) -> Response:
         body = await read_lenient_body(request, GenerateRequest)
         answers = AnswerFormat()
-        with in_names_of(NAMES):
-            sampling = self._read(body)
-            if not body.prompt:
-                return json_response(self._form(body, answers, chat=False).loaded())
-            if self._is_plain(body):
-                inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
-            else:
-                plan = plan_answers(self._context.settings)
-                inputs, answers = await self._templated(read_prompt(body), body, sampling, plan)
+        set_field_names(NAMES)
+        sampling = self._read(body)
+        if not body.prompt:
+            return json_response(self._form(body, answers, chat=False).loaded())
+        if self._is_plain(body):
+            inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
+        else:
+            plan = plan_answers(self._context.settings)
+            inputs, answers = await self._templated(read_prompt(body), body, sampling, plan)
         return await self._answer(request, body, inputs, self._form(body, answers, chat=False))
 
     def _form(self, body: AnswerFields, answers: AnswerFormat, *, chat: bool) -> AnswerForm:

@@ -16,8 +16,7 @@ from bough.client.handle import raise_if_refused
 from bough.client.piece import Piece
 from bough.core.finish import finish_to_dict
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.errors import Failure, ollama_shape
-from bough.server.names import in_spoken_words
+from bough.server.errors import Failure, in_client_names, ollama_shape
 from bough.server.ollama.objects import CalledFunction, ChatAnswer, ChatMessage, GenerateAnswer, ToolCall
 from bough.server.parsing import AnswerTrack
 from bough.server.responses import encode_json
@@ -87,7 +86,7 @@ class AnswerForm:
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
             timings=spent.to_dict() if self.timed else UNSET,
-            warnings=list(map(in_spoken_words, answer.warnings)) or UNSET,
+            warnings=list(map(in_client_names, answer.warnings)) or UNSET,
         )
 
 

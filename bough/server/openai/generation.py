@@ -18,7 +18,7 @@ from bough.server.openai.chat import ChatForm, ChatWriter, chat_prompt, read_cha
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion, samples_of
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.objects import ChatCompletion, Completion
-from bough.server.openai.reading import Identity, Shown, in_openai_names
+from bough.server.openai.reading import Identity, Shown, use_openai_names
 from bough.server.openai.schema import ChatRequest, CompletionRequest
 from bough.server.openai.tools import chat_tools
 from bough.server.parsing import AnswerPlan, plan_answers
@@ -66,8 +66,8 @@ class OpenAI:
     async def completions(self, request: Request) -> Response:
         body = await read_lenient_body(request, CompletionRequest)
         identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
-        with in_openai_names(body, top_logprobs_num="logprobs"):
-            inputs = await self._context.read_inputs(**read_completion(body, identity))
+        use_openai_names(body, top_logprobs_num="logprobs")
+        inputs = await self._context.read_inputs(**read_completion(body, identity))
         shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
         form = CompletionForm(identity, shown, self._speller, body.n or 1, self._echoes(body, inputs))
         if body.stream:
@@ -78,19 +78,19 @@ class OpenAI:
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
         identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
-        with in_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages"):
-            given = read_chat(body, identity, self._context.model.context_length)
-            plan = plan_answers(
-                self._context.settings,
-                chat_tools(body),
-                self._context.tokenizer,
-                separate=body.separate_reasoning is not False,
-                stream_reasoning=body.stream_reasoning is not False,
-            )
-            prompt, continued = await self._chat_prompt(body, plan)
-            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-            given["thinking"] = plan.marks(sampling, prompt.text, continued, body.max_thinking_tokens)
-            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        use_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages")
+        given = read_chat(body, identity, self._context.model.context_length)
+        plan = plan_answers(
+            self._context.settings,
+            chat_tools(body),
+            self._context.tokenizer,
+            separate=body.separate_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+        )
+        prompt, continued = await self._chat_prompt(body, plan)
+        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+        given["thinking"] = plan.marks(sampling, prompt.text, continued, body.max_thinking_tokens)
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
         form = ChatForm(identity, shown, self._speller, plan.answers(prompt.text, continued))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from bough.server.errors import set_field_names
 from bough.server.grammars import grammar_names, grammar_of
-from bough.server.names import in_names_of
 from bough.server.openai.schema import EngineFields, SamplingFields, StreamOptions
 from bough.server.resuming import Resume
 
@@ -109,6 +108,6 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
     }
 
 
-def in_openai_names(request: SamplingFields, **names: str) -> AbstractContextManager[None]:
-    """Errors that are raised inside speak of OpenAI's fields; `names` are particular to one API."""
-    return in_names_of({**OPENAI_NAMES, **grammar_names(request), **names})
+def use_openai_names(request: SamplingFields, **names: str) -> None:
+    """Errors and warnings name OpenAI's fields from here on; `names` are particular to one API."""
+    set_field_names({**OPENAI_NAMES, **grammar_names(request), **names})

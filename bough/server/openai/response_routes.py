@@ -21,9 +21,8 @@ from bough.server.context import ServerContext, aside
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import HttpError, failure_of, openai_shape
 from bough.server.messages import Message, render, text_size
-from bough.server.names import in_spoken_names
 from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.reading import Identity, in_openai_names
+from bough.server.openai.reading import Identity, use_openai_names
 from bough.server.openai.response_events import ResponseWriter
 from bough.server.openai.response_input import read_input
 from bough.server.openai.response_objects import Item, ResponseObject
@@ -160,18 +159,18 @@ class Responses:
         given = read_response_request(body, identity, self._context.model.context_length)
         names = {"input_ids": "input", "messages": "input", "max_new_tokens": "max_output_tokens"}
         names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}
-        with in_openai_names(body, **names):
-            messages = with_instructions(body.instructions, conversation)
-            tokenizer = self._context.require_tokenizer("input")
-            plan = plan_answers(self._context.settings, response_tools(body), tokenizer)
-            variables = template_variables(body)
-            prompt = await aside(
-                text_size(messages),
-                lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
-            )
-            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-            given["thinking"] = plan.marks(sampling, prompt.text, budget=body.max_thinking_tokens)
-            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        use_openai_names(body, **names)
+        messages = with_instructions(body.instructions, conversation)
+        tokenizer = self._context.require_tokenizer("input")
+        plan = plan_answers(self._context.settings, response_tools(body), tokenizer)
+        variables = template_variables(body)
+        prompt = await aside(
+            text_size(messages),
+            lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
+        )
+        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+        given["thinking"] = plan.marks(sampling, prompt.text, budget=body.max_thinking_tokens)
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
         stored = self._store is not None and body.store is not False
         return ResponseForm(body, identity, inputs, self._speller, stored, plan.answers(prompt.text))
 
@@ -196,7 +195,7 @@ class Responses:
             (answer,) = await self._context.client.answers(form.inputs)
             record.end(form.ended(answer))
         except Exception as error:  # noqa: BLE001  (failure_of logs defects)
-            record.end(form.failed(failure_of(in_spoken_names(error))))
+            record.end(form.failed(failure_of(error)))
         if self._store is not None:
             self._store.update(record)
 

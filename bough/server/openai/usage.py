@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from bough.client.answer import Answer
 from bough.client.piece import Piece
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.server.names import in_spoken_words
+from bough.server.errors import in_client_names
 from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
 
 
@@ -55,7 +55,7 @@ def matched_stop(finish: FinishReason) -> int | str | None:
 
 def warnings_of(answers: Sequence[Answer]) -> list[str] | UnsetType:
     """What of their grammars is not enforced; not shown where all of it is."""
-    said = dict.fromkeys(in_spoken_words(text) for answer in answers for text in answer.warnings)
+    said = dict.fromkeys(in_client_names(text) for answer in answers for text in answer.warnings)
     return list(said) or UNSET
 
 

@@ -1,8 +1,8 @@
 """What has come back for one request so far, and its form for the caller.
 
-Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn. A slow reader therefore
-finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per request.
-Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
+Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn, as a `Piece`. A slow reader
+therefore finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per
+request. Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
 """
 
 from __future__ import annotations
@@ -11,16 +11,38 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
+
 from bough.client.inputs import Prompt
 from bough.client.logprobs import LogprobColumns
-from bough.client.pace import Pace
-from bough.client.piece import Piece
-from bough.client.timings import Timings
+from bough.client.timings import Pace, Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """News of one answer; the last of them has `finish`. There is one for every token, so it must be cheap to make."""
+
+    answer: Answer  # everything known so far; it may run ahead of this piece while its reader is busy
+    text: str
+    ids: list[int]
+    first: int  # output tokens of this answer that came in earlier pieces
+    finish: FinishReason | None  # as of this piece
+
+    @property
+    def logprob_span(self) -> tuple[int, int]:
+        """Where its tokens begin and end in the answer's columns of logprobs."""
+        first = self.first - self.answer.resumed_ids
+        return first, first + len(self.ids)
+
+    @property
+    def index(self) -> int:
+        """Which prompt or sample of its call the answer belongs to."""
+        return self.answer.index
+
 
 ID_BYTES = 4  # of a token id on the wire
 WEIGHT_VERSION = "default"  # weights are loaded once; SGLang's clients expect the field

@@ -10,12 +10,10 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
-from bough.client.answer import Answer, News
+from bough.client.answer import Answer, News, Piece
 from bough.client.inputs import Inputs, Prompt
-from bough.client.piece import Piece
-from bough.client.watching import RequestWatcher
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
@@ -34,6 +32,21 @@ from bough.messages.requests import (
 )
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bough.client.answer import Answer
+
+
+class RequestWatcher(Protocol):
+    """Called in the context of the request: what the log or a trace knows of it holds."""
+
+    def arrived(self, answer: Answer) -> None:
+        """It was sent to the engine."""
+        ...
+
+    def ended(self, answer: Answer) -> None:
+        """Its caller has all of it, or has left (then it is not `done`)."""
+        ...
 
 
 class SchedulerPort(Protocol):

@@ -1,5 +1,4 @@
-"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, shared options or a
-list.
+"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, options or lists.
 
 Everything that can be wrong with the form of a request is found here; what depends on the engine's limits is the
 scheduler's to judge. Pure apart from the tokenizer, and safe to call from any thread.
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bough.client.resumption import Resumption
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -24,6 +22,14 @@ from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
 from bough.messages.requests import LogprobRequest, Thinking
 from bough.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """`output_ids` may be empty: then the stream has begun and brought no token yet."""
+
+    output_ids: IntArray
+    seed: int | None = None  # None: that of the request
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,9 @@ from bough.gateway.management import Management
 from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided, private_folder
 from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
-from bough.server.app import with_cors
+from bough.server.app import Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
-from bough.server.front import Front, Phase
-from bough.server.http import LAST_WORDS_S, HttpServer
-from bough.server.listening import is_loopback, open_listener, url_of
+from bough.server.http import LAST_WORDS_S, HttpServer, is_loopback, open_listener, url_of
 from bough.server.tracing import check_tracing
 
 log = logging.getLogger(__name__)

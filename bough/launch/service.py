@@ -31,12 +31,10 @@ from bough.launch.supervisor import Supervisor
 from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
 from bough.server.context import ServerContext
-from bough.server.http import LAST_WORDS_S
-from bough.server.listening import open_listener, url_of
+from bough.server.http import LAST_WORDS_S, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.tracing import check_tracing
 from bough.server.watchdog import Watchdog
-from bough.server.welcome import welcome_text
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,10 @@ from typing import Any, TypeVar
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.garbage import settle_garbage
-from bough.server.app import App, with_cors
+from bough.server.app import App, Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
-from bough.server.front import Front, Phase
-from bough.server.http import LAST_WORDS_S, HttpServer
-from bough.server.listening import is_loopback
+from bough.server.http import LAST_WORDS_S, HttpServer, is_loopback
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import with_tracing
 

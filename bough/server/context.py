@@ -17,8 +17,7 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.server.model_info import ModelInfo
 from bough.server.watchdog import Watchdog
-from bough.tokenizer.bound import TextBound
-from bough.tokenizer.tokenizer import Tokenizer
+from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 T = TypeVar("T")
 

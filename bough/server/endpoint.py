@@ -1,21 +1,36 @@
-"""One route, said once: how it is reached, guarded, described, and how its errors look.
+"""One route, declared once: how it is reached, which key it needs, what it takes and returns, and how its errors look.
 
-An endpoint is an ASGI application: whatever its handler or its response raises before the first byte has gone out
-becomes an error response in the protocol's own shape.
+An endpoint is an ASGI application: whatever its handler or its response raises before the first byte is sent becomes an
+error response in the protocol's own shape. API keys come as `Authorization: Bearer` or `x-api-key`, are compared in
+constant time, and never appear in a response or a log line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from bough.server.errors import Shape, failure_of, native_shape, set_field_names
-from bough.server.responses import error_response
+from bough.server.errors import Failure, HttpError, Shape, failure_of, native_shape, set_field_names
+
+_ENCODER = msgspec.json.Encoder()
+encode_json = _ENCODER.encode
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON body; NaN and infinities become null."""
+    return Response(encode_json(content), status, headers, "application/json")
+
+
+def error_response(failure: Failure, shape: Shape) -> Response:
+    return json_response(shape(failure), failure.status, failure.headers)
+
 
 Handler = Callable[[Request], Awaitable[Response]]
 EVENTS = "text/event-stream"
@@ -72,3 +87,50 @@ class Endpoint:
             if begun:
                 raise
             await error_response(failure_of(error), self.shape)(scope, receive, send)
+
+
+class Keys:
+    """With only an API key, that opens management too; with both, only the admin key does."""
+
+    def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
+        self._one_for_all = admin_api_key is None
+        self._needed: dict[Access, bytes | None] = {
+            "open": None,
+            "api": _encoded(api_key),
+            "admin": _encoded(admin_api_key if admin_api_key is not None else api_key),
+        }
+
+    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises a 401 unless the headers carry the key that `access` needs."""
+        needed = self._needed[access]
+        if needed is None:
+            return
+        given = sent_keys(headers)
+        # Every candidate is compared, in full: how long it takes tells nothing.
+        if not any([hmac.compare_digest(key, needed) for key in given]):  # noqa: C419
+            raise unauthorised("api" if self._one_for_all else access, given)
+
+
+def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Every key that a request carries, in whichever header."""
+    sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
+    return [key for key in sent if key]
+
+
+def unauthorised(access: Access, given: list[bytes]) -> HttpError:
+    what = "admin key" if access == "admin" else "API key"
+    problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
+    hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+    return HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})
+
+
+def _encoded(key: str | None) -> bytes | None:
+    return None if key is None else key.encode()
+
+
+def _bearer(value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
+    return key if scheme.lower() == b"bearer" else b""
+
+
+READERS: dict[bytes, Callable[[bytes], bytes]] = {b"authorization": _bearer, b"x-api-key": bytes}

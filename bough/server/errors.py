@@ -187,3 +187,15 @@ def anthropic_shape(failure: Failure) -> dict[str, Any]:
 
 def ollama_shape(failure: Failure) -> dict[str, Any]:
     return {"error": failure.message}
+
+
+# Which protocol's errors a path gets that leads to no endpoint.
+SHAPES: tuple[tuple[str, Shape], ...] = (
+    ("/v1/messages", anthropic_shape),
+    ("/v1/", openai_shape),
+    ("/api/", ollama_shape),
+)
+
+
+def shape_of(path: str) -> Shape:
+    return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), native_shape)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bough.server.anthropic import routes as anthropic
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
-from bough.server.metrics import metrics_routes
 from bough.server.native import routes as native
+from bough.server.native.info import metrics_routes
 from bough.server.ollama import routes as ollama
 from bough.server.openai.routes import routes as openai
 from bough.server.openapi import described

@@ -15,9 +15,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from bough.client.answer import Answer, News
-from bough.client.handle import EngineClient
+from bough.client.handle import EngineClient, RequestWatcher
 from bough.client.inputs import InputReader, Prompt
-from bough.client.watching import RequestWatcher
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.settings import Settings
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Started

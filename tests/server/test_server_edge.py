@@ -15,8 +15,8 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.settings import Settings
 from bough.observability.logs import set_up_logging
-from bough.server.app import App
-from bough.server.endpoint import Endpoint
+from bough.server.app import App, Front, Phase
+from bough.server.endpoint import Endpoint, Keys, json_response
 from bough.server.errors import (
     Failure,
     HttpError,
@@ -27,11 +27,8 @@ from bough.server.errors import (
     openai_shape,
     set_field_names,
 )
-from bough.server.front import Front, Phase
-from bough.server.keys import Keys
+from bough.server.http import curl_text
 from bough.server.protocols import all_endpoints
-from bough.server.responses import json_response
-from bough.server.welcome import curl_text
 from tests.server.native_engine import NativeEngine, open_server
 
 

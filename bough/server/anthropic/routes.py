@@ -7,7 +7,6 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.server.anthropic.conversation import read_conversation
 from bough.server.anthropic.objects import Message, TokensCount
 from bough.server.anthropic.reading import (
     check_request,
@@ -15,6 +14,7 @@ from bough.server.anthropic.reading import (
     goes_on,
     names_of,
     prompt_of,
+    read_conversation,
     read_request,
     read_tools,
     thinking_budget,
@@ -23,15 +23,11 @@ from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import EVENTS, Endpoint
+from bough.server.endpoint import EVENTS, Endpoint, json_response
 from bough.server.errors import anthropic_shape, set_field_names
 from bough.server.messages import Rendered, text_size
 from bough.server.parsing import AnswerPlan, plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.resuming import resumable
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
+from bough.server.streaming import answer_whole, resumable, stream_answers
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
@@ -82,8 +78,7 @@ class Anthropic:
         if body.stream:
             writer = resumable(request, inputs, MessageWriter(form), opening_events=form.opening_events)
             return stream_answers(client, inputs, writer, broken_stream, timed=timed)
-        (answer,) = await while_connected(request, client.answers(inputs))
-        return json_response(form.whole(answer), headers=timing_headers([answer]) if timed else None)
+        return await answer_whole(client, request, inputs, lambda answers: form.whole(*answers), timed=timed)
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read_lenient_body(request, CountTokensRequest)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.sampling_params import INT32_MAX
-from bough.server.limits import above, between
-from bough.server.resuming import Resume
+from bough.server.bodies import above, between
+from bough.server.streaming import Resume
 
 Messages = Annotated[
     list[dict[str, Any]],

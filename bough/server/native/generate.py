@@ -8,24 +8,24 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer
+from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
-from bough.client.piece import Piece
 from bough.core.errors import RequestError
-from bough.server.bodies import given_fields, read_body
+from bough.server.bodies import asks_nothing, given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape, set_field_names
-from bough.server.limits import asks_nothing
 from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
 from bough.server.parsing import plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.resuming import read_resumption, resumable
-from bough.server.sse import DONE, json_event
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
+from bough.server.streaming import (
+    DONE,
+    answer_whole,
+    json_event,
+    read_resumption,
+    resumable,
+    stream_answers,
+)
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
@@ -71,11 +71,14 @@ async def generate(context: ServerContext, request: Request) -> Response:
     if body.stream:
         writer = OutputWriter(batched=inputs.batched, timed=timed)
         return stream_answers(context.client, inputs, resumable(request, inputs, writer), broken_stream, timed=timed)
-    answers = await while_connected(request, context.client.answers(inputs))
-    if all(answer.refusal is not None for answer in answers):
-        raise_if_refused(answers[0])
-    outputs = [output_of(answer, timed) for answer in answers]
-    return json_response(outputs if inputs.batched else outputs[0], headers=timing_headers(answers) if timed else None)
+
+    def whole(answers: list[Answer]) -> Any:
+        if all(answer.refusal is not None for answer in answers):
+            raise_if_refused(answers[0])
+        outputs = [output_of(answer, timed) for answer in answers]
+        return outputs if inputs.batched else outputs[0]
+
+    return await answer_whole(context.client, request, inputs, whole, timed=timed)
 
 
 def _refuse_unbuilt(body: GenerateBody) -> None:

@@ -1,4 +1,8 @@
-"""Whether the server is well, and what it serves."""
+"""Whether the server is healthy, what it serves and how busy it is.
+
+The figures of /v1/loads are those of /metrics, which need no key, like /health. Counts are those of all tokenizer
+workers; the scheduler is asked for its state, which it returns between two steps.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import dataclasses
 import time
 import uuid
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,13 +19,93 @@ from starlette.responses import Response
 from bough.client.answer import WEIGHT_VERSION
 from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
-from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint
+from bough.observability.metrics import State, state_figures
+from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
+from bough.server.context import STATE_TIMEOUT_S, ServerContext
+from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError
-from bough.server.native.schemas import Status
-from bough.server.responses import json_response
+from bough.server.native.schemas import BriefLoad, Load, Loads, Status
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
+
+
+def metrics_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            path="/metrics",
+            methods=("GET",),
+            handler=partial(metrics, context),
+            summary="Counters, gauges and histograms in Prometheus' text format",
+            access="open",
+            tag="pages",
+            media_type="text/plain",
+        )
+    ]
+
+
+async def metrics(context: ServerContext, request: Request) -> Response:
+    state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
+    page = metrics_page(context.client.meter.totals(), state, context.model.name)
+    return Response(page, headers={"content-type": CONTENT_TYPE})
+
+
+def load_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            path="/v1/loads",
+            methods=("GET",),
+            handler=partial(loads, context),
+            summary="How busy the engine is",
+            answer=Loads,
+            other_types=("text/plain",),
+            queries=(
+                Query("include", str, "accepted for SGLang's clients; everything is always included"),
+                Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
+            ),
+        ),
+        Endpoint(
+            path="/get_load",
+            methods=("GET",),
+            handler=partial(brief_load, context),
+            summary="How busy the engine is, in the older form",
+            answer=list[BriefLoad],
+        ),
+    ]
+
+
+async def known_state(context: ServerContext) -> State:
+    state = await context.state()
+    if state is None:
+        raise HttpError(503, f"The engine did not answer within {STATE_TIMEOUT_S:g} s.", "EngineStuckError")
+    return state
+
+
+async def loads(context: ServerContext, request: Request) -> Response:
+    form = request.query_params.get("format", "json")
+    if form not in ("json", "prometheus"):
+        raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
+    state = await known_state(context)
+    if form == "prometheus":
+        return Response(state_page(state, context.model.name), headers={"content-type": CONTENT_TYPE})
+    figures = state_figures(state)
+    load = Load(
+        dp_rank=0,
+        num_running_reqs=state["num_running_reqs"],
+        num_waiting_reqs=state["num_waiting_reqs"],
+        num_used_tokens=state["num_used_tokens"],
+        max_total_num_tokens=state["max_total_num_tokens"],
+        token_usage=figures["token_usage"],
+        gen_throughput=figures["gen_throughput"],
+        cache_hit_rate=figures["cache_hit_rate"],
+    )
+    return json_response(Loads(time.time(), __version__, 1, [load]))
+
+
+async def brief_load(context: ServerContext, request: Request) -> Response:
+    state = await known_state(context)
+    requests = state["num_running_reqs"] + state["num_waiting_reqs"]
+    return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])
+
 
 HEALTH_TIMEOUT_S = 20.0
 LOOK_S = 0.5  # how often one looks whether others' tokens have come

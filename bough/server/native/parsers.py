@@ -11,10 +11,9 @@ from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, reasoning_format, tool_format
 from bough.server.bodies import read_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import Endpoint, json_response
 from bough.server.native.schemas import ParseCallBody, ParsedCall, ParsedCalls, SeparateBody, Separated
-from bough.server.responses import json_response
-from bough.server.tools import any_of, read_functions
+from bough.server.parsing import any_of, read_functions
 
 
 def parser_routes(context: ServerContext) -> list[Endpoint]:

@@ -19,7 +19,7 @@ from bough.core.sampling_params import (
     RANGES,
     SamplingParams,
 )
-from bough.server.resuming import Resume
+from bough.server.streaming import Resume
 
 
 def _sampling_schema() -> dict[str, Any]:

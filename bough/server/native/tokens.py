@@ -9,14 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.core.errors import RequestError
-from bough.server.app import shape_of
 from bough.server.bodies import read_body
 from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, aside
-from bough.server.endpoint import Endpoint
-from bough.server.errors import set_field_names
+from bough.server.endpoint import Endpoint, json_response
+from bough.server.errors import set_field_names, shape_of
 from bough.server.messages import read_messages, render, text_size
 from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
-from bough.server.responses import json_response
 from bough.tokenizer.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second

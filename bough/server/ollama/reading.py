@@ -6,7 +6,7 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
-from bough.server.limits import Harmless, check_stops, refuse_unbuilt
+from bough.server.bodies import Harmless, check_stops, refuse_unbuilt
 from bough.server.messages import Message, read_messages
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
 

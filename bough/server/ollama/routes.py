@@ -1,22 +1,31 @@
-"""Ollama's endpoints of generation: reads requests, runs them on the engine's client, answers in lines or whole."""
+"""Ollama's endpoints: chats and completions, in lines or whole; the one model that is served."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
+from bough.core.settings import Settings
 from bough.parsers import AnswerFormat
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint
+from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import ollama_shape, set_field_names
 from bough.server.grammars import ollama_format
 from bough.server.messages import Message, Rendered, render, text_size
-from bough.server.ollama.models import model_routes
-from bough.server.ollama.objects import ChatAnswer, GenerateAnswer
+from bough.server.model_info import ModelInfo
+from bough.server.ollama.objects import (
+    ChatAnswer,
+    GenerateAnswer,
+    ModelDescription,
+    ModelDetails,
+    ModelEntry,
+    ModelList,
+)
 from bough.server.ollama.reading import (
     NAMES,
     check_request,
@@ -25,14 +34,75 @@ from bough.server.ollama.reading import (
     sampling_of,
     template_variables,
 )
-from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
-from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream
-from bough.server.parsing import AnswerPlan, plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
-from bough.server.tools import any_of, read_functions
+from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options, ShowRequest
+from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
+from bough.server.parsing import AnswerPlan, any_of, plan_answers, read_functions
+from bough.server.streaming import answer_whole, stream_answers
+
+
+def model_routes(context: ServerContext) -> list[Endpoint]:
+    async def tags(request: Request) -> Response:
+        return json_response(ModelList([model_entry(context.model)]))
+
+    async def show(request: Request) -> Response:
+        await read_lenient_body(request, ShowRequest)
+        return json_response(describe(context.model, context.settings))
+
+    return [
+        Endpoint(
+            path="/api/tags",
+            handler=tags,
+            summary="The models that are served: one",
+            methods=("GET",),
+            answer=ModelList,
+            shape=ollama_shape,
+            tag="ollama",
+        ),
+        Endpoint(
+            path="/api/show",
+            handler=show,
+            summary="What is known of the model",
+            body=ShowRequest,
+            answer=ModelDescription,
+            shape=ollama_shape,
+            tag="ollama",
+        ),
+    ]
+
+
+def model_entry(model: ModelInfo) -> ModelEntry:
+    return ModelEntry(
+        name=model.name,
+        model=model.name,
+        modified_at=timestamp(model.created),
+        size=0,  # the HTTP process does not read weights
+        digest=hashlib.sha256(model.name.encode()).hexdigest(),
+        details=model_details(model),
+    )
+
+
+def describe(model: ModelInfo, settings: Settings) -> ModelDescription:
+    """Clients ask about the name that they will chat with, and every name is served by the one model."""
+    details = model_details(model)
+    parsers = {"tools": settings.model.tool_call_parser, "thinking": settings.model.reasoning_parser}
+    return ModelDescription(
+        modelfile=f"FROM {model.name}",
+        details=details,
+        model_info={
+            "general.architecture": details.family,
+            "general.basename": model.name,
+            f"{details.family}.context_length": model.context_length,
+            f"{details.family}.vocab_size": model.vocab_size,
+        },
+        capabilities=["completion", *(name for name, parser in parsers.items() if parser is not None)],
+        modified_at=timestamp(model.created),
+    )
+
+
+def model_details(model: ModelInfo) -> ModelDetails:
+    family = model.architecture.removesuffix("ForCausalLM").lower()
+    kind = "gguf" if model.path.endswith(".gguf") else "safetensors"
+    return ModelDetails(format=kind, family=family, families=[family])
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
@@ -135,5 +205,4 @@ class Ollama:
                 media_type=LINES,
                 keep_alive=KEEP_ALIVE,
             )
-        (answer,) = await while_connected(request, client.answers(inputs))
-        return json_response(form.whole(answer), headers=timing_headers([answer]) if form.timed else None)
+        return await answer_whole(client, request, inputs, lambda answers: form.whole(*answers), timed=form.timed)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_TEMPERATURE
-from bough.server.limits import above, between
+from bough.server.bodies import above, between
 
 
 class Options(msgspec.Struct, kw_only=True):

@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bough.client.answer import Answer
+from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
-from bough.client.piece import Piece
 from bough.core.finish import finish_to_dict
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
+from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, in_client_names, ollama_shape
 from bough.server.ollama.objects import CalledFunction, ChatAnswer, ChatMessage, GenerateAnswer, ToolCall
 from bough.server.parsing import AnswerTrack
-from bough.server.responses import encode_json
 
 LINES = "application/x-ndjson"
 # Clients read line by line, and JSON may begin with a space: this keeps a connection open without making a line.

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: from request to inputs, and from pieces to messages and deltas."""
+"""/v1/chat/completions: the handler, from request to inputs, and from pieces to messages and deltas."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
 
-from bough.client.answer import Answer
+from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
-from bough.client.piece import Piece
 from bough.core.errors import RequestError
-from bough.parsers import AnswerFormat, Event, Reasoning, Text
-from bough.server.chunks import PreparedChunk
-from bough.server.messages import Message, Rendered, render
-from bough.server.openai.chat_deltas import delta_of
-from bough.server.openai.limits import check_request
+from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ServerContext, aside
+from bough.server.endpoint import EVENTS, Endpoint, encode_json
+from bough.server.errors import openai_shape
+from bough.server.messages import Message, Rendered, read_messages, render, text_size
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
     CalledFunction,
@@ -27,11 +29,22 @@ from bough.server.openai.objects import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    FunctionDelta,
     ToolCall,
+    ToolCallDelta,
 )
-from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
-from bough.server.openai.schema import ChatRequest
+from bough.server.openai.requests import (
+    ChatRequest,
+    Identity,
+    Shown,
+    chat_tools,
+    check_request,
+    options_of,
+    sampling_of,
+    use_openai_names,
+)
 from bough.server.openai.usage import (
+    broken_stream,
     finish_word,
     make_usage,
     matched_stop,
@@ -39,12 +52,17 @@ from bough.server.openai.usage import (
     warnings_of,
     whole_piece,
 )
-from bough.server.parsing import AnswerTrack, CallIds
-from bough.server.responses import encode_json
-from bough.server.resuming import read_resumption
-from bough.server.sse import DONE, event
-from bough.server.timing import slowest_timings
-from bough.server.tools import NO_TOOLS, ToolUse
+from bough.server.parsing import NO_TOOLS, AnswerPlan, AnswerTrack, CallIds, ToolUse, plan_answers
+from bough.server.streaming import (
+    DONE,
+    PreparedChunk,
+    answer_whole,
+    event,
+    read_resumption,
+    resumable,
+    slowest_timings,
+    stream_answers,
+)
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -146,6 +164,24 @@ class ChatForm:
             "matched_stop": matched_stop(answer.finish),
             "meta_info": answer.meta_info() if self.shown.meta_info else UNSET,
         }
+
+
+def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
+    """What an event adds to a message. A call that turned out to be none is said as text, too."""
+    match event:
+        case Text() | CallFailed():
+            return ChatDelta(content=event.text)
+        case Reasoning():
+            return ChatDelta(reasoning_content=event.text)
+        case CallBegin():
+            function = FunctionDelta(name=event.name, arguments="")
+            begun = ToolCallDelta(index=event.index, id=ids.name(event), type="function", function=function)
+            return ChatDelta(tool_calls=[begun])
+        case CallArguments():
+            more = ToolCallDelta(index=event.index, function=FunctionDelta(arguments=event.text))
+            return ChatDelta(tool_calls=[more])
+        case CallEnd():
+            return None
 
 
 class ChatWriter:
@@ -256,3 +292,58 @@ class ChatWriter:
     def _envelope(self, choices: list[ChatChunkChoice], usage: Any, **more: Any) -> ChatChunk:
         name = self._form.identity
         return ChatChunk(id=name.id, created=name.created, model=name.model, choices=choices, usage=usage, **more)
+
+
+class Chats:
+    """The handler of /v1/chat/completions."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._speller = TokenSpeller(context.tokenizer)
+
+    def routes(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                path="/v1/chat/completions",
+                handler=self.chat,
+                summary="Answer a conversation",
+                body=ChatRequest,
+                answer=ChatCompletion,
+                other_types=(EVENTS,),
+                shape=openai_shape,
+                tag="openai",
+            )
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_lenient_body(request, ChatRequest)
+        identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
+        use_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages")
+        given = read_chat(body, identity, self._context.model.context_length)
+        plan = plan_answers(
+            self._context.settings,
+            chat_tools(body),
+            self._context.tokenizer,
+            separate=body.separate_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+        )
+        prompt, continued = await self._chat_prompt(body, plan)
+        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
+        given["thinking"] = plan.marks(sampling, prompt.text, continued, body.max_thinking_tokens)
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        wanted = (body.top_logprobs or 0) if body.logprobs else None
+        shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
+        form = ChatForm(identity, shown, self._speller, plan.answers(prompt.text, continued))
+        if body.stream:
+            writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
+            return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
+        return await answer_whole(self._context.client, request, inputs, form.whole, timed=shown.timings)
+
+    async def _chat_prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
+        """The prompt, and the assistant's words that the answer goes on with."""
+        if body.input_ids is not None:
+            return Rendered(body.input_ids, ""), ""
+        tokenizer = self._context.require_tokenizer("messages")
+        messages = read_messages(body.messages)
+        prompt = await aside(text_size(messages), lambda: chat_prompt(body, messages, tokenizer, plan.tools))
+        return prompt, messages[-1]["content"] if body.continue_final_message else ""

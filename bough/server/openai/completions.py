@@ -1,4 +1,4 @@
-"""/v1/completions: from request to inputs, and from pieces to choices. Pure apart from the tokenizer."""
+"""/v1/completions: the handler, from request to inputs, and from pieces to choices."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
 
-from bough.client.answer import Answer
+from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
-from bough.client.piece import Piece
+from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
-from bough.server.chunks import PreparedChunk
-from bough.server.openai.limits import check_request
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ServerContext
+from bough.server.endpoint import EVENTS, Endpoint, encode_json
+from bough.server.errors import openai_shape
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
-from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
-from bough.server.openai.schema import CompletionRequest
+from bough.server.openai.requests import (
+    CompletionRequest,
+    Identity,
+    Shown,
+    check_request,
+    options_of,
+    sampling_of,
+    use_openai_names,
+)
 from bough.server.openai.usage import (
+    broken_stream,
     finish_word,
     make_usage,
     matched_stop,
@@ -27,10 +39,16 @@ from bough.server.openai.usage import (
     warnings_of,
     whole_piece,
 )
-from bough.server.responses import encode_json
-from bough.server.resuming import read_resumption
-from bough.server.sse import DONE, event
-from bough.server.timing import slowest_timings
+from bough.server.streaming import (
+    DONE,
+    PreparedChunk,
+    answer_whole,
+    event,
+    read_resumption,
+    resumable,
+    slowest_timings,
+    stream_answers,
+)
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -205,3 +223,49 @@ class CompletionWriter:
             offsets=offsets,
         )
         return output if given is None else joined(given, output)
+
+
+class Completions:
+    """The handler of /v1/completions."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._speller = TokenSpeller(context.tokenizer)
+
+    def routes(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                path="/v1/completions",
+                handler=self.completions,
+                summary="Continue one prompt or several",
+                body=CompletionRequest,
+                answer=Completion,
+                other_types=(EVENTS,),
+                shape=openai_shape,
+                tag="openai",
+            )
+        ]
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_lenient_body(request, CompletionRequest)
+        identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
+        use_openai_names(body, top_logprobs_num="logprobs")
+        inputs = await self._context.read_inputs(**read_completion(body, identity))
+        shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
+        form = CompletionForm(identity, shown, self._speller, body.n or 1, self._echoes(body, inputs))
+        if body.stream:
+            writer = resumable(request, inputs, CompletionWriter(form))
+            return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
+        return await answer_whole(self._context.client, request, inputs, form.whole, timed=shown.timings)
+
+    def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
+        """The text of each prompt, if it is to be shown again."""
+        if not body.echo:
+            return []
+        if isinstance(body.prompt, str):
+            return [body.prompt]
+        if isinstance(body.prompt[0], str):
+            return [str(text) for text in body.prompt]
+        tokenizer = self._context.require_tokenizer("echo")
+        skip = body.skip_special_tokens is not False
+        return [tokenizer.decode(prompt.ids.tolist(), skip) for prompt in inputs.prompts[:: samples_of(body)]]

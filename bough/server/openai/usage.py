@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from bough.client.answer import Answer
-from bough.client.piece import Piece
+from bough.client.answer import Answer, Piece
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.server.errors import in_client_names
+from bough.server.errors import Failure, in_client_names, openai_shape
 from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
+from bough.server.streaming import DONE, json_event
 
 
 def usage_of(answers: Sequence[Answer], samples: int = 1, reasoning: int = 0) -> Usage:
@@ -57,6 +57,11 @@ def warnings_of(answers: Sequence[Answer]) -> list[str] | UnsetType:
     """What of their grammars is not enforced; not shown where all of it is."""
     said = dict.fromkeys(in_client_names(text) for answer in answers for text in answer.warnings)
     return list(said) or UNSET
+
+
+def broken_stream(failure: Failure) -> bytes:
+    """The last events of a stream that cannot go on."""
+    return json_event(openai_shape(failure)) + DONE
 
 
 def whole_piece(answer: Answer) -> Piece:

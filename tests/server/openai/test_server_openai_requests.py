@@ -13,11 +13,17 @@ from bough.server.errors import failure_of, set_field_names
 from bough.server.messages import read_messages, render
 from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
-from bough.server.openai.limits import UNBUILT_IN_RESPONSES, check_request
-from bough.server.openai.reading import Identity, use_openai_names
-from bough.server.openai.response_input import read_input
+from bough.server.openai.requests import (
+    UNBUILT_IN_RESPONSES,
+    ChatRequest,
+    CompletionRequest,
+    Identity,
+    ResponsesRequest,
+    check_request,
+    use_openai_names,
+)
+from bough.server.openai.response_items import read_input
 from bough.server.openai.responses import read_response_request, with_instructions
-from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
 from tests.fakes.scripted_engine import byte_level_tokenizer
 
 ME = Identity("cmpl-1", 1, "tiny")

@@ -14,7 +14,7 @@ from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
 from bough.server.openai import response_routes
 from bough.server.openai.response_objects import OutputMessage, OutputText, ResponseObject
-from bough.server.openai.response_store import Record, ResponseStore
+from bough.server.openai.response_routes import Record, ResponseStore
 from bough.server.openai.routes import routes
 from tests.fakes.scripted_engine import IM_END
 from tests.server import protocol_desk

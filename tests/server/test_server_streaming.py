@@ -14,7 +14,7 @@ from bough.server.app import App
 from bough.server.endpoint import ClientGoneError
 from bough.server.errors import native_shape
 from bough.server.protocols import all_endpoints
-from bough.server.sse import EventStream, event, json_event
+from bough.server.streaming import EventStream, event, json_event
 from tests.server.native_engine import NativeEngine
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from bough.server.errors import Failure, HttpError, Shape, failure_of, native_shape, set_field_names
+from bough.server.errors import (
+    Failure,
+    HttpError,
+    Shape,
+    anthropic_shape,
+    failure_of,
+    native_shape,
+    ollama_shape,
+    openai_shape,
+    set_field_names,
+)
 
 _ENCODER = msgspec.json.Encoder()
 encode_json = _ENCODER.encode
@@ -34,7 +44,12 @@ def error_response(failure: Failure, shape: Shape) -> Response:
 
 Handler = Callable[[Request], Awaitable[Response]]
 EVENTS = "text/event-stream"
+GET = ("GET",)
 Access = Literal["open", "api", "admin"]  # no key; the API's key; the key for management
+# What all endpoints of a protocol share.
+OPENAI: dict[str, Any] = {"shape": openai_shape, "tag": "openai"}
+ANTHROPIC: dict[str, Any] = {"shape": anthropic_shape, "tag": "anthropic"}
+OLLAMA: dict[str, Any] = {"shape": ollama_shape, "tag": "ollama"}
 
 
 class ClientGoneError(Exception):
@@ -50,13 +65,14 @@ class Query:
     about: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A path with its handler. `body` and `answer` are types whose JSON schema goes on the OpenAPI page."""
 
     path: str
     handler: Handler
     summary: str
+    _: KW_ONLY
     methods: tuple[str, ...] = ("POST",)
     access: Access = "api"
     shape: Shape = native_shape

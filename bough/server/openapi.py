@@ -109,14 +109,8 @@ def described(endpoints: Sequence[Endpoint], settings: ServerSettings) -> list[E
     common: dict[str, Any] = {"methods": ("GET",), "access": "open", "tag": "pages"}
     everything = [
         *endpoints,
-        Endpoint(
-            path="/openapi.json",
-            handler=openapi,
-            summary="This description, for programs",
-            answer=dict[str, Any],
-            **common,
-        ),
-        Endpoint(path="/docs", handler=docs, summary="This description, for people", media_type="text/html", **common),
+        Endpoint("/openapi.json", openapi, "This description, for programs", answer=dict[str, Any], **common),
+        Endpoint("/docs", docs, "This description, for people", media_type="text/html", **common),
     ]
     return everything
 

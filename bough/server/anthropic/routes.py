@@ -23,8 +23,8 @@ from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import EVENTS, Endpoint, json_response
-from bough.server.errors import anthropic_shape, set_field_names
+from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
+from bough.server.errors import set_field_names
 from bough.server.messages import Rendered, text_size
 from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.streaming import answer_whole, resumable, stream_answers
@@ -35,23 +35,21 @@ def routes(context: ServerContext) -> list[Endpoint]:
     api = Anthropic(context)
     return [
         Endpoint(
-            path="/v1/messages",
-            handler=api.messages,
-            summary="Answer a conversation",
+            "/v1/messages",
+            api.messages,
+            "Answer a conversation",
             body=MessagesRequest,
             answer=Message,
             other_types=(EVENTS,),
-            shape=anthropic_shape,
-            tag="anthropic",
+            **ANTHROPIC,
         ),
         Endpoint(
-            path="/v1/messages/count_tokens",
-            handler=api.count_tokens,
-            summary="How many tokens a conversation has",
+            "/v1/messages/count_tokens",
+            api.count_tokens,
+            "How many tokens a conversation has",
             body=CountTokensRequest,
             answer=TokensCount,
-            shape=anthropic_shape,
-            tag="anthropic",
+            **ANTHROPIC,
         ),
     ]
 

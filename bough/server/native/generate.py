@@ -49,10 +49,10 @@ OPTIONS = (
 def generate_routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint(
-            path="/generate",
+            "/generate",
+            partial(generate, context),
+            "Continue one prompt or many, given as text or token ids",
             methods=("POST", "PUT"),
-            handler=partial(generate, context),
-            summary="Continue one prompt or many, given as text or token ids",
             body=GenerateBody,
             answer=GenerateOutput | list[GenerateOutput],
             other_types=(EVENTS,),

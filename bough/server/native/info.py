@@ -22,7 +22,7 @@ from bough.core.errors import RequestError
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
 from bough.server.context import STATE_TIMEOUT_S, ServerContext
-from bough.server.endpoint import Endpoint, Query, json_response
+from bough.server.endpoint import GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError
 from bough.server.native.schemas import BriefLoad, Load, Loads, Status
 from bough.tokenizer.tokenizer import Tokenizer
@@ -32,10 +32,10 @@ from bough.version import __version__
 def metrics_routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint(
-            path="/metrics",
-            methods=("GET",),
-            handler=partial(metrics, context),
-            summary="Counters, gauges and histograms in Prometheus' text format",
+            "/metrics",
+            partial(metrics, context),
+            "Counters, gauges and histograms in Prometheus' text format",
+            methods=GET,
             access="open",
             tag="pages",
             media_type="text/plain",
@@ -52,10 +52,10 @@ async def metrics(context: ServerContext, request: Request) -> Response:
 def load_routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint(
-            path="/v1/loads",
-            methods=("GET",),
-            handler=partial(loads, context),
-            summary="How busy the engine is",
+            "/v1/loads",
+            partial(loads, context),
+            "How busy the engine is",
+            methods=GET,
             answer=Loads,
             other_types=("text/plain",),
             queries=(
@@ -64,10 +64,10 @@ def load_routes(context: ServerContext) -> list[Endpoint]:
             ),
         ),
         Endpoint(
-            path="/get_load",
-            methods=("GET",),
-            handler=partial(brief_load, context),
-            summary="How busy the engine is, in the older form",
+            "/get_load",
+            partial(brief_load, context),
+            "How busy the engine is, in the older form",
+            methods=GET,
             answer=list[BriefLoad],
         ),
     ]
@@ -112,34 +112,31 @@ LOOK_S = 0.5  # how often one looks whether others' tokens have come
 
 
 def info_routes(context: ServerContext) -> list[Endpoint]:
-    get: dict[str, Any] = {"methods": ("GET",)}
-    open_get: dict[str, Any] = {"methods": ("GET",), "access": "open"}
     well = partial(health, context)
     info = partial(model_info, context)
     server = partial(server_info, context)
     return [
         Endpoint(
-            path="/health",
-            handler=well,
-            summary="200 while the engine answers; 503 while it loads, drains or is stuck",
+            "/health",
+            well,
+            "200 while the engine answers; 503 while it loads, drains or is stuck",
             answer=Status,
-            **open_get,
+            methods=GET,
+            access="open",
         ),
         Endpoint(
-            path="/health_generate",
-            handler=partial(health_generate, context),
-            summary="Generate one token, to see that the whole way works",
+            "/health_generate",
+            partial(health_generate, context),
+            "Generate one token, to see that the whole way works",
             answer=Status,
-            **get,
+            methods=GET,
         ),
-        Endpoint(path="/model_info", handler=info, summary="What is served", answer=dict[str, Any], **get),
-        Endpoint(path="/get_model_info", handler=info, summary="Same as /model_info", answer=dict[str, Any], **get),
-        Endpoint(
-            path="/server_info", handler=server, summary="Settings, limits and load", answer=dict[str, Any], **get
-        ),
-        Endpoint(path="/get_server_info", handler=server, summary="Same as /server_info", answer=dict[str, Any], **get),
-        Endpoint(path="/ping", handler=well, summary="Same as /health, for SageMaker", answer=Status, **open_get),
-        Endpoint(path="/", handler=here, summary="That there is a server", answer=Status, **open_get),
+        Endpoint("/model_info", info, "What is served", answer=dict[str, Any], methods=GET),
+        Endpoint("/get_model_info", info, "Same as /model_info", answer=dict[str, Any], methods=GET),
+        Endpoint("/server_info", server, "Settings, limits and load", answer=dict[str, Any], methods=GET),
+        Endpoint("/get_server_info", server, "Same as /server_info", answer=dict[str, Any], methods=GET),
+        Endpoint("/ping", well, "Same as /health, for SageMaker", answer=Status, methods=GET, access="open"),
+        Endpoint("/", here, "That there is a server", answer=Status, methods=GET, access="open"),
     ]
 
 

@@ -19,16 +19,16 @@ from bough.server.parsing import any_of, read_functions
 def parser_routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint(
-            path="/parse_function_call",
-            handler=partial(parse_function_call, context),
-            summary="Find the calls in a model's text",
+            "/parse_function_call",
+            partial(parse_function_call, context),
+            "Find the calls in a model's text",
             body=ParseCallBody,
             answer=ParsedCalls,
         ),
         Endpoint(
-            path="/separate_reasoning",
-            handler=partial(separate_reasoning, context),
-            summary="Tell the thinking in a model's text from the answer",
+            "/separate_reasoning",
+            partial(separate_reasoning, context),
+            "Tell the thinking in a model's text from the answer",
             body=SeparateBody,
             answer=Separated,
         ),

@@ -25,17 +25,17 @@ def token_routes(context: ServerContext) -> list[Endpoint]:
     for prefix in ("", "/v1"):
         made += [
             Endpoint(
-                path=f"{prefix}/tokenize",
-                handler=partial(tokenize, context),
-                summary="Text to token ids",
+                f"{prefix}/tokenize",
+                partial(tokenize, context),
+                "Text to token ids",
                 body=TokenizeBody,
                 answer=TokenizeOutput,
                 shape=shape_of(f"{prefix}/tokenize"),
             ),
             Endpoint(
-                path=f"{prefix}/detokenize",
-                handler=partial(detokenize, context),
-                summary="Token ids to text",
+                f"{prefix}/detokenize",
+                partial(detokenize, context),
+                "Token ids to text",
                 body=DetokenizeBody,
                 answer=DetokenizeOutput,
                 shape=shape_of(f"{prefix}/detokenize"),

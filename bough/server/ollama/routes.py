@@ -13,8 +13,8 @@ from bough.core.settings import Settings
 from bough.parsers import AnswerFormat
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint, json_response
-from bough.server.errors import ollama_shape, set_field_names
+from bough.server.endpoint import GET, OLLAMA, Endpoint, json_response
+from bough.server.errors import set_field_names
 from bough.server.grammars import ollama_format
 from bough.server.messages import Message, Rendered, render, text_size
 from bough.server.model_info import ModelInfo
@@ -49,24 +49,8 @@ def model_routes(context: ServerContext) -> list[Endpoint]:
         return json_response(describe(context.model, context.settings))
 
     return [
-        Endpoint(
-            path="/api/tags",
-            handler=tags,
-            summary="The models that are served: one",
-            methods=("GET",),
-            answer=ModelList,
-            shape=ollama_shape,
-            tag="ollama",
-        ),
-        Endpoint(
-            path="/api/show",
-            handler=show,
-            summary="What is known of the model",
-            body=ShowRequest,
-            answer=ModelDescription,
-            shape=ollama_shape,
-            tag="ollama",
-        ),
+        Endpoint("/api/tags", tags, "The models that are served: one", methods=GET, answer=ModelList, **OLLAMA),
+        Endpoint("/api/show", show, "What is known of the model", body=ShowRequest, answer=ModelDescription, **OLLAMA),
     ]
 
 
@@ -108,23 +92,24 @@ def model_details(model: ModelInfo) -> ModelDetails:
 def routes(context: ServerContext) -> list[Endpoint]:
     """Every endpoint of Ollama's API that this server has."""
     api = Ollama(context)
-    common: dict[str, Any] = {"other_types": (LINES,), "shape": ollama_shape, "tag": "ollama"}
     return [
         Endpoint(
-            path="/api/chat",
-            handler=api.chat,
-            summary="Answer a conversation; streamed as lines of JSON unless stream is false",
+            "/api/chat",
+            api.chat,
+            "Answer a conversation; streamed as lines of JSON unless stream is false",
             body=ChatRequest,
             answer=ChatAnswer,
-            **common,
+            other_types=(LINES,),
+            **OLLAMA,
         ),
         Endpoint(
-            path="/api/generate",
-            handler=api.generate,
-            summary="Answer a prompt; streamed as lines of JSON unless stream is false",
+            "/api/generate",
+            api.generate,
+            "Answer a prompt; streamed as lines of JSON unless stream is false",
             body=GenerateRequest,
             answer=GenerateAnswer,
-            **common,
+            other_types=(LINES,),
+            **OLLAMA,
         ),
         *model_routes(context),
     ]

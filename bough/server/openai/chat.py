@@ -16,8 +16,7 @@ from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import EVENTS, Endpoint, encode_json
-from bough.server.errors import openai_shape
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
 from bough.server.messages import Message, Rendered, read_messages, render, text_size
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
@@ -304,14 +303,13 @@ class Chats:
     def routes(self) -> list[Endpoint]:
         return [
             Endpoint(
-                path="/v1/chat/completions",
-                handler=self.chat,
-                summary="Answer a conversation",
+                "/v1/chat/completions",
+                self.chat,
+                "Answer a conversation",
                 body=ChatRequest,
                 answer=ChatCompletion,
                 other_types=(EVENTS,),
-                shape=openai_shape,
-                tag="openai",
+                **OPENAI,
             )
         ]
 

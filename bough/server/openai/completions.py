@@ -17,8 +17,7 @@ from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, Endpoint, encode_json
-from bough.server.errors import openai_shape
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
 from bough.server.openai.requests import (
@@ -235,14 +234,13 @@ class Completions:
     def routes(self) -> list[Endpoint]:
         return [
             Endpoint(
-                path="/v1/completions",
-                handler=self.completions,
-                summary="Continue one prompt or several",
+                "/v1/completions",
+                self.completions,
+                "Continue one prompt or several",
                 body=CompletionRequest,
                 answer=Completion,
                 other_types=(EVENTS,),
-                shape=openai_shape,
-                tag="openai",
+                **OPENAI,
             )
         ]
 

@@ -21,8 +21,8 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext, aside
-from bough.server.endpoint import EVENTS, Endpoint, json_response
-from bough.server.errors import HttpError, failure_of, openai_shape
+from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
+from bough.server.errors import HttpError, failure_of
 from bough.server.messages import Message, render, text_size
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.requests import Identity, ResponsesRequest, response_tools, use_openai_names
@@ -131,31 +131,24 @@ def response_routes(context: ServerContext) -> list[Endpoint]:
     api = Responses(context)
     return [
         Endpoint(
-            path="/v1/responses",
-            handler=api.create,
-            summary="Answer a conversation and remember it",
+            "/v1/responses",
+            api.create,
+            "Answer a conversation and remember it",
             body=ResponsesRequest,
             answer=ResponseObject,
             other_types=(EVENTS,),
-            shape=openai_shape,
-            tag="openai",
+            **OPENAI,
         ),
         Endpoint(
-            path="/v1/responses/{id}",
-            handler=api.retrieve,
-            summary="A response that was stored",
-            methods=("GET",),
+            "/v1/responses/{id}",
+            api.retrieve,
+            "A response that was stored",
+            methods=GET,
             answer=ResponseObject,
-            shape=openai_shape,
-            tag="openai",
+            **OPENAI,
         ),
         Endpoint(
-            path="/v1/responses/{id}/cancel",
-            handler=api.cancel,
-            summary="End a response that still runs",
-            answer=ResponseObject,
-            shape=openai_shape,
-            tag="openai",
+            "/v1/responses/{id}/cancel", api.cancel, "End a response that still runs", answer=ResponseObject, **OPENAI
         ),
     ]
 

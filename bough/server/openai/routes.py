@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint, json_response
-from bough.server.errors import HttpError, openai_shape
+from bough.server.endpoint import GET, OPENAI, Endpoint, json_response
+from bough.server.errors import HttpError
 from bough.server.model_info import ModelInfo
 from bough.server.openai.chat import Chats
 from bough.server.openai.completions import Completions
@@ -23,23 +23,9 @@ def model_routes(context: ServerContext) -> list[Endpoint]:
         return json_response(find_model(context.model, request.path_params["model"]))
 
     return [
+        Endpoint("/v1/models", list_models, "The models that are served: one", methods=GET, answer=ModelList, **OPENAI),
         Endpoint(
-            path="/v1/models",
-            handler=list_models,
-            summary="The models that are served: one",
-            methods=("GET",),
-            answer=ModelList,
-            shape=openai_shape,
-            tag="openai",
-        ),
-        Endpoint(
-            path="/v1/models/{model:path}",
-            handler=show_model,
-            summary="One model by its name",
-            methods=("GET",),
-            answer=ModelCard,
-            shape=openai_shape,
-            tag="openai",
+            "/v1/models/{model:path}", show_model, "One model by its name", methods=GET, answer=ModelCard, **OPENAI
         ),
     ]
 

@@ -6,7 +6,7 @@ Made once, when the engine is ready; routes keep nothing else between requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,10 @@ from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
 from bough.observability.metrics import State
+from bough.parsers import AnswerFormat
+from bough.server.messages import Message, Rendered, render, text_size
 from bough.server.model_info import ModelInfo
+from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
@@ -71,6 +74,28 @@ class ServerContext:
         inputs = await aside(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
         _check_logprobs(inputs)
         return inputs
+
+    async def render(self, messages: Sequence[Message], *, field: str = "messages", **options: Any) -> Rendered:
+        """`messages.render` with the model's tokenizer; a long conversation in a thread."""
+        tokenizer = self.require_tokenizer(field)
+        return await aside(text_size(messages), lambda: render(tokenizer, messages, **options))
+
+    async def plan_inputs(
+        self,
+        plan: AnswerPlan,
+        prompt: Rendered,
+        given: Mapping[str, Any],
+        continued: str = "",
+        budget: int | None = None,
+    ) -> tuple[Inputs, AnswerFormat]:
+        """The inputs of a rendered conversation, `given` being the reader's other arguments, and how its answers are
+        parsed. `continued` is the text of the assistant's that they continue, `budget` the most tokens of thinking."""
+        sampling = plan.sampling(given["sampling_params"])
+        thinking = plan.marks(sampling, prompt.text, continued, budget)
+        inputs = await self.read_inputs(
+            **{**given, "input_ids": prompt.ids, "sampling_params": sampling, "thinking": thinking}
+        )
+        return inputs, plan.answers(prompt.text, continued)
 
     def _within_reach(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""

@@ -103,6 +103,11 @@ def text_size(messages: Sequence[Message]) -> int:
     return sum(len(message["content"]) for message in messages)
 
 
+def continues(messages: Sequence[Message]) -> bool:
+    """Whether the answer continues the assistant's own text."""
+    return messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+
+
 def read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
     """One message, which stands at `where` in the request."""
     role = message.get("role")

@@ -5,7 +5,7 @@ Blocks of calls, results and thinking become fields and messages of OpenAI's for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,17 +16,14 @@ from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.bodies import Harmless, check_ranges, check_stops, refuse_unbuilt
 from bough.server.messages import (
     Message,
-    Rendered,
     check_size,
     read_content,
     read_message,
     read_messages,
     read_part,
-    render,
 )
 from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function
 from bough.server.streaming import read_resumption
-from bough.tokenizer.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant", "system")
 
@@ -167,27 +164,12 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
     }
 
 
-def prompt_of(
-    request: CountTokensRequest, turns: Sequence[Message], tokenizer: Tokenizer, tools: ToolUse = NO_TOOLS
-) -> Rendered:
-    """The prompt. An answer to a conversation that ends with the assistant's words goes on from there."""
+def template_variables(request: CountTokensRequest) -> dict[str, Any]:
     effort = (request.output_config or {}).get("effort")
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if request.thinking:
         variables["enable_thinking"] = request.thinking.get("type") != "disabled"
-    return render(
-        tokenizer,
-        turns,
-        tools=tools.shown,
-        variables=variables,
-        continue_final_message=goes_on(turns),
-        whole=not isinstance(request, MessagesRequest),  # a count is one of all tokens
-    )
-
-
-def goes_on(turns: Sequence[Message]) -> bool:
-    """Whether the answer continues the assistant's own words."""
-    return turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls")
+    return variables
 
 
 def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> None:

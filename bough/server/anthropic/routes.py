@@ -11,21 +11,20 @@ from bough.server.anthropic.objects import Message, TokensCount
 from bough.server.anthropic.reading import (
     check_request,
     check_thinking,
-    goes_on,
     names_of,
-    prompt_of,
     read_conversation,
     read_request,
     read_tools,
+    template_variables,
     thinking_budget,
 )
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
+from bough.server.context import ServerContext
 from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
 from bough.server.errors import set_field_names
-from bough.server.messages import Rendered, text_size
+from bough.server.messages import Rendered, continues
 from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.streaming import answer_whole, resumable, stream_answers
 
@@ -67,11 +66,9 @@ class Anthropic:
         set_field_names(names_of(body))
         plan = self._plan(body)
         prompt, continued = await self._prompt(body, plan)
-        given = read_request(body, id)
-        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-        given["thinking"] = plan.marks(sampling, prompt.text, continued, thinking_budget(body.thinking))
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
-        form = MessageForm(id, self._context.model.name, timed, plan.answers(prompt.text, continued))
+        given, budget = read_request(body, id), thinking_budget(body.thinking)
+        inputs, answers = await self._context.plan_inputs(plan, prompt, given, continued, budget)
+        form = MessageForm(id, self._context.model.name, timed, answers)
         client = self._context.client
         if body.stream:
             writer = resumable(request, inputs, MessageWriter(form), opening_events=form.opening_events)
@@ -89,8 +86,13 @@ class Anthropic:
         return plan_answers(self._context.settings, read_tools(body), self._context.tokenizer)
 
     async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the assistant's words that the answer goes on with."""
+        """The prompt, and the text of the assistant's that the answer continues."""
         turns = read_conversation(body)
-        tokenizer = self._context.require_tokenizer("messages")
-        prompt = await aside(text_size(turns), lambda: prompt_of(body, turns, tokenizer, plan.tools))
-        return prompt, turns[-1]["content"] if goes_on(turns) else ""
+        prompt = await self._context.render(
+            turns,
+            tools=plan.tools.shown,
+            variables=template_variables(body),
+            continue_final_message=continues(turns),
+            whole=not isinstance(body, MessagesRequest),  # a count is one of all tokens
+        )
+        return prompt, turns[-1]["content"] if continues(turns) else ""

@@ -12,11 +12,11 @@ from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
 from bough.core.errors import RequestError
-from bough.server.bodies import asks_nothing, given_fields, read_body
+from bough.server.bodies import given_fields, read_body, refuse_unbuilt
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape, set_field_names
-from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
+from bough.server.native.schemas import GenerateBody, GenerateOutput, UnbuiltFields
 from bough.server.parsing import plan_answers
 from bough.server.streaming import (
     DONE,
@@ -62,7 +62,7 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
-    _refuse_unbuilt(body)
+    refuse_unbuilt(body, dict.fromkeys(UnbuiltFields.__struct_fields__, ()))
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})
@@ -79,12 +79,6 @@ async def generate(context: ServerContext, request: Request) -> Response:
         return outputs if inputs.batched else outputs[0]
 
     return await answer_whole(context.client, request, inputs, whole, timed=timed)
-
-
-def _refuse_unbuilt(body: GenerateBody) -> None:
-    for name in UNBUILT_BODY_FIELDS:
-        if not asks_nothing(getattr(body, name)):
-            raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
 
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:

@@ -59,7 +59,24 @@ class Timings(msgspec.Struct):
     total_s: float
 
 
-class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class UnbuiltFields(msgspec.Struct, kw_only=True):
+    """Fields whose feature this engine does not have: accepted when they ask for nothing."""
+
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    return_hidden_states: Any = None
+    routing_key: Any = None
+    routed_dp_rank: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+
+
+class GenerateBody(UnbuiltFields, forbid_unknown_fields=True, kw_only=True):
     """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
 
     text: str | list[str] | None = None
@@ -81,35 +98,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
-    # Fields whose feature this engine does not have: accepted when they ask for nothing.
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    return_hidden_states: Any = None
-    routing_key: Any = None
-    routed_dp_rank: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
 
-
-UNBUILT_BODY_FIELDS = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "lora_path",
-    "session_params",
-    "return_hidden_states",
-    "routing_key",
-    "routed_dp_rank",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-)
 
 Logprob = tuple[float | None, int, str | None]
 

@@ -13,7 +13,7 @@ from bough.server.bodies import read_body
 from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, aside
 from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import set_field_names, shape_of
-from bough.server.messages import read_messages, render, text_size
+from bough.server.messages import read_messages
 from bough.server.native.schemas import DetokenizeBody, DetokenizeOutput, TokenizeBody, TokenizeOutput
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
     set_field_names({"input_ids": "messages" if body.prompt is None else "prompt"})
-    lists = await (_tokenize_messages(body, tokenizer) if body.prompt is None else _tokenize(body, tokenizer))
+    lists = await (_tokenize_messages(body, context) if body.prompt is None else _tokenize(body, tokenizer))
     length = context.model.context_length
     if isinstance(body.prompt, list):
         return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
@@ -65,20 +65,11 @@ async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]
     return await aside(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
 
 
-async def _tokenize_messages(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
+async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
+    variables, add = body.chat_template_kwargs, body.add_generation_prompt
     messages = read_messages(body.messages)
-    rendered = await aside(
-        text_size(messages),
-        lambda: render(
-            tokenizer,
-            messages,
-            variables=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            whole=True,
-        ),
-    )
-    return [rendered.ids]
+    return [(await context.render(messages, variables=variables, add_generation_prompt=add, whole=True)).ids]
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

@@ -12,11 +12,11 @@ from bough.client.inputs import Inputs
 from bough.core.settings import Settings
 from bough.parsers import AnswerFormat
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
+from bough.server.context import ServerContext
 from bough.server.endpoint import GET, OLLAMA, Endpoint, json_response
 from bough.server.errors import set_field_names
 from bough.server.grammars import ollama_format
-from bough.server.messages import Message, Rendered, render, text_size
+from bough.server.messages import Message, continues
 from bough.server.model_info import ModelInfo
 from bough.server.ollama.objects import (
     ChatAnswer,
@@ -165,18 +165,12 @@ class Ollama:
         self, turns: list[Message], body: AnswerFields, sampling: dict[str, Any], plan: AnswerPlan
     ) -> tuple[Inputs, AnswerFormat]:
         """A conversation that ends with the assistant's words is answered from there on."""
-        tokenizer = self._context.require_tokenizer("messages")
-        last, variables = turns[-1], template_variables(body)
-        goes_on = last["role"] == "assistant" and not last.get("tool_calls")
-
-        def rendered() -> Rendered:
-            return render(tokenizer, turns, tools=plan.tools.shown, variables=variables, continue_final_message=goes_on)
-
-        prompt = await aside(text_size(turns), rendered)
-        sampling, continued = plan.sampling(sampling), last["content"] if goes_on else ""
-        marks = plan.marks(sampling, prompt.text, continued)
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, sampling_params=sampling, thinking=marks)
-        return inputs, plan.answers(prompt.text, continued)
+        goes_on = continues(turns)
+        prompt = await self._context.render(
+            turns, tools=plan.tools.shown, variables=template_variables(body), continue_final_message=goes_on
+        )
+        continued = turns[-1]["content"] if goes_on else ""
+        return await self._context.plan_inputs(plan, prompt, {"sampling_params": sampling}, continued)
 
     async def _answer(self, request: Request, body: AnswerFields, inputs: Inputs, form: AnswerForm) -> Response:
         client = self._context.client

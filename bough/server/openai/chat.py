@@ -15,9 +15,9 @@ from bough.client.handle import raise_if_refused
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
+from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
-from bough.server.messages import Message, Rendered, read_messages, render, text_size
+from bough.server.messages import Rendered, read_messages
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
     CalledFunction,
@@ -51,7 +51,7 @@ from bough.server.openai.usage import (
     warnings_of,
     whole_piece,
 )
-from bough.server.parsing import NO_TOOLS, AnswerPlan, AnswerTrack, CallIds, ToolUse, plan_answers
+from bough.server.parsing import AnswerPlan, AnswerTrack, CallIds, plan_answers
 from bough.server.streaming import (
     DONE,
     PreparedChunk,
@@ -62,7 +62,6 @@ from bough.server.streaming import (
     slowest_timings,
     stream_answers,
 )
-from bough.tokenizer.tokenizer import Tokenizer
 
 
 def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> dict[str, Any]:
@@ -83,21 +82,9 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
     }
 
 
-def chat_prompt(
-    request: ChatRequest, messages: Sequence[Message], tokenizer: Tokenizer, tools: ToolUse = NO_TOOLS
-) -> Rendered:
-    """The prompt: the messages through the model's template."""
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
-    return render(
-        tokenizer,
-        messages,
-        tools=tools.shown,
-        variables=variables,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-    )
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+    return {**effort, **(request.chat_template_kwargs or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,23 +312,26 @@ class Chats:
             separate=body.separate_reasoning is not False,
             stream_reasoning=body.stream_reasoning is not False,
         )
-        prompt, continued = await self._chat_prompt(body, plan)
-        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-        given["thinking"] = plan.marks(sampling, prompt.text, continued, body.max_thinking_tokens)
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        prompt, continued = await self._prompt(body, plan)
+        inputs, answers = await self._context.plan_inputs(plan, prompt, given, continued, body.max_thinking_tokens)
         wanted = (body.top_logprobs or 0) if body.logprobs else None
         shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
-        form = ChatForm(identity, shown, self._speller, plan.answers(prompt.text, continued))
+        form = ChatForm(identity, shown, self._speller, answers)
         if body.stream:
             writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
             return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
         return await answer_whole(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
-    async def _chat_prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the assistant's words that the answer goes on with."""
+    async def _prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
+        """The prompt, and the text of the assistant's that the answer continues."""
         if body.input_ids is not None:
             return Rendered(body.input_ids, ""), ""
-        tokenizer = self._context.require_tokenizer("messages")
         messages = read_messages(body.messages)
-        prompt = await aside(text_size(messages), lambda: chat_prompt(body, messages, tokenizer, plan.tools))
+        prompt = await self._context.render(
+            messages,
+            tools=plan.tools.shown,
+            variables=template_variables(body),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+        )
         return prompt, messages[-1]["content"] if body.continue_final_message else ""

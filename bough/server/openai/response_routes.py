@@ -20,10 +20,10 @@ from bough.client.answer import Answer
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
+from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
 from bough.server.errors import HttpError, failure_of
-from bough.server.messages import Message, render, text_size
+from bough.server.messages import Message, text_size
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.requests import Identity, ResponsesRequest, response_tools, use_openai_names
 from bough.server.openai.response_items import read_input, said_in
@@ -231,18 +231,13 @@ class Responses:
         names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}
         use_openai_names(body, **names)
         messages = with_instructions(body.instructions, conversation)
-        tokenizer = self._context.require_tokenizer("input")
-        plan = plan_answers(self._context.settings, response_tools(body), tokenizer)
-        variables = template_variables(body)
-        prompt = await aside(
-            text_size(messages),
-            lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
+        plan = plan_answers(self._context.settings, response_tools(body), self._context.tokenizer)
+        prompt = await self._context.render(
+            messages, field="input", tools=plan.tools.shown, variables=template_variables(body)
         )
-        given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-        given["thinking"] = plan.marks(sampling, prompt.text, budget=body.max_thinking_tokens)
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        inputs, answers = await self._context.plan_inputs(plan, prompt, given, budget=body.max_thinking_tokens)
         stored = self._store is not None and body.store is not False
-        return ResponseForm(body, identity, inputs, self._speller, stored, plan.answers(prompt.text))
+        return ResponseForm(body, identity, inputs, self._speller, stored, answers)
 
     def _find(self, request: Request) -> Record:
         if self._store is None:

@@ -53,8 +53,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """How a model's thinking is marked in its text. `begun`: the prompt has opened it. With a `budget`, `cut` is said
-    for the model after so many tokens."""
+    """How a model's thinking is marked in its text. `begun`: the prompt has opened it. With a `budget`, `cut` is
+    inserted after so many tokens."""
 
     start: str
     end: str
@@ -249,7 +249,7 @@ def token_array(ids: Any, name: str = "input_ids") -> IntArray:
     """Token ids as one array; `name` is the field that is to blame where they are none."""
     if not _is_list(ids):
         raise RequestError(f"{name} must be a list of token ids, or a list of such lists.", field=name)
-    # Numpy looks at a prompt as a whole; looking at its ids one by one takes longer than computing them on a GPU.
+    # Numpy checks a prompt as a whole; checking its ids one by one takes longer than a GPU needs to compute them.
     with contextlib.suppress(ValueError):  # a list inside the list
         array = np.asarray(ids, dtype=None if len(ids) else np.int32)
         if array.ndim == 1 and array.dtype.kind == "i" and ((array >= -1) & (array <= INT32_MAX)).all():
@@ -296,7 +296,7 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
 
 
 def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:
-    """What is to be told of the tokens' logprobs; the fields must make sense where none are wanted, too."""
+    """Which logprobs the caller gets; the fields are checked even where none are wanted."""
     start, top = -1 if start is None else start, top or 0
     if not _is_int(start) or not -1 <= start <= INT32_MAX:
         raise RequestError(

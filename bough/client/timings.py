@@ -55,8 +55,8 @@ class Timings:
         }
 
     def to_header(self, *, finished: bool = True) -> str:
-        """The value of a `Server-Timing` header, in milliseconds. Of an answer that still grows it tells what cannot
-        change: how long it waited and how its prompt was computed."""
+        """The value of a `Server-Timing` header, in milliseconds. An unfinished answer shows only what
+        cannot change: its time in the queue and its prefill."""
         parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
         if finished:
             parts |= {"decode": self.decode_s, "total": self.total_s}
@@ -68,8 +68,8 @@ class Timings:
         return ", ".join(entries)
 
 
-class Pace:
-    """From a request's arrival to its end."""
+class LatencyRecorder:
+    """Reports one request's latencies to the meter, from its arrival to its end."""
 
     __slots__ = ("_ended", "_last_at", "_meter", "_received_at", "_tokens")
 
@@ -90,13 +90,13 @@ class Pace:
         if delta.finish is not None:
             self._end(now, delta.retractions, incomplete=isinstance(delta.finish, FinishAbort))
 
-    def leave(self, retractions: int) -> None:
-        """The caller waits no longer."""
+    def abandon(self, retractions: int) -> None:
+        """The caller no longer waits."""
         if not self._ended:
             self._end(time.perf_counter(), retractions, incomplete=True)
 
     def _start(self, started: Started, tokens: int, now: float) -> bool:
-        """The prompt has been computed; whether there is a first token, which has then been counted."""
+        """The prompt has been computed. Returns whether a first token came with it, which is then counted."""
         self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
         if not tokens:
             return False

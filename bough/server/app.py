@@ -132,7 +132,7 @@ def _no_endpoint(path: str, method: str, methods: Methods) -> Failure:
 
 
 class Phase(Enum):
-    """What the server tells those who come while it does not serve."""
+    """The message of a 503 in each phase of the server's life."""
 
     LOADING = "The model is loading; try again soon."
     SERVING = ""
@@ -141,7 +141,7 @@ class Phase(Enum):
 
 
 class Front:
-    """Opens when it is given an application."""
+    """Serves once `open` has given it an application."""
 
     def __init__(
         self, *, log_requests: bool = False, root_path: str = "", browsers: BrowserRules | None = None
@@ -191,43 +191,43 @@ class Front:
                 ]
             await send(message)
 
-        counted = self.phase is not Phase.DRAINING  # nobody waits for those who come later
+        counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
-            self._enter()
+            self._begin()
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
             if refusal is not None:
-                await self._turn_away(refusal, scope, receive, named_send)
-            elif self._app is not None and self._lets_in(scope["path"]):
+                await self._refuse(refusal, scope, receive, named_send)
+            elif self._app is not None and self._accepts(scope["path"]):
                 await self._app(scope, receive, named_send)
             else:
-                await self._turn_away(self._closed(), scope, receive, named_send)
+                await self._refuse(self._closed(), scope, receive, named_send)
         finally:
             if counted:
-                self._leave()
+                self._end()
             if self._log_requests:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks
-                log.info("%s %s %s in %.1f ms", scope["method"], path, status or "left", took)
+                log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)
             current_request.reset(token)
 
-    def _lets_in(self, path: str) -> bool:
-        """Whoever watches the server is to see how it ends, too."""
-        watching = self._root.without(path) == "/metrics"
-        return self.phase is Phase.SERVING or (self.phase is Phase.DRAINING and watching)
+    def _accepts(self, path: str) -> bool:
+        """Monitors can read /metrics while the server drains."""
+        monitoring = self._root.without(path) == "/metrics"
+        return self.phase is Phase.SERVING or (self.phase is Phase.DRAINING and monitoring)
 
     def _closed(self) -> Failure:
         headers = {"Retry-After": "1", "Connection": "close"}
         return Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
 
-    async def _turn_away(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
         await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)
 
-    def _enter(self) -> None:
+    def _begin(self) -> None:
         self._active += 1
         self._quiet.clear()
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         self._active -= 1
         if not self._active:
             self._quiet.set()

@@ -29,27 +29,27 @@ from bough.server.errors import HttpError
 
 log = logging.getLogger(__name__)
 
-LONGEST_LOOK = 1 << 20  # bytes; a longer body is not worth the others' time
+MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop too long
 
 
-def unreadable(raw: bytes, error: Exception) -> RequestError:
+def json_error(raw: bytes, error: Exception) -> RequestError:
     """For a body that is no JSON, or holds what no text or number can be."""
-    return _odd_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
+    return _unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
 
 
-def unacceptable(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -> RequestError | None:
-    """For a body that is JSON, but not the struct's; None where the decoder's own words are good."""
+def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -> RequestError | None:
+    """For a body that is JSON, but not the struct's; None where the decoder's own message is good."""
     choice = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(.*)`", complaint)
     if choice is not None:
         given, path = choice.groups()
         allowed = ", ".join(map(repr, _choices(struct, re.sub(r"\[.*?\]", "", path).split("."))))
         return RequestError(f"{path} must be one of {allowed}; got {given}.", field=path.split("[")[0])
-    return _odd_value(raw) if complaint.startswith("Number out of range") else None
+    return _unrepresentable_value(raw) if complaint.startswith("Number out of range") else None
 
 
-def _odd_value(raw: bytes) -> RequestError | None:
+def _unrepresentable_value(raw: bytes) -> RequestError | None:
     """The first value of which JSON can write what Python's text and floats cannot hold."""
-    if len(raw) > LONGEST_LOOK:
+    if len(raw) > MAX_DIAGNOSED_BYTES:
         return None
     try:
         body = json.loads(raw, parse_constant=_refuse)
@@ -132,11 +132,11 @@ def check_stops(stops: Any, name: str) -> None:
         raise RequestError(f"{name} has {len(stops)} entries; at most {MAX_STOPS} are taken.", field=name)
 
 
-def refuse_unbuilt(request: msgspec.Struct, unbuilt: Harmless) -> None:
+def refuse_unsupported(request: msgspec.Struct, unsupported: Harmless) -> None:
     """Raises for the first field that asks for a feature which this engine does not have."""
     for name in request.__struct_fields__:
         value = getattr(request, name)
-        if name in unbuilt and value is not None and not _harmless(value, unbuilt[name]):
+        if name in unsupported and value is not None and not _harmless(value, unsupported[name]):
             raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
 
 
@@ -180,8 +180,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 MEBIBYTE = 1 << 20
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
-MAX_NOTICED, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
-SETTINGS_KEY = "bough.settings"  # where the application leaves the server's settings for its endpoints
+MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
+SETTINGS_KEY = "bough.settings"  # key in the ASGI scope of the server's settings
 
 
 def settings_of(request: Request) -> ServerSettings:
@@ -199,7 +199,7 @@ async def read_lenient_body(request: Request, struct: type[S]) -> S:
     refused."""
     raw = await read_bytes(request)
     body = decode_body(raw, struct)
-    _notice_unknown(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
+    _log_unknown_fields(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
     return body
 
 
@@ -222,21 +222,21 @@ async def read_bytes(request: Request) -> bytes:
 def decode_body(raw: bytes, struct: type[S]) -> S:
     """Bad JSON and wrong types raise; so does text that is not UTF-8."""
     try:
-        with _undisturbed(len(raw)):
+        with _garbage_collection_paused(len(raw)):
             body: S = _decode(raw or b"{}", struct)
     except msgspec.ValidationError as error:
         _suggest_field(str(error), struct)
-        better = unacceptable(raw, str(error), struct)
+        better = validation_error(raw, str(error), struct)
         raise (better or error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(raw, error) from None
+        raise json_error(raw, error) from None
     return body
 
 
 @contextlib.contextmanager
-def _undisturbed(size: int) -> Iterator[None]:
+def _garbage_collection_paused(size: int) -> Iterator[None]:
     """The garbage collector looks at all new objects again and again while there are ever more of them; with a body of
-    millions that takes ten times as long as reading it, and nobody is served meanwhile."""
+    millions that takes ten times as long as reading it, and blocks the event loop meanwhile."""
     pauses = size > LARGE and gc.isenabled()
     if pauses:
         gc.disable()
@@ -259,7 +259,7 @@ def _decode(raw: bytes, struct: type[S]) -> S:
 
 
 def _number(literal: str) -> int | float:
-    """JSON does not tell 1 from 1.0, and neither do all clients; a number that is whole may stand for either."""
+    """JSON does not distinguish 1 from 1.0, and neither do all clients; a whole number is accepted for either."""
     value = float(literal)
     return int(value) if value.is_integer() and abs(value) <= EXACT_FLOAT else value
 
@@ -282,26 +282,26 @@ def decoder_of(struct: type[S]) -> msgspec.json.Decoder[S]:
 
 
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)  # null: an object that was not given
-_noticed: set[tuple[str, str]] = set()
+_logged_fields: set[tuple[str, str]] = set()
 
 
-def _notice_unknown(
+def _log_unknown_fields(
     raw: bytes | msgspec.Raw, struct: type[msgspec.Struct], path: str, *, strict: bool, inside: str = ""
 ) -> None:
     """`inside` is where in the body the object stands, such as "stream_options."."""
     known, objects = _known_fields(struct), _object_fields(struct)
-    for field, value in itertools.islice((_RAW_FIELDS.decode(raw) or {}).items(), 10 * MAX_NOTICED):
+    for field, value in itertools.islice((_RAW_FIELDS.decode(raw) or {}).items(), 10 * MAX_LOGGED_FIELDS):
         name = inside + field
         if field in objects:
-            _notice_unknown(value, objects[field], path, strict=strict, inside=f"{name}.")
+            _log_unknown_fields(value, objects[field], path, strict=strict, inside=f"{name}.")
         if field in known:
             continue
         if strict:
             raise RequestError(f"Unknown field {name!r} (--strict-fields).", field=name)
         name = name[:NAME_SHOWN]
-        if (path, name) not in _noticed and len(_noticed) < MAX_NOTICED:
-            _noticed.add((path, name))
-            log.warning("%s: the field %r is unknown and has no effect; this is said once", path, name)
+        if (path, name) not in _logged_fields and len(_logged_fields) < MAX_LOGGED_FIELDS:
+            _logged_fields.add((path, name))
+            log.warning("%s: the field %r is unknown and has no effect; this is logged once", path, name)
 
 
 @functools.cache

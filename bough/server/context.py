@@ -25,15 +25,15 @@ from bough.tokenizer.tokenizer import TextBound, Tokenizer
 T = TypeVar("T")
 
 # Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
-# its own: the tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
+# its own: the tokenizer releases the GIL, so other requests' tokens go out in the meantime.
 LONG_TEXT = 10_000
 
-# Prompts of one HTTP request, times their samples. Making them ready takes some ten microseconds each, during which
-# nobody else is served; offline callers, whom nobody waits for, have no such limit.
+# Prompts of one HTTP request, times their samples. Preparing each blocks the event loop for about ten
+# microseconds; offline callers block only themselves and have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
 
-# Logprobs of the prompts of one HTTP request: they come all at once, and making JSON of a million takes about half a
-# second, during which nobody else is served. Those of outputs come token by token.
+# Logprobs of the prompts of one HTTP request: they come all at once, and encoding a million as JSON blocks the
+# event loop for about half a second. Those of outputs come token by token.
 MAX_PROMPT_LOGPROBS = 1 << 21
 
 STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide what else is known
@@ -59,7 +59,7 @@ class ServerContext:
         return self.tokenizer
 
     async def state(self) -> State | None:
-        """The scheduler's state, which it tells between two steps; None when it does not answer."""
+        """The scheduler's state, which it sends between two steps; None when it does not answer."""
         try:
             async with asyncio.timeout(STATE_TIMEOUT_S):
                 return (await self.client.state()).data
@@ -69,16 +69,16 @@ class ServerContext:
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
         if given.get("input_ids") is not None:
-            given["input_ids"] = self._within_reach(given["input_ids"])
+            given["input_ids"] = self._bounded_ids(given["input_ids"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
-        inputs = await aside(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
+        inputs = await offload(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
         _check_logprobs(inputs)
         return inputs
 
     async def render(self, messages: Sequence[Message], *, field: str = "messages", **options: Any) -> Rendered:
         """`messages.render` with the model's tokenizer; a long conversation in a thread."""
         tokenizer = self.require_tokenizer(field)
-        return await aside(text_size(messages), lambda: render(tokenizer, messages, **options))
+        return await offload(text_size(messages), lambda: render(tokenizer, messages, **options))
 
     async def plan_inputs(
         self,
@@ -97,7 +97,7 @@ class ServerContext:
         )
         return inputs, plan.answers(prompt.text, continued)
 
-    def _within_reach(self, ids: Any) -> Any:
+    def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
         most = TextBound(self.model.context_length).tokens
         if not isinstance(ids, list) or len(ids) <= most or isinstance(ids[0], list):
@@ -110,8 +110,8 @@ class ServerContext:
         )
 
 
-async def aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, whose cost grows with `size` characters; long work does not hold up the event loop."""
+async def offload(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, whose cost grows with `size` characters; long work runs in a thread."""
     return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
 

@@ -52,8 +52,8 @@ ANTHROPIC: dict[str, Any] = {"shape": anthropic_shape, "tag": "anthropic"}
 OLLAMA: dict[str, Any] = {"shape": ollama_shape, "tag": "ollama"}
 
 
-class ClientGoneError(Exception):
-    """The client has left while its answer was being made; nobody is there to be told."""
+class ClientDisconnectedError(Exception):
+    """The client disconnected while its answer was being made; there is no one to send an error to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class Endpoint:
         try:
             response = await self.handler(request)
             await response(scope, receive, watched_send)
-        except (ClientGoneError, ClientDisconnect):
+        except (ClientDisconnectedError, ClientDisconnect):
             return
         except Exception as error:
-            # Not swallowed: the client is told, and a defect is logged with its traceback.
+            # Not swallowed: the client gets an error, and a defect is logged with its traceback.
             if begun:
                 raise
             await error_response(failure_of(error), self.shape)(scope, receive, send)
@@ -122,7 +122,7 @@ class Keys:
         if needed is None:
             return
         given = sent_keys(headers)
-        # Every candidate is compared, in full: how long it takes tells nothing.
+        # Every candidate is compared in full, so that the time reveals nothing.
         if not any([hmac.compare_digest(key, needed) for key in given]):  # noqa: C419
             raise unauthorised("api" if self._one_for_all else access, given)
 

@@ -1,7 +1,7 @@
 """From errors to what clients of each protocol see.
 
 `failure_of` says what happened, once; a shape turns that into the JSON of its protocol. Errors that are neither the
-client's nor the engine's are defects: they are logged with their traceback and answered with a 500 that says no more.
+client's nor the engine's are defects: they are logged with their traceback and answered with a 500 without details.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HttpError(Exception):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to tell the client."""
+    """The error as the client gets it."""
     match error:
         case HttpError():
             return error.failure

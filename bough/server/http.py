@@ -1,4 +1,4 @@
-"""The listening socket, uvicorn on it, and the lines that tell where it is.
+"""The listening socket, uvicorn on it, and the lines that show its address.
 
 The socket is opened before anything slow happens, so that its errors come first. Signals, logs and the order of
 shutdown belong to the owner; uvicorn only speaks HTTP.
@@ -102,7 +102,7 @@ def _answers(path: Path) -> bool:
 
 
 KEEP_ALIVE_S = 75  # clients and proxies reuse connections for about a minute; the server must not close them first
-LAST_WORDS_S = 5  # for responses that are being written when the server ends
+SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the server stops
 
 
 class HttpServer(uvicorn.Server):
@@ -126,7 +126,7 @@ class HttpServer(uvicorn.Server):
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LAST_WORDS_S,
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             )
         )
         self._listener = listener
@@ -142,7 +142,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _take_logs() -> None:
-    """uvicorn's errors go where ours go. Its warnings are about what strangers send, who are told of it themselves."""
+    """uvicorn's errors go to Bough's log. Its warnings concern malformed requests, which are answered with an error."""
     theirs = logging.getLogger("uvicorn")
     theirs.handlers[:] = logging.getLogger("bough").handlers
     theirs.propagate = not theirs.handlers

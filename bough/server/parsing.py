@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bough.client.answer import Piece
 from bough.client.inputs import ThinkingMarks
+from bough.client.outputs import Piece
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, require_utf8
 from bough.core.settings import Settings
@@ -180,8 +180,8 @@ class CallRules:
         return watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single)
 
     def _beside(self, asked: str, value: Any) -> CallGrammar | None:
-        """Calls, or what the request asks for; None where that alone holds, because nobody cares for calls, or because
-        they could turn out to be neither."""
+        """Calls, or what the request asks for; None where the request's own grammar holds alone: there
+        are no tools to call, or a call could match neither."""
         tools, calls = self.tools, self.calls
         if calls is None or not tools.tools or not (self.watched or asked == "json_schema"):
             return None
@@ -273,7 +273,7 @@ class AnswerPlan:
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
     ) -> ThinkingMarks | None:
-        """What the engine must know of the thinking: a grammar holds behind it, and a budget cuts it short."""
+        """How the engine finds the thinking: a grammar applies after it, and a budget cuts it short."""
         kind = self.thinking
         if kind is None:
             if budget is not None:
@@ -290,8 +290,8 @@ class AnswerPlan:
         return ThinkingMarks(kind.start, kind.end, kind.cut, begun, budget)
 
     def sampling(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that. What
-        is said of a grammar over tools later is said of the tools."""
+        """The sampling parameters with what the plan adds to them. A client may hide markers itself. Errors and
+        warnings about the grammar of the tools name the tools."""
         added: dict[str, Any] = {}
         if self.reasoning is not None or self.tools.tools:
             added["skip_special_tokens"] = False
@@ -306,7 +306,7 @@ class AnswerPlan:
         return {**kept, **added, **grammar.fields}
 
     def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
-        """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
+        """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
             calls = forced_format(self.rules.forcible) if self.tools.must else self.calls
@@ -330,8 +330,8 @@ def plan_answers(
     separate: bool = True,
     stream_reasoning: bool = True,
 ) -> AnswerPlan:
-    """The plan of a request, by the server's parsers and the model's tokenizer. `separate`: thinking is set apart where
-    there is a parser."""
+    """The plan of a request, by the server's parsers and the model's tokenizer. `separate`: thinking is shown apart
+    where there is a parser."""
     calls, thinking = settings.model.tool_call_parser, settings.model.reasoning_parser
     if tools.tools and not tools.must and calls is None:
         raise RequestError(
@@ -351,7 +351,7 @@ def plan_answers(
 
 
 class CallIds:
-    """Names the calls of one answer: by the model's own ids where it has them and they are different, else by lot."""
+    """Names the calls of one answer: by the model's own ids where it gives unique ones, else random."""
 
     def __init__(self, prefix: str = "call_") -> None:
         self._prefix = prefix
@@ -363,8 +363,8 @@ class CallIds:
         return chosen
 
 
-class AnswerTrack:
-    """How far one streamed answer has come."""
+class StreamParser:
+    """Parses one streamed answer; remembers its calls' ids and its reasoning."""
 
     def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
@@ -377,14 +377,14 @@ class AnswerTrack:
         return "".join(self._reasoning)
 
     def events(self, piece: Piece) -> list[Event]:
-        """What a piece brings."""
+        """The events of a piece."""
         events = self._parser.feed(piece.text) if piece.text else []
         if piece.finish is not None:
             events += self._parser.finish()
         return self._noted(events)
 
-    def recall(self, text: str) -> list[Event]:
-        """What the reader has had of a resumed answer: it decides how the rest is read, and is not to be sent again."""
+    def replay(self, text: str) -> list[Event]:
+        """The events of text that was delivered before the stream was resumed; they are not sent again."""
         return self._noted(self._parser.feed(text) if text else [])
 
     def _noted(self, events: list[Event]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The protocols that the server speaks, as one list of endpoints."""
+"""All protocols of the server as one list of endpoints."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from bough.server.openapi import described
 
 def all_endpoints(context: ServerContext) -> list[Endpoint]:
     """Every endpoint, with the page that describes them."""
-    spoken = [*native(context), *openai(context), *anthropic(context), *ollama(context)]
-    return described([*spoken, *metrics_routes(context)], context.settings.server)
+    endpoints = [*native(context), *openai(context), *anthropic(context), *ollama(context)]
+    return described([*endpoints, *metrics_routes(context)], context.settings.server)

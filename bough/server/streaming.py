@@ -22,13 +22,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bough.client.answer import Answer, Piece
 from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs, Resumption, token_array
+from bough.client.outputs import Piece, RequestOutput
 from bough.client.timings import Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
-from bough.server.endpoint import EVENTS, ClientGoneError, encode_json, json_response
+from bough.server.endpoint import EVENTS, ClientDisconnectedError, encode_json, json_response
 from bough.server.errors import Failure, failure_of
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class EventStream(Response):
     """Sends what `events` yields, as it comes.
 
     `on_failure` makes the last bytes of a stream that breaks after it has begun. `headers` may be a function: it is
-    called when the first event is there, for headers that tell of it.
+    called when the first event is there, for headers that depend on it.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EventStream(Response):
         self._keep_alive = keep_alive
         self._keep_alive_s = keep_alive_s
         self._begun = False
-        self._sent = False  # something went out since the last look
+        self._sent = False  # something was sent since the last check
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +149,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Until the client leaves: comments where nothing else was sent for a while."""
+        """Sends keep-alive comments where nothing else was sent for a while; raises when the client disconnects."""
         while True:
             try:
                 async with asyncio.timeout(self._keep_alive_s):
@@ -160,29 +160,29 @@ class EventStream(Response):
                 self._sent = False
                 continue
             if message["type"] == "http.disconnect":
-                raise ClientGoneError
+                raise ClientDisconnectedError
 
 
 TIMING_HEADER = "Server-Timing"
 
 
-def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
+def timing_headers(answers: Sequence[RequestOutput]) -> dict[str, str]:
     return {TIMING_HEADER: slowest_timings(answers).to_header(finished=all(answer.done for answer in answers))}
 
 
-def slowest_timings(answers: Sequence[Answer]) -> Timings:
+def slowest_timings(answers: Sequence[RequestOutput]) -> Timings:
     """Of the answer that took longest: that is what the client waited for."""
     return max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Call it when the body has been read: what comes then can only be the client's leaving."""
+    """The result of `work`. Call it when the body has been read: the next message can then only be the disconnect."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_until_gone(request))
+    watch = asyncio.ensure_future(_until_disconnect(request))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGoneError
+            raise ClientDisconnectedError
         return task.result()
     finally:
         for each in (task, watch):
@@ -190,13 +190,13 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def _until_gone(request: Request) -> None:
+async def _until_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def answer_whole(
-    client: EngineClient, request: Request, inputs: Inputs, form: Callable[[list[Answer]], Any], *, timed: bool
+async def whole_response(
+    client: EngineClient, request: Request, inputs: Inputs, form: Callable[[list[RequestOutput]], Any], *, timed: bool
 ) -> Response:
     """The response that is not streamed; `form` makes its JSON of the finished answers."""
     answers = await while_connected(request, client.answers(inputs))
@@ -236,9 +236,9 @@ def stream_answers(
     on_close: Callable[[], None] = lambda: None,
     **form: Any,
 ) -> EventStream:
-    """The response that streams `inputs`' answers. `on_close` is called once it is over, be it by an error or by the
-    client's leaving. `form` are `EventStream`'s options for streams that are not SSE."""
-    seen: list[Answer] = []
+    """The response that streams `inputs`' answers. `on_close` is called once it is over, also after an error or a
+    disconnect. `form` are `EventStream`'s options for streams that are not SSE."""
+    seen: list[RequestOutput] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
         pieces = client.pieces(inputs, stream=True)
@@ -266,7 +266,7 @@ EVENT_END = b"\n\n"
 
 class Resume(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Goes on with a stream that broke: `output_ids` are the tokens that were delivered (those of all `: ids` comments,
-    in order), `seed` is what `: seed` said, `id` and `created` are those of the broken stream."""
+    in order), `seed` is the value of `: seed`, `id` and `created` are those of the broken stream."""
 
     output_ids: list[int | list[int]]
     id: str | None = None
@@ -307,7 +307,7 @@ class AnnouncingWriter:
 
     def __init__(self, writer: Writer, seed: int, opening_events: int) -> None:
         self._writer = writer
-        self._ids: list[int] = []  # not told yet
+        self._ids: list[int] = []  # not announced yet
         self._first = f": seed {seed}\n".encode()
         self._opening_events = opening_events
 

@@ -95,7 +95,7 @@ class Tokenizer:
             self._skipped = TokenPieces(backend, rule.token_bytes, hidden=self.special_ids)
 
     def bounded(self, bound: TextBound) -> Tokenizer:
-        """The same tokenizer for texts of strangers."""
+        """The same tokenizer for untrusted texts, which may be far too long."""
         twin = copy.copy(self)
         twin.bound = bound
         return twin

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bough.client.answer import Piece
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader
+from bough.client.outputs import Piece
 from bough.client.timings import Timings
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishAbort, FinishLength

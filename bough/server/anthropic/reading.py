@@ -13,7 +13,7 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX
 from bough.core.settings import Settings
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from bough.server.bodies import Harmless, check_ranges, check_stops, refuse_unbuilt
+from bough.server.bodies import Harmless, check_ranges, check_stops, refuse_unsupported
 from bough.server.messages import (
     Message,
     check_size,
@@ -109,7 +109,7 @@ class _Reader:
 THINKING = ("enabled", "adaptive", "disabled")
 # The engine's names of fields, and the client's.
 NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "input_ids": "messages"}
-UNBUILT: Harmless = {
+UNSUPPORTED: Harmless = {
     "mcp_servers": (),
     "context_management": (),
     "container": (),
@@ -119,7 +119,7 @@ UNBUILT: Harmless = {
 def check_request(request: CountTokensRequest) -> None:
     """Raises a `RequestError` that names the first field which cannot be served."""
     check_ranges(request)
-    refuse_unbuilt(request, UNBUILT)
+    refuse_unsupported(request, UNSUPPORTED)
     output_schema(request)
 
 
@@ -130,8 +130,8 @@ def names_of(request: CountTokensRequest) -> dict[str, str]:
 
 
 def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
-    """The schema that the answer must match, if there is one, and the field that says so. It is strict: here nobody
-    reads warnings."""
+    """The schema that the answer must match, if there is one, and the field that says so. It is strict: this
+    protocol has no warnings."""
     said = {"output_config.format": (request.output_config or {}).get("format"), "output_format": request.output_format}
     given = {field: value for field, value in said.items() if value}
     if not given:

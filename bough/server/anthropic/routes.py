@@ -26,7 +26,7 @@ from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
 from bough.server.errors import set_field_names
 from bough.server.messages import Rendered, continues
 from bough.server.parsing import AnswerPlan, plan_answers
-from bough.server.streaming import answer_whole, resumable, stream_answers
+from bough.server.streaming import resumable, stream_answers, whole_response
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
@@ -73,7 +73,7 @@ class Anthropic:
         if body.stream:
             writer = resumable(request, inputs, MessageWriter(form), opening_events=form.opening_events)
             return stream_answers(client, inputs, writer, broken_stream, timed=timed)
-        return await answer_whole(client, request, inputs, lambda answers: form.whole(*answers), timed=timed)
+        return await whole_response(client, request, inputs, lambda answers: form.whole(*answers), timed=timed)
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read_lenient_body(request, CountTokensRequest)

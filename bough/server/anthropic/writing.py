@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET
 
-from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.parsers import (
@@ -53,7 +53,7 @@ from bough.server.anthropic.objects import (
 )
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, anthropic_shape
-from bough.server.parsing import AnswerTrack, CallIds
+from bough.server.parsing import CallIds, StreamParser
 from bough.server.streaming import PreparedChunk, named_event
 
 PREFIX = "toolu_"
@@ -156,7 +156,7 @@ class MessageForm:
         its one block begin there."""
         return 3 if self.answers.plain else 2
 
-    def whole(self, answer: Answer) -> Message:
+    def whole(self, answer: RequestOutput) -> Message:
         """The answer that is not streamed. Plain text is one block, be it empty."""
         content: list[Block] = [TextBlock(text=answer.text)]
         called = False
@@ -175,14 +175,14 @@ class MessageForm:
             timings=answer.timings.to_dict() if self.timed else UNSET,
         )
 
-    def begun(self, answer: Answer) -> MessageStart:
+    def begun(self, answer: RequestOutput) -> MessageStart:
         """The message of which nothing but its prompt is known."""
         usage = usage_of(answer, output_tokens=0)
         return MessageStart(
             message=Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
         )
 
-    def ended(self, answer: Answer, *, called: bool = False) -> MessageDelta:
+    def ended(self, answer: RequestOutput, *, called: bool = False) -> MessageDelta:
         reason, sequence = stop_of(answer, called=called)
         return MessageDelta(
             delta=StopDelta(stop_reason=reason, stop_sequence=sequence),
@@ -198,12 +198,12 @@ class MessageWriter:
         self._form = form
         self._begun = False
         self._blocks = BlockWriter()
-        self._track = None if form.answers.plain else AnswerTrack(form.answers)
+        self._parser = None if form.answers.plain else StreamParser(form.answers)
 
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece; with the first and the last one, what stands around the text."""
-        if self._track is not None:
-            return self._parsed_chunk(piece, self._track)
+        if self._parser is not None:
+            return self._parsed_chunk(piece, self._parser)
         text = TEXT.fill(piece.text, []) if piece.text else b""
         self._begun |= piece.answer.resumed  # by the stream that this one resumes
         if self._begun and piece.finish is None:
@@ -215,21 +215,21 @@ class MessageWriter:
         self._begun = True
         return opening + text + closing
 
-    def _parsed_chunk(self, piece: Piece, track: AnswerTrack) -> bytes:
+    def _parsed_chunk(self, piece: Piece, parser: StreamParser) -> bytes:
         if not self._begun and piece.answer.resumed:
             self._begun = True
-            for past in track.recall(piece.answer.resumed_text):
+            for past in parser.replay(piece.answer.resumed_text):
                 self._blocks.write(past)
         opening = b"" if self._begun else named_event(self._form.begun(piece.answer)) + named_event(Ping())
         self._begun = True
-        news = b"".join(map(self._blocks.write, track.events(piece)))
+        news = b"".join(map(self._blocks.write, parser.events(piece)))
         if piece.finish is None:
             return opening + news
-        ended = named_event(self._form.ended(piece.answer, called=track.called))
+        ended = named_event(self._form.ended(piece.answer, called=parser.called))
         return opening + news + self._blocks.close() + ended + MESSAGE_ENDS
 
     def end(self) -> bytes:
-        return b""  # all is said with the last piece
+        return b""  # everything was sent with the last piece
 
 
 def broken_stream(failure: Failure) -> bytes:
@@ -237,7 +237,7 @@ def broken_stream(failure: Failure) -> bytes:
     return b"event: error\ndata: %b\n\n" % encode_json(anthropic_shape(failure))
 
 
-def stop_of(answer: Answer, *, called: bool = False) -> tuple[StopReason, str | None]:
+def stop_of(answer: RequestOutput, *, called: bool = False) -> tuple[StopReason, str | None]:
     """Why the answer ended, and at which of the client's stop sequences; `called`: it has calls. An aborted one is
     none: it raises."""
     raise_if_refused(answer)
@@ -251,7 +251,7 @@ def stop_of(answer: Answer, *, called: bool = False) -> tuple[StopReason, str | 
     return "tool_use" if called else "end_turn", None
 
 
-def usage_of(answer: Answer, output_tokens: int | None = None) -> Usage:
+def usage_of(answer: RequestOutput, output_tokens: int | None = None) -> Usage:
     return Usage(
         input_tokens=answer.prompt_tokens - answer.cached_tokens,
         cache_read_input_tokens=answer.cached_tokens,

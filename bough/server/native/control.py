@@ -45,7 +45,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         Endpoint(
             "/pause_generation",
             partial(pause_generation, context),
-            "Stop computing until /continue_generation; requests that come meanwhile wait",
+            "Stop computing until /continue_generation; requests that arrive in the meantime wait",
             access="admin",
             body=PauseBody,
             answer=Outcome,
@@ -62,7 +62,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
 
 
 def outcome_of(reply: Reply) -> Response:
-    """The engine's word on a command; a refusal is the caller's to change."""
+    """The engine's reply to a command; a refusal becomes a 400."""
     if not reply.ok:
         raise RequestError(reply.message)
     return json_response(Outcome(True, reply.message))

@@ -8,23 +8,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.bodies import given_fields, read_body, refuse_unbuilt
+from bough.server.bodies import given_fields, read_body, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape, set_field_names
-from bough.server.native.schemas import GenerateBody, GenerateOutput, UnbuiltFields
+from bough.server.native.schemas import GenerateBody, GenerateOutput, UnsupportedFields
 from bough.server.parsing import plan_answers
 from bough.server.streaming import (
     DONE,
-    answer_whole,
     json_event,
     read_resumption,
     resumable,
     stream_answers,
+    whole_response,
 )
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
@@ -62,7 +62,7 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
-    refuse_unbuilt(body, dict.fromkeys(UnbuiltFields.__struct_fields__, ()))
+    refuse_unsupported(body, dict.fromkeys(UnsupportedFields.__struct_fields__, ()))
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})
@@ -72,13 +72,13 @@ async def generate(context: ServerContext, request: Request) -> Response:
         writer = OutputWriter(batched=inputs.batched, timed=timed)
         return stream_answers(context.client, inputs, resumable(request, inputs, writer), broken_stream, timed=timed)
 
-    def whole(answers: list[Answer]) -> Any:
+    def whole(answers: list[RequestOutput]) -> Any:
         if all(answer.refusal is not None for answer in answers):
             raise_if_refused(answers[0])
         outputs = [output_of(answer, timed) for answer in answers]
         return outputs if inputs.batched else outputs[0]
 
-    return await answer_whole(context.client, request, inputs, whole, timed=timed)
+    return await whole_response(context.client, request, inputs, whole, timed=timed)
 
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
@@ -89,8 +89,8 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
 
 
 def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
-    """The marks of thinking, for those who ask for a budget or for a grammar behind it. The prompts of one call are
-    taken to be alike."""
+    """The marks of thinking, for requests with a budget or with a grammar after it. The prompts of one call are taken
+    to be alike."""
     if body.max_thinking_tokens is None and not body.require_reasoning:
         return None
     plan = plan_answers(context.settings)
@@ -135,7 +135,7 @@ def broken_stream(failure: Failure) -> bytes:
     return json_event(native_shape(failure)) + DONE
 
 
-def output_of(answer: Answer, timed: bool) -> dict[str, Any]:
+def output_of(answer: RequestOutput, timed: bool) -> dict[str, Any]:
     output = answer.to_dict()
     if timed:
         output["meta_info"]["timings"] = answer.timings.to_dict()

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import WEIGHT_VERSION
 from bough.client.inputs import Inputs
+from bough.client.outputs import WEIGHT_VERSION
 from bough.core.errors import RequestError
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
@@ -108,7 +108,7 @@ async def brief_load(context: ServerContext, request: Request) -> Response:
 
 
 HEALTH_TIMEOUT_S = 20.0
-LOOK_S = 0.5  # how often one looks whether others' tokens have come
+LOOK_S = 0.5  # how often to check for other requests' tokens
 
 
 def info_routes(context: ServerContext) -> list[Endpoint]:
@@ -142,7 +142,7 @@ def info_routes(context: ServerContext) -> list[Endpoint]:
 
 async def health(context: ServerContext, request: Request) -> Response:
     if context.watchdog is not None and context.watchdog.stuck:
-        raise HttpError(503, context.watchdog.complaint, "EngineStuckError")
+        raise HttpError(503, context.watchdog.message, "EngineStuckError")
     return json_response(Status("ok"))
 
 
@@ -151,7 +151,7 @@ async def here(request: Request) -> Response:
 
 
 async def health_generate(context: ServerContext, request: Request) -> Response:
-    """Any output counts, that of others too: on a busy server the one token may have to wait for its turn."""
+    """Any output counts, also that of others: on a busy server this one token may have to wait."""
     inputs = context.reader.read(
         input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}"
     )
@@ -164,7 +164,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
             if task.done():
                 task.result()
                 return json_response(Status("ok"))
-            if context.client.heard_at > began:
+            if context.client.last_output_at > began:
                 return json_response(Status("ok"))
     except RequestError as error:
         raise HttpError(503, f"The engine refuses to generate: {error.message}", "EngineStuckError") from None
@@ -175,7 +175,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
 
 
 async def _answered(context: ServerContext, inputs: Inputs) -> None:
-    """Comes back with the token. A full queue has no place for it, and is no illness: then others' tokens must tell."""
+    """Returns with the token. A full queue refuses it, which is no hang: then others' tokens must show that."""
     try:
         await context.client.answers(inputs)
     except RequestError as error:

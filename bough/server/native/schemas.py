@@ -59,7 +59,7 @@ class Timings(msgspec.Struct):
     total_s: float
 
 
-class UnbuiltFields(msgspec.Struct, kw_only=True):
+class UnsupportedFields(msgspec.Struct, kw_only=True):
     """Fields whose feature this engine does not have: accepted when they ask for nothing."""
 
     input_embeds: Any = None
@@ -76,7 +76,7 @@ class UnbuiltFields(msgspec.Struct, kw_only=True):
     bootstrap_room: Any = None
 
 
-class GenerateBody(UnbuiltFields, forbid_unknown_fields=True, kw_only=True):
+class GenerateBody(UnsupportedFields, forbid_unknown_fields=True, kw_only=True):
     """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
 
     text: str | list[str] | None = None
@@ -92,7 +92,7 @@ class GenerateBody(UnbuiltFields, forbid_unknown_fields=True, kw_only=True):
     return_prompt_token_ids: bool | None = None
     return_timings: bool | None = None
     max_thinking_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
-    require_reasoning: bool | None = None  # what the answer must match holds behind the thinking
+    require_reasoning: bool | None = None  # the grammar applies after the thinking
     priority: int | None = None
     extra_key: str | list[str | None] | None = None
     cache_salt: str | list[str | None] | None = None
@@ -262,7 +262,7 @@ class Load(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """The loads of all replicas behind this server: one."""
+    """The loads of all replicas of this server: one."""
 
     timestamp: float
     version: str

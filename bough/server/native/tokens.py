@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.server.bodies import read_body
-from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, aside
+from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import set_field_names, shape_of
 from bough.server.messages import read_messages
@@ -62,7 +62,7 @@ async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]
     if len(texts) > MAX_REQUESTS_PER_CALL:
         raise RequestError(f"prompt has {len(texts)} texts; at most {MAX_REQUESTS_PER_CALL} are taken.", field="prompt")
     special = body.add_special_tokens is not False
-    return await aside(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
+    return await offload(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
 
 
 async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list[list[int]]:
@@ -88,5 +88,5 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
             last = context.model.vocab_size - 1
             raise RequestError(f"tokens: {wrong} is outside the vocabulary (0 to {last}).", field="tokens")
     skip = body.skip_special_tokens is not False
-    texts = await aside(sum(map(len, lists)), lambda: [tokenizer.decode(ids, skip) for ids in lists])
+    texts = await offload(sum(map(len, lists)), lambda: [tokenizer.decode(ids, skip) for ids in lists])
     return json_response({"text": texts if many else texts[0]})

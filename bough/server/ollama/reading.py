@@ -6,12 +6,12 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
-from bough.server.bodies import Harmless, check_stops, refuse_unbuilt
+from bough.server.bodies import Harmless, check_stops, refuse_unsupported
 from bough.server.messages import Message, read_messages
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
 
 ROLES = ("system", "user", "assistant", "tool")
-UNBUILT: Harmless = {
+UNSUPPORTED: Harmless = {
     "logprobs": (),
     "top_logprobs": (),
     "suffix": (),
@@ -19,11 +19,11 @@ UNBUILT: Harmless = {
     "context": (),
     "resume": (),
 }
-UNBUILT_OPTIONS: Harmless = {"mirostat": (), "typical_p": (1.0,), "tfs_z": (1.0,)}
+UNSUPPORTED_OPTIONS: Harmless = {"mirostat": (), "typical_p": (1.0,), "tfs_z": (1.0,)}
 SAME_NAMES = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
 # The engine's names of fields, and the client's.
 NAMES = {
-    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *UNBUILT_OPTIONS)},
+    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *UNSUPPORTED_OPTIONS)},
     "max_new_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "sampling_seed": "options.seed",
@@ -33,7 +33,7 @@ NAMES = {
 
 def check_request(request: AnswerFields, settings: Settings) -> None:
     """Raises a `RequestError` that names the first field which cannot be served."""
-    refuse_unbuilt(request, UNBUILT)
+    refuse_unsupported(request, UNSUPPORTED)
     if request.think and settings.model.reasoning_parser is None:
         raise RequestError(
             "think needs a server that knows how its model thinks; start it with --reasoning-parser.", field="think"
@@ -52,7 +52,7 @@ def check_request(request: AnswerFields, settings: Settings) -> None:
 
 def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
     """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
-    refuse_unbuilt(options, UNBUILT_OPTIONS)
+    refuse_unsupported(options, UNSUPPORTED_OPTIONS)
     check_stops(options.stop, "stop")
     limit = options.num_predict
     return {

@@ -37,7 +37,7 @@ from bough.server.ollama.reading import (
 from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options, ShowRequest
 from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
 from bough.server.parsing import AnswerPlan, any_of, plan_answers, read_functions
-from bough.server.streaming import answer_whole, stream_answers
+from bough.server.streaming import stream_answers, whole_response
 
 
 def model_routes(context: ServerContext) -> list[Endpoint]:
@@ -164,7 +164,7 @@ class Ollama:
     async def _templated(
         self, turns: list[Message], body: AnswerFields, sampling: dict[str, Any], plan: AnswerPlan
     ) -> tuple[Inputs, AnswerFormat]:
-        """A conversation that ends with the assistant's words is answered from there on."""
+        """An answer to a conversation that ends with the assistant's text continues it."""
         goes_on = continues(turns)
         prompt = await self._context.render(
             turns, tools=plan.tools.shown, variables=template_variables(body), continue_final_message=goes_on
@@ -184,4 +184,4 @@ class Ollama:
                 media_type=LINES,
                 keep_alive=KEEP_ALIVE,
             )
-        return await answer_whole(client, request, inputs, lambda answers: form.whole(*answers), timed=form.timed)
+        return await whole_response(client, request, inputs, lambda answers: form.whole(*answers), timed=form.timed)

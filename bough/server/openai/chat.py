@@ -10,8 +10,8 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.bodies import read_lenient_body
@@ -51,16 +51,16 @@ from bough.server.openai.usage import (
     warnings_of,
     whole_piece,
 )
-from bough.server.parsing import AnswerPlan, AnswerTrack, CallIds, plan_answers
+from bough.server.parsing import AnswerPlan, CallIds, StreamParser, plan_answers
 from bough.server.streaming import (
     DONE,
     PreparedChunk,
-    answer_whole,
     event,
     read_resumption,
     resumable,
     slowest_timings,
     stream_answers,
+    whole_response,
 )
 
 
@@ -96,7 +96,7 @@ class ChatForm:
     speller: TokenSpeller
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
-    def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
+    def whole(self, answers: Sequence[RequestOutput]) -> ChatCompletion:
         """The answer that is not streamed."""
         for answer in answers:
             raise_if_refused(answer)
@@ -122,7 +122,7 @@ class ChatForm:
             warnings=warnings_of(answers),
         )
 
-    def message(self, answer: Answer) -> ChatMessage:
+    def message(self, answer: RequestOutput) -> ChatMessage:
         """A finished answer's text, thinking and calls. A message that is nothing but one of the others has no text."""
         if self.answers.plain:
             return ChatMessage(content=answer.text)
@@ -142,8 +142,8 @@ class ChatForm:
             return None
         return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self.speller))
 
-    def ending(self, answer: Answer, *, called: bool = False) -> dict[str, Any]:
-        """The fields that tell how an answer ended; `called`: with calls."""
+    def ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
+        """The fields that show how an answer ended; `called`: with calls."""
         assert answer.finish is not None
         return {
             "finish_reason": finish_word(answer.finish, called=called),
@@ -153,7 +153,7 @@ class ChatForm:
 
 
 def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
-    """What an event adds to a message. A call that turned out to be none is said as text, too."""
+    """What an event adds to a message. A failed call is sent as text, too."""
     match event:
         case Text() | CallFailed():
             return ChatDelta(content=event.text)
@@ -172,16 +172,16 @@ def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
 
 class ChatWriter:
     """Writes one call's stream: for each answer a chunk with the role (unless a broken stream has shown it, which this
-    one resumes), its text, and a chunk that tells how it ended.
+    one resumes), its text, and a chunk with its finish reason.
 
-    The first two and the last two travel together, so the extra chunks cost no extra turn.
+    The first two and the last two are sent together, so the extra chunks cost no extra write.
     """
 
     def __init__(self, form: ChatForm) -> None:
         self._form = form
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RequestOutput] = {}
         self._prepared: dict[int, dict[type[Event], PreparedChunk]] = {}  # by answer, for text and for thinking
-        self._tracks: dict[int, AnswerTrack] = {}  # empty where answers are plain text
+        self._parsers: dict[int, StreamParser] = {}  # empty where answers are plain text
         self._fast = form.shown.logprobs is None and not form.shown.usage_throughout
 
     def chunk(self, piece: Piece) -> bytes:
@@ -191,13 +191,13 @@ class ChatWriter:
         return b"".join(event(encode_json(chunk)) for chunk in self.full_chunks(piece))
 
     def _quick(self, piece: Piece) -> bytes:
-        prepared, track = self._prepared[piece.index], self._tracks.get(piece.index)
-        if track is None:
+        prepared, parser = self._prepared[piece.index], self._parsers.get(piece.index)
+        if parser is None:
             return prepared[Text].fill(piece.text, piece.ids)
-        events = track.events(piece)
+        events = parser.events(piece)
         if len(events) == 1 and isinstance(events[0], Text | Reasoning):
             return prepared[type(events[0])].fill(events[0].text, piece.ids)
-        return b"".join(event(encode_json(chunk)) for chunk in self._parsed(piece, track, events))
+        return b"".join(event(encode_json(chunk)) for chunk in self._parsed(piece, parser, events))
 
     def full_chunks(self, piece: Piece) -> list[ChatChunk]:
         """The same through the schema."""
@@ -209,27 +209,27 @@ class ChatWriter:
             self._begin(piece)
             if not answer.resumed:
                 chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
-        track = self._tracks.get(piece.index)
-        if track is not None:
-            chunks += self._parsed(piece, track, track.events(piece))
+        parser = self._parsers.get(piece.index)
+        if parser is not None:
+            chunks += self._parsed(piece, parser, parser.events(piece))
         elif piece.text or piece.ids:
-            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **self._told(piece)))
+            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **self._token_fields(piece)))
         if piece.finish is not None:
-            called = track is not None and track.called
+            called = parser is not None and parser.called
             chunks.append(self._chunk(piece, ChatDelta(), **self._form.ending(answer, called=called)))
         return chunks
 
-    def _parsed(self, piece: Piece, track: AnswerTrack, events: Sequence[Event]) -> list[ChatChunk]:
-        """The chunks for what a parser makes of a piece. What is told of its tokens goes with the first of them; there
-        is one for that alone where the text is held back."""
-        told, shown = self._told(piece), self._form.shown
-        deltas = [delta for event in events if (delta := delta_of(event, track.ids)) is not None]
+    def _parsed(self, piece: Piece, parser: StreamParser, events: Sequence[Event]) -> list[ChatChunk]:
+        """The chunks for what a parser makes of a piece. What is shown of its tokens goes with the first of them; where
+        the text is held back, that gets a chunk of its own."""
+        details, shown = self._token_fields(piece), self._form.shown
+        deltas = [delta for event in events if (delta := delta_of(event, parser.ids)) is not None]
         if not deltas and piece.ids and (shown.logprobs is not None or shown.token_ids):
             deltas = [ChatDelta(content="")]
-        first = [self._chunk(piece, delta, **told) for delta in deltas[:1]]
+        first = [self._chunk(piece, delta, **details) for delta in deltas[:1]]
         return first + [self._chunk(piece, delta) for delta in deltas[1:]]
 
-    def _told(self, piece: Piece) -> dict[str, Any]:
+    def _token_fields(self, piece: Piece) -> dict[str, Any]:
         """What an answer shows of its tokens."""
         return {
             "logprobs": self._form.logprobs(piece),
@@ -241,15 +241,15 @@ class ChatWriter:
         if not self._form.shown.usage_at_end:
             return DONE
         answers = [self._answers[i] for i in sorted(self._answers)]
-        thought = sum(self._form.speller.count(track.reasoning) for track in self._tracks.values())
+        thought = sum(self._form.speller.count(parser.reasoning) for parser in self._parsers.values())
         return event(encode_json(self._envelope([], usage_of(answers, self._form.shown.samples, thought)))) + DONE
 
     def _begin(self, piece: Piece) -> None:
         self._answers[piece.index] = piece.answer
         if not self._form.answers.plain:
-            track = self._tracks[piece.index] = AnswerTrack(self._form.answers)
-            for past in track.recall(piece.answer.resumed_text):
-                delta_of(past, track.ids)  # names that are taken
+            parser = self._parsers[piece.index] = StreamParser(self._form.answers)
+            for past in parser.replay(piece.answer.resumed_text):
+                delta_of(past, parser.ids)  # reserves the ids of its calls
         self._prepared[piece.index] = {
             Text: self._prepare(piece.index, ChatDelta(content=""), "content"),
             Reasoning: self._prepare(piece.index, ChatDelta(reasoning_content=""), "reasoning_content"),
@@ -292,7 +292,7 @@ class Chats:
             Endpoint(
                 "/v1/chat/completions",
                 self.chat,
-                "Answer a conversation",
+                "RequestOutput a conversation",
                 body=ChatRequest,
                 answer=ChatCompletion,
                 other_types=(EVENTS,),
@@ -320,7 +320,7 @@ class Chats:
         if body.stream:
             writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
             return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
-        return await answer_whole(self._context.client, request, inputs, form.whole, timed=shown.timings)
+        return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
     async def _prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
         """The prompt, and the text of the assistant's that the answer continues."""

@@ -11,9 +11,9 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
@@ -41,12 +41,12 @@ from bough.server.openai.usage import (
 from bough.server.streaming import (
     DONE,
     PreparedChunk,
-    answer_whole,
     event,
     read_resumption,
     resumable,
     slowest_timings,
     stream_answers,
+    whole_response,
 )
 
 DEFAULT_MAX_TOKENS = 16
@@ -104,7 +104,7 @@ class CompletionForm:
     kept: int  # of `shown.samples` answers per prompt
     echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
 
-    def whole(self, answers: Sequence[Answer]) -> Completion:
+    def whole(self, answers: Sequence[RequestOutput]) -> Completion:
         """The answer that is not streamed. `answers` are in the order of the prompts."""
         for answer in answers:
             raise_if_refused(answer)
@@ -122,13 +122,13 @@ class CompletionForm:
             id=self.identity.id, created=self.identity.created, model=self.identity.model, choices=choices, **more
         )
 
-    def _best(self, answers: Sequence[Answer]) -> list[Answer]:
+    def _best(self, answers: Sequence[RequestOutput]) -> list[RequestOutput]:
         """Of each prompt's samples the likeliest ones, best first; all of them in their order if all are shown."""
         samples = self.shown.samples
         if samples == self.kept:
             return list(answers)
 
-        def likelihood(answer: Answer) -> float:
+        def likelihood(answer: RequestOutput) -> float:
             return mean_logprob(answer.output_logprobs, len(answer.ids))
 
         groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
@@ -140,7 +140,7 @@ class CompletionWriter:
 
     def __init__(self, form: CompletionForm) -> None:
         self._form = form
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RequestOutput] = {}
         self._prepared: dict[int, PreparedChunk] = {}
         self._offsets: dict[int, TextOffsets] = {}
         shown = form.shown
@@ -254,7 +254,7 @@ class Completions:
         if body.stream:
             writer = resumable(request, inputs, CompletionWriter(form))
             return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
-        return await answer_whole(self._context.client, request, inputs, form.whole, timed=shown.timings)
+        return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
     def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
         """The text of each prompt, if it is to be shown again."""

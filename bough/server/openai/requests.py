@@ -17,7 +17,7 @@ import msgspec
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_BIAS, MAX_LOGPROBS, MAX_TEMPERATURE
-from bough.server.bodies import TOP_K, Harmless, above, between, check_ranges, check_stops, refuse_unbuilt
+from bough.server.bodies import TOP_K, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
 from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_function, read_functions
@@ -80,7 +80,7 @@ class EngineFields(SamplingFields, kw_only=True):
     return_timings: bool | None = None
 
 
-class UnbuiltFields(EngineFields, kw_only=True):
+class UnsupportedFields(EngineFields, kw_only=True):
     """Fields whose feature this engine does not have; `limits` refuses them where they ask for something."""
 
     lora_path: str | list[str | None] | None = None
@@ -90,7 +90,7 @@ class UnbuiltFields(EngineFields, kw_only=True):
     return_cached_tokens_details: bool | None = None
 
 
-class CompletionRequest(UnbuiltFields, kw_only=True):
+class CompletionRequest(UnsupportedFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
@@ -107,7 +107,7 @@ class CompletionRequest(UnbuiltFields, kw_only=True):
     user: str | None = None
 
 
-class ChatRequest(UnbuiltFields, kw_only=True):
+class ChatRequest(UnsupportedFields, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Messages = None
@@ -149,7 +149,7 @@ class ChatRequest(UnbuiltFields, kw_only=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(UnbuiltFields, kw_only=True):
+class ResponsesRequest(UnsupportedFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -191,7 +191,7 @@ class ResponsesRequest(UnbuiltFields, kw_only=True):
     user: str | None = None
 
 
-UNBUILT: Harmless = {
+UNSUPPORTED: Harmless = {
     "functions": (),
     "function_call": ("auto", "none"),
     "suffix": (),
@@ -208,8 +208,8 @@ UNBUILT: Harmless = {
     "context_management": (),
     "truncation": ("disabled",),
 }
-UNBUILT_IN_RESPONSES: Harmless = {
-    **UNBUILT,
+UNSUPPORTED_IN_RESPONSES: Harmless = {
+    **UNSUPPORTED,
     "prompt": (),  # a stored template of prompts; elsewhere the prompt itself
     "input_ids": (),
     "n": (1, None),
@@ -222,7 +222,7 @@ def check_request(request: msgspec.Struct) -> None:
     check_ranges(request)
     for name in ("stop", "stop_regex", "stop_token_ids"):
         check_stops(getattr(request, name), name)
-    refuse_unbuilt(request, UNBUILT_IN_RESPONSES if isinstance(request, ResponsesRequest) else UNBUILT)
+    refuse_unsupported(request, UNSUPPORTED_IN_RESPONSES if isinstance(request, ResponsesRequest) else UNSUPPORTED)
 
 
 CHOICES = "none, auto, required, allowed_tools, or a function by name"
@@ -323,8 +323,8 @@ class Identity:
 
     @classmethod
     def make(cls, prefix: str, rid: str | None, model: str, resume: Resume | None = None) -> Identity:
-        """The client's own id where it gave one; the engine knows the request by the same. A resumed answer keeps what
-        its first chunks said."""
+        """The client's own id where it gave one; the engine knows the request by the same. A resumed answer keeps the
+        id and time of its first chunks."""
         given = resume or Resume(output_ids=[])
         created = int(time.time()) if given.created is None else given.created
         return cls(given.id or rid or f"{prefix}{uuid.uuid4().hex}", created, model)

@@ -1,7 +1,7 @@
 """The items of a response: from input items to the messages of a conversation, and from an answer to output items.
 
 `ItemWriter` turns a parser's events into the events of a stream and keeps the items that these amount to; a response
-that is not streamed is made by the same steps, whose events nobody sees.
+that is not streamed is made by the same steps, whose events are dropped.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
     return [run.joined() for run in runs]
 
 
-def said_in(output: Sequence[Item]) -> list[Message]:
-    """What the assistant said with these items, for the turns that follow. What failed to be a call is text, too."""
+def output_messages(output: Sequence[Item]) -> list[Message]:
+    """The assistant's messages that these items amount to, for the turns that follow. A failed call is text, too."""
     run = _Run()
     for item in output:
         match item:
@@ -111,7 +111,7 @@ class _Run:
         self._more_than_said = False  # there is a call, or thinking, among them
 
     def takes(self, turn: Message) -> bool:
-        """Whether the turn belongs here, too: all the assistant's, and not two things that were said."""
+        """Whether the turn belongs to this run: all are the assistant's, and not all of them plain text."""
         both = self.turns[-1]["role"] == turn["role"] == "assistant"
         return both and (self._more_than_said or _more_than_said(turn))
 

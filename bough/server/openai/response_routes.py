@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer
+from bough.client.outputs import RequestOutput
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
@@ -26,7 +26,7 @@ from bough.server.errors import HttpError, failure_of
 from bough.server.messages import Message, text_size
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.requests import Identity, ResponsesRequest, response_tools, use_openai_names
-from bough.server.openai.response_items import read_input, said_in
+from bough.server.openai.response_items import output_messages, read_input
 from bough.server.openai.response_objects import Item, ResponseObject
 from bough.server.openai.responses import (
     ResponseForm,
@@ -57,10 +57,10 @@ class Record:
         self.size = text_size(self.messages) + len(self.response.instructions or "")
 
     def end(self, response: ResponseObject) -> None:
-        """Keeps the final form; what was said joins the conversation."""
-        said = said_in(response.output)
-        self.messages = [*self.messages, *said]
-        self.size += text_size(said)
+        """Keeps the final form; its output joins the conversation."""
+        output = output_messages(response.output)
+        self.messages = [*self.messages, *output]
+        self.size += text_size(output)
         self.response = response
         self.ended.set()
 
@@ -120,9 +120,9 @@ class ResponseStore:
 
 
 CANCEL_WAIT_S = 5.0
-MAX_BEHIND = 1000  # responses at work in the background, which no connection bounds
+MAX_BACKGROUND = 1000  # responses at work in the background, which no connection bounds
 SEVERAL_PROCESSES = (
-    "this server has several HTTP processes (--tokenizer-worker-num), which do not share responses; "
+    "this server has several tokenizer workers (--tokenizer-worker-num), which do not share responses; "
     "start it with one to store, fetch and continue them."
 )
 
@@ -133,7 +133,7 @@ def response_routes(context: ServerContext) -> list[Endpoint]:
         Endpoint(
             "/v1/responses",
             api.create,
-            "Answer a conversation and remember it",
+            "RequestOutput a conversation and remember it",
             body=ResponsesRequest,
             answer=ResponseObject,
             other_types=(EVENTS,),
@@ -164,9 +164,9 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         body = await read_lenient_body(request, ResponsesRequest)
-        if body.background and len(self._tasks) >= MAX_BEHIND:
+        if body.background and len(self._tasks) >= MAX_BACKGROUND:
             raise RequestError(
-                f"{MAX_BEHIND} responses are at work in the background; try again later.",
+                f"{MAX_BACKGROUND} responses are at work in the background; try again later.",
                 status_code=429,
                 err_type="QueueFullError",
             )
@@ -176,7 +176,7 @@ class Responses:
         if form.stored and self._store is not None:
             self._store.add(record)
         if body.background:
-            task = asyncio.create_task(self._run_behind(form, record))
+            task = asyncio.create_task(self._run_in_background(form, record))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             queued = json_response(record.response)
@@ -196,7 +196,7 @@ class Responses:
         record = self._find(request)
         if not record.ended.is_set():
             self._context.client.abort(record.response.id)
-            # A stream ends when its reader takes the last piece, and that reader may be in no hurry.
+            # A stream ends when its reader takes the last piece, and that reader may be slow.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_WAIT_S):
                     await record.ended.wait()
@@ -244,8 +244,8 @@ class Responses:
             raise HttpError(404, f"No response is stored: {SEVERAL_PROCESSES}", "NotFoundError")
         return self._store.find(request.path_params["id"])
 
-    async def _run(self, form: ResponseForm, record: Record) -> Answer:
-        """Makes the whole response. A request that cannot be served leaves no record; its client is told."""
+    async def _run(self, form: ResponseForm, record: Record) -> RequestOutput:
+        """Makes the whole response. A request that is refused leaves no record; its client gets the error."""
         try:
             (answer,) = await self._context.client.answers(form.inputs)
             record.end(form.ended(answer))
@@ -253,8 +253,8 @@ class Responses:
             self._settle(form, record)
         return answer
 
-    async def _run_behind(self, form: ResponseForm, record: Record) -> None:
-        """Nobody waits, so whatever happens is kept in the record."""
+    async def _run_in_background(self, form: ResponseForm, record: Record) -> None:
+        """No client waits, so the record keeps success and failure alike."""
         record.response = form.begun("in_progress")
         try:
             (answer,) = await self._context.client.answers(form.inputs)
@@ -265,7 +265,7 @@ class Responses:
             self._store.update(record)
 
     def _stream(self, form: ResponseForm, record: Record) -> Response:
-        def keep(answer: Answer, items: Sequence[Item] | None) -> ResponseObject:
+        def keep(answer: RequestOutput, items: Sequence[Item] | None) -> ResponseObject:
             record.end(form.ended(answer, items))
             return record.response
 
@@ -280,7 +280,7 @@ class Responses:
         )
 
     def _settle(self, form: ResponseForm, record: Record) -> None:
-        """After success, failure, or the client's leaving: no record stays open that nobody works on."""
+        """After success, failure or a disconnect: no record of an ended request stays open."""
         if not record.ended.is_set():
             record.end(form.cancelled())
             if self._store is not None:

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bough.client.answer import Answer, Piece
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.parsers import AnswerFormat, AnswerParser
@@ -48,7 +48,7 @@ from bough.server.openai.response_objects import (
     TextDoneEvent,
 )
 from bough.server.openai.usage import warnings_of
-from bough.server.parsing import AnswerTrack
+from bough.server.parsing import StreamParser
 from bough.server.streaming import named_event
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
@@ -152,7 +152,7 @@ class ResponseForm:
             user=request.user,
         )
 
-    def ended(self, answer: Answer, items: Sequence[Item] | None = None) -> ResponseObject:
+    def ended(self, answer: RequestOutput, items: Sequence[Item] | None = None) -> ResponseObject:
         """With its answer, complete or not; `items` are those that a stream has shown."""
         status = _status(answer)
         output = self.items(answer) if items is None else list(items)
@@ -176,7 +176,7 @@ class ResponseForm:
         error = ResponseError("server_error" if failure.status >= 500 else code, failure.message)
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
-    def items(self, answer: Answer) -> list[Item]:
+    def items(self, answer: RequestOutput) -> list[Item]:
         """The output of a finished answer."""
         if self.answers.plain:
             return [self.message(answer)]
@@ -186,14 +186,14 @@ class ResponseForm:
         list(writer.close(item_status(answer)))
         return [item for item in writer.items if item not in writer.failed]
 
-    def message(self, answer: Answer) -> OutputMessage:
+    def message(self, answer: RequestOutput) -> OutputMessage:
         return OutputMessage(id=self.message_id, status=item_status(answer), content=[self.part(answer)])
 
     def _thought(self, item: Item) -> int:
         """The tokens of an item that are reasoning."""
         return self.speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
 
-    def part(self, answer: Answer) -> OutputText:
+    def part(self, answer: RequestOutput) -> OutputText:
         """The text of a finished answer."""
         return OutputText(
             text=answer.text,
@@ -201,18 +201,18 @@ class ResponseForm:
             token_ids=answer.ids if self.request.return_token_ids else UNSET,
         )
 
-    def logprobs(self, answer: Answer, start: int, end: int) -> list[TokenLogprob]:
+    def logprobs(self, answer: RequestOutput, start: int, end: int) -> list[TokenLogprob]:
         if not wants_logprobs(self.request):
             return []
         return chat_logprobs(answer.output_logprobs, start, end, self.speller)
 
 
-def item_status(answer: Answer) -> ItemStatus:
+def item_status(answer: RequestOutput) -> ItemStatus:
     """Of the last item of a finished answer."""
     return "completed" if _status(answer) == "completed" else "incomplete"
 
 
-def _status(answer: Answer) -> Status:
+def _status(answer: RequestOutput) -> Status:
     match answer.finish:
         case FinishLength():
             return "incomplete"
@@ -221,7 +221,7 @@ def _status(answer: Answer) -> Status:
     return "completed"
 
 
-def _usage(answer: Answer, reasoning: int) -> ResponseUsage:
+def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=answer.prompt_tokens,
         input_tokens_details=InputTokensDetails(answer.cached_tokens, 0),
@@ -233,19 +233,19 @@ def _usage(answer: Answer, reasoning: int) -> ResponseUsage:
 
 DELTA = "response.output_text.delta"
 # The items are those that were shown, where there are parsers.
-Keep = Callable[[Answer, Sequence[Item] | None], ResponseObject]
+Keep = Callable[[RequestOutput, Sequence[Item] | None], ResponseObject]
 
 
 class ResponseWriter:
     """Writes one response's stream; counts its events."""
 
     def __init__(self, form: ResponseForm, keep: Keep | None = None) -> None:
-        """`keep` makes the response of the whole answer, before its last events tell of it."""
+        """`keep` makes the response of the whole answer, before its last events show it."""
         self._form = form
         self._keep = keep or form.ended
-        self._answer: Answer | None = None
+        self._answer: RequestOutput | None = None
         self._number = 0
-        self._track = None if form.answers.plain else AnswerTrack(form.answers)
+        self._parser = None if form.answers.plain else StreamParser(form.answers)
         self._items = ItemWriter(form.id_suffix, self._next)
         self._fast = not wants_logprobs(form.request)
         # The text and the number are the only parts that change.
@@ -260,8 +260,8 @@ class ResponseWriter:
             raise_if_refused(piece.answer)
             self._answer = piece.answer
         opening = b"" if self._number else b"".join(map(named_event, self._opening()))
-        if self._track is not None:
-            events = [shown for event in self._track.events(piece) for shown in self._items.write(event)]
+        if self._parser is not None:
+            events = [shown for event in self._parser.events(piece) for shown in self._items.write(event)]
             return opening + b"".join(map(named_event, events))
         if not piece.text and not piece.ids:
             return opening
@@ -278,7 +278,7 @@ class ResponseWriter:
     def end(self) -> bytes:
         """After the last piece."""
         assert self._answer is not None
-        if self._track is None:
+        if self._parser is None:
             return b"".join(map(named_event, self._closing(self._answer, self._keep(self._answer, None))))
         last = list(self._items.close(item_status(self._answer)))
         return b"".join(map(named_event, [*last, self._life(self._keep(self._answer, self._items.items))]))
@@ -292,14 +292,14 @@ class ResponseWriter:
         response = form.begun("in_progress")
         yield LifeEvent("response.created", response, self._next())
         yield LifeEvent("response.in_progress", response, self._next())
-        if self._track is not None:
+        if self._parser is not None:
             return
         item = OutputMessage(id=form.message_id, status="in_progress", content=[])
         yield ItemEvent("response.output_item.added", 0, item, self._next())
         part = OutputText(text="")
         yield PartEvent("response.content_part.added", form.message_id, 0, 0, part, self._next())
 
-    def _closing(self, answer: Answer, response: ResponseObject) -> Iterator[StreamEvent]:
+    def _closing(self, answer: RequestOutput, response: ResponseObject) -> Iterator[StreamEvent]:
         form = self._form
         part = form.part(answer)
         done = TextDoneEvent(

@@ -39,7 +39,7 @@ def model_card(model: ModelInfo) -> ModelCard:
 
 
 def find_model(model: ModelInfo, name: str) -> ModelCard:
-    """The card of the model by this name. Requests may name any model; asking about one is another matter."""
+    """The card of the model by this name. Generation accepts any model name; this route only the served one."""
     if name != model.name:
         raise HttpError(404, f"There is no model {name!r} here; this server has {model.name!r}.", "NotFoundError")
     return model_card(model)

@@ -194,7 +194,7 @@ def test_refusals_of_the_engine_and_timings() -> None:
 
 
 def test_unknown_fields_and_options_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    bodies._noticed.clear()
+    bodies._logged_fields.clear()
     body: dict[str, Any] = {"messages": HI, "options": {"warmth": 3}, "stream": False}
 
     async def lenient(desk: Desk) -> None:

@@ -14,7 +14,7 @@ from bough.server.messages import read_messages, render
 from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
 from bough.server.openai.requests import (
-    UNBUILT_IN_RESPONSES,
+    UNSUPPORTED_IN_RESPONSES,
     ChatRequest,
     CompletionRequest,
     Identity,
@@ -184,7 +184,7 @@ def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
 
 def test_every_unbuilt_field_belongs_to_some_request() -> None:
     known = {f for struct in (CompletionRequest, ChatRequest, ResponsesRequest) for f in struct.__struct_fields__}
-    assert UNBUILT_IN_RESPONSES.keys() <= known
+    assert UNSUPPORTED_IN_RESPONSES.keys() <= known
 
 
 @pytest.mark.parametrize(

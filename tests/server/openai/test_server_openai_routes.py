@@ -333,7 +333,7 @@ def test_a_response_in_the_background_runs_on_and_can_be_cancelled() -> None:
 
 
 def test_the_background_holds_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_routes, "MAX_BEHIND", 2)
+    monkeypatch.setattr(response_routes, "MAX_BACKGROUND", 2)
 
     async def use(desk: Desk) -> None:
         for name in ("a", "b"):

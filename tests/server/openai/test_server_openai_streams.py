@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.client.answer import Answer, Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta
 from bough.server.endpoint import encode_json
@@ -29,7 +29,7 @@ SPELLER = TokenSpeller(ENGINE.tokenizer)
 ME = Identity('id"text":""é', 1_700_000_000, 'a "text":"" model')  # what would mislead a careless search
 
 
-def pieces_of(answers: Sequence[Answer], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
+def pieces_of(answers: Sequence[RequestOutput], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
     """Pieces as they come when the answers take turns."""
     waiting: list[list[Delta]] = [
         deltas_of(ENGINE.tokenizer, answer.handle, answer.prompt, script.ids, script.cuts, script.finish)

@@ -8,19 +8,56 @@ request. Adding a delta and taking a piece cost as much as what is new, never as
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from bough.client.inputs import Prompt
-from bough.client.logprobs import LogprobColumns
 from bough.client.timings import LatencyRecorder, Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
+
+Entry = tuple[float | None, int, str | None]  # logprob (None where there is none), token id, its text if asked for
+
+
+@dataclass(slots=True)
+class LogprobColumns:
+    """Logprobs of consecutive positions: of the token itself, of the likeliest, and of the ids that were asked for.
+    Slice i of each column belongs to token i."""
+
+    tokens: list[Entry] = field(default_factory=list)
+    top: list[list[Entry] | None] = field(default_factory=list)
+    chosen: list[list[Entry] | None] = field(default_factory=list)
+
+    def add_first(self, token: int, text_of: Callable[[int], str | None]) -> None:
+        """The first prompt token, before which nothing stands."""
+        self.tokens.append((None, token, text_of(token)))
+        self.top.append(None)
+        self.chosen.append(None)
+
+    def add(self, run: LogprobRun, ids: Sequence[int], text_of: Callable[[int], str | None]) -> None:
+        """Unpacks a run; `ids` are those that the request named."""
+
+        def entries(values: Sequence[float], tokens: Sequence[int]) -> list[Entry]:
+            pairs = zip(values, tokens, strict=True)
+            return [(value if math.isfinite(value) else None, token, text_of(token)) for value, token in pairs]
+
+        tokens = np.frombuffer(run.tokens, dtype=np.int32).tolist()
+        n = len(tokens)
+        top_values = np.frombuffer(run.top_logprobs, dtype=np.float32).reshape(n, run.top).tolist()
+        top_ids = np.frombuffer(run.top_ids, dtype=np.int32).reshape(n, run.top).tolist()
+        chosen = np.frombuffer(run.id_logprobs, dtype=np.float32).reshape(n, len(ids)).tolist()
+        self.tokens += entries(np.frombuffer(run.logprobs, dtype=np.float32).tolist(), tokens)
+        self.top += [entries(values, of) for values, of in zip(top_values, top_ids, strict=True)]
+        self.chosen += [entries(values, ids) for values in chosen]
 
 
 class Piece(msgspec.Struct, frozen=True):

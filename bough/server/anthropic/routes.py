@@ -8,7 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.server.anthropic.objects import Message, TokensCount
-from bough.server.anthropic.reading import (
+from bough.server.anthropic.requests import (
+    CountTokensRequest,
+    MessagesRequest,
     check_request,
     check_thinking,
     names_of,
@@ -18,7 +20,6 @@ from bough.server.anthropic.reading import (
     template_variables,
     thinking_budget,
 )
-from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext

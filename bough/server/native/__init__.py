@@ -7,8 +7,7 @@ from bough.server.endpoint import Endpoint
 from bough.server.native.control import control_routes, profile_routes
 from bough.server.native.generate import generate_routes
 from bough.server.native.info import info_routes, load_routes
-from bough.server.native.parsers import parser_routes
-from bough.server.native.tokens import token_routes
+from bough.server.native.text import parser_routes, token_routes
 
 
 def routes(context: ServerContext) -> list[Endpoint]:

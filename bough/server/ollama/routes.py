@@ -26,15 +26,19 @@ from bough.server.ollama.objects import (
     ModelEntry,
     ModelList,
 )
-from bough.server.ollama.reading import (
+from bough.server.ollama.requests import (
     NAMES,
+    AnswerFields,
+    ChatRequest,
+    GenerateRequest,
+    Options,
+    ShowRequest,
     check_request,
     read_chat,
     read_prompt,
     sampling_of,
     template_variables,
 )
-from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options, ShowRequest
 from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
 from bough.server.parsing import AnswerPlan, any_of, plan_answers, read_functions
 from bough.server.streaming import stream_answers, whole_response

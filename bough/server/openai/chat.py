@@ -292,7 +292,7 @@ class Chats:
             Endpoint(
                 "/v1/chat/completions",
                 self.chat,
-                "RequestOutput a conversation",
+                "Answer a conversation",
                 body=ChatRequest,
                 answer=ChatCompletion,
                 other_types=(EVENTS,),

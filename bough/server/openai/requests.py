@@ -81,7 +81,7 @@ class EngineFields(SamplingFields, kw_only=True):
 
 
 class UnsupportedFields(EngineFields, kw_only=True):
-    """Fields whose feature this engine does not have; `limits` refuses them where they ask for something."""
+    """Fields whose feature this engine does not have; refused where they ask for something."""
 
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None

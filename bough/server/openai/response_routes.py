@@ -133,7 +133,7 @@ def response_routes(context: ServerContext) -> list[Endpoint]:
         Endpoint(
             "/v1/responses",
             api.create,
-            "RequestOutput a conversation and remember it",
+            "Answer a conversation and remember it",
             body=ResponsesRequest,
             answer=ResponseObject,
             other_types=(EVENTS,),

@@ -13,7 +13,7 @@ import pytest
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.server import bodies
 from bough.server.ollama import routes
-from bough.server.ollama.schema import ChatRequest, GenerateRequest, Options, ShowRequest
+from bough.server.ollama.requests import ChatRequest, GenerateRequest, Options, ShowRequest
 from tests.server import protocol_desk
 from tests.server.protocol_desk import ODD, Desk
 

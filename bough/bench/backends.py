@@ -37,7 +37,7 @@ PATHS: dict[Api, str] = {"native": "/generate", "completions": "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestTemplate:
     """What is the same in all requests of a run."""
 
     api: Api
@@ -117,15 +117,15 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Said(msgspec.Struct):
+class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
 class _Choice(msgspec.Struct):
     text: str | None = None
-    delta: _Said | None = None
-    message: _Said | None = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
     token_ids: list[int] | None = None
 
 
@@ -152,8 +152,8 @@ class NativeReader:
         record.text = event.text
         record.prompt_tokens = meta.prompt_tokens or record.prompt_tokens
         record.cached_tokens = meta.cached_tokens or 0
-        told = record.output_tokens + 1 if meta.completion_tokens is None else meta.completion_tokens
-        _add_tokens(record, told - record.output_tokens, now_s)
+        total = record.output_tokens + 1 if meta.completion_tokens is None else meta.completion_tokens
+        _add_tokens(record, total - record.output_tokens, now_s)
 
     whole = event
 
@@ -169,17 +169,17 @@ class OpenAIReader:
         _raise(event.error)
         record = self._record
         for choice in event.choices:
-            said = choice.delta or choice.message or _Said()
+            said = choice.delta or choice.message or _Delta()
             text = (choice.text or "") + (said.reasoning_content or "") + (said.content or "")
             record.text += text
             if choice.token_ids or text:
                 _add_tokens(record, len(choice.token_ids or "?"), now_s)
         if event.usage is not None:
-            self._believe(event.usage)
+            self._take_usage(event.usage)
 
     whole = event
 
-    def _believe(self, usage: _Usage) -> None:
+    def _take_usage(self, usage: _Usage) -> None:
         record = self._record
         record.prompt_tokens = usage.prompt_tokens or record.prompt_tokens
         record.output_tokens = usage.completion_tokens or record.output_tokens

@@ -179,7 +179,7 @@ def _measure(settings: dict[str, Any], prompts: list[str], output_len: int, roun
             lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
             free = [{"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0} for length in lengths]
             free_rates.append(_timed(engine, prompts, free)[0])
-            _judge(answers, measured)
+            _validate(answers, measured)
     measured.bound_rate, measured.free_rate = float(np.median(bound_rates)), float(np.median(free_rates))
     return measured
 
@@ -192,7 +192,7 @@ def _timed(engine: Any, prompts: list[str], sampling: list[dict[str, Any]]) -> t
     return sum(answer["meta_info"]["completion_tokens"] for answer in answers) / seconds, answers
 
 
-def _judge(answers: list[dict[str, Any]], measured: _Measured) -> None:
+def _validate(answers: list[dict[str, Any]], measured: _Measured) -> None:
     """Counts the answers that are whole and what the schema asks for."""
     import jsonschema
 

@@ -1,8 +1,7 @@
 """`bough bench cpu`: how fast Bough is on this CPU and, with `--against llama-cpp`, beside llama.cpp on the same cores.
 
-Both run alternately in one run, each in a process of its own while the other one waits, on the same GGUF file, threads
-and prompts. Bough is measured as users have it (`engine`) and without its processes (`executor`). What it prints it
-also draws: a page that needs nothing else, and a picture where matplotlib is installed.
+Each side is a process of its own (with its children), with the same GGUF file, threads and prompts. They take turns:
+one works while the others wait for a line on their standard input and use no core.
 """
 
 from __future__ import annotations
@@ -12,27 +11,33 @@ import contextlib
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import psutil
 
-from bough.bench.cpu_cases import VOCABULARY, Case, cases
-from bough.bench.cpu_drawing import html_page, write_png
-from bough.bench.cpu_peer import build_peer, find_peer
-from bough.bench.cpu_results import CaseResult, Comparison, StartResult, case_result, json_report, text_report
-from bough.bench.cpu_sides import RunningSide, Side, bough_side, llama_side, running
+from bough.bench import cpu_llama_side
+from bough.bench.cpu_cases import VOCABULARY, Case, Order, Start, Timing, cases
+from bough.bench.cpu_llama import Peer, build_peer, find_peer
+from bough.bench.cpu_report import CaseResult, Comparison, SideResult, StartResult, json_report, text_report
 from bough.bench.number_checks import require_counts
-from bough.core.errors import SettingsError
+from bough.core.child_environment import child_environment
+from bough.core.errors import EngineDeadError, SettingsError
 from bough.core.settings import Settings
-from bough.loader.locate import ModelFiles, locate
+from bough.loader.locate import locate
 from bough.version import __version__
 
 NAMES = [case.name for case in cases()]
-ENGINE, EXECUTOR, LLAMA = "engine", "executor", "llama.cpp"
+LLAMA = "llama.cpp"
+EXIT_TIMEOUT_S = 30.0
+
+Answer = TypeVar("Answer", Start, Timing)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,52 +49,131 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--starts", type=int, default=3, help="how often each side is started")
     load.add_argument("--scale", type=float, default=1.0, help="shortens all loads, for a quick try")
     load.add_argument("--vocab", type=int, default=VOCABULARY, help="token ids of the prompts are below this")
-    load.add_argument("--profile", action="store_true", help="show what each part of a step costs, and nothing else")
-    load.add_argument("--no-executor", action="store_true", help="leave out Bough without its processes")
-    load.add_argument(
-        "--cpu-time",
-        action="store_true",
-        help="count the time that a single thread computes, for machines that others use; leaves out the engine, whose "
-        "processes share it",
-    )
-    load.add_argument("--output", default="bench-cpu", metavar="PATH", help="where .html, .json and .png go")
+    load.add_argument("--output", default="bench-cpu", metavar="PATH", help="PATH.json gets all rates and ratios")
 
 
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    _check(args)
+    return measure(args, settings, [ENGINE])
+
+
+# ---- what is compared
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the engines compared, and how its process is started."""
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+
+
+ENGINE = Side("engine", "Bough", (sys.executable, "-P", "-m", "bough.bench.cpu_engine_side"))
+
+
+def llama_side(peer: Peer) -> Side:
+    script = str(Path(cpu_llama_side.__file__))
+    return Side(LLAMA, f"llama.cpp (llama-cpp-python {peer.version})", (str(peer.python), "-P", script))
+
+
+class RunningSide:
+    """A side's process."""
+
+    def __init__(self, side: Side, model: str, threads: int, settings: dict[str, Any]) -> None:
+        self.side = side
+        spawned = time.monotonic()
+        self._process = subprocess.Popen(
+            side.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+        )
+        start = self._ask(Order(model, threads, spawned, settings), Start)
+        spent = [process.cpu_times() for process in self._tree()]
+        self.start = msgspec.structs.replace(start, cpu_s=sum(times.user + times.system for times in spent))
+
+    def run(self, case: Case) -> Timing:
+        return self._ask(case, Timing)
+
+    def peak_bytes(self) -> int:
+        """The most memory that each of its processes has held, together."""
+        return sum(_peak_of(process) for process in self._tree())
+
+    def _tree(self) -> list[psutil.Process]:
+        """The process and all that it has started."""
+        top = psutil.Process(self._process.pid)
+        return [top, *top.children(recursive=True)]
+
+    def end(self) -> None:
+        """Closes its input, which ends it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, order: Order | Case, answer: type[Answer]) -> Answer:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died, which its answer shows
+            self._process.stdin.write(msgspec.json.encode(order).decode() + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineDeadError(f"The measured process of {self.side.title} has died; its error stands above.")
+        return msgspec.json.decode(line, type=answer)
+
+
+def _peak_of(process: psutil.Process) -> int:
+    """Linux keeps the peak; elsewhere the current use stands in for it."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    return int(process.memory_info().rss)
+
+
+@contextlib.contextmanager
+def running(side: Side, model: str, threads: int, settings: dict[str, Any]) -> Iterator[RunningSide]:
+    process = RunningSide(side, model, threads, settings)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+# ---- measuring
+
+
+def measure(args: argparse.Namespace, settings: dict[str, Any], sides: list[Side], *, cpu_time: bool = False) -> int:
+    """Compares `sides`, and llama.cpp where the flags ask for it; prints and writes what it found."""
+    require_counts(args, ("rounds", "starts"))
+    if not 0 < args.scale <= 1:
+        raise SettingsError(f"--scale must be above 0 and at most 1, got {args.scale}.")
     chosen = Settings.from_flat(settings)
     files = locate(chosen.model.model_path, chosen.model.revision)
-    model = str(files.gguf or files.folder)
     threads = chosen.model.cpu_threads or _default_threads()
-    settings = {name: value for name, value in settings.items() if name not in ("model_path", "cpu_threads")}
-    if args.cpu_time and threads > 1:
+    if cpu_time and threads > 1:
         raise SettingsError("--cpu-time is for one thread: add --cpu-threads 1.")
-    loads = [msgspec.structs.replace(c, cpu_time=args.cpu_time) for c in cases(args.scale, vocabulary=args.vocab)]
-    if args.profile:
-        from bough.bench.cpu_profile import profile
-
-        print(profile(model, threads, settings, next(case for case in loads if case.name == "streams-16")))
-        return 0
-    sides = _sides(args, files)
-    wanted = [case for case in loads if case.name in args.case]
-    found = compare(sides, wanted, args.rounds, args.starts, model, threads, settings)
-    found = msgspec.structs.replace(found, about=_about(args, sides, files.name, threads))
-    base = LLAMA if args.against else None
-    print(text_report(found, base))
-    _write(found, base, args.output)
-    return 0
-
-
-def _sides(args: argparse.Namespace, files: ModelFiles) -> list[Side]:
-    """What is compared; builds llama.cpp if it must."""
-    sides = [] if args.cpu_time else [bough_side(ENGINE, "Bough")]
-    if args.cpu_time or not args.no_executor:
-        sides.append(bough_side(EXECUTOR, "Bough, executor alone"))
     if args.against:
         if files.gguf is None:
             raise SettingsError("--against llama-cpp needs a model that llama.cpp reads: a GGUF file.")
-        sides.append(llama_side(find_peer(args.llama_python) or build_peer()))
-    return sides
+        sides = [*sides, llama_side(find_peer(args.llama_python) or build_peer())]
+    loads = [
+        msgspec.structs.replace(case, cpu_time=cpu_time)
+        for case in cases(args.scale, vocabulary=args.vocab)
+        if case.name in args.case
+    ]
+    rest = {name: value for name, value in settings.items() if name not in ("model_path", "cpu_threads")}
+    found = compare(sides, loads, args.rounds, args.starts, str(files.gguf or files.folder), threads, rest)
+    found = msgspec.structs.replace(found, about=_about(args, sides, files.name, threads))
+    base = LLAMA if args.against else None
+    print(text_report(found, base))
+    output = args.output.removesuffix(".json") + ".json"
+    try:
+        Path(output).write_bytes(json_report(found, base))
+    except OSError as error:
+        raise SettingsError(f"Cannot write {output}: {error.strerror or error}; set --output.") from None
+    print(f"written: {output}")
+    return 0
 
 
 def compare(
@@ -102,7 +186,7 @@ def compare(
     settings: dict[str, Any],
 ) -> Comparison:
     """Starts every side, one after the other and several times, then lets them take turns under each load."""
-    began: dict[str, list[Any]] = {side.name: [] for side in sides}
+    began: dict[str, list[Start]] = {side.name: [] for side in sides}
     for _ in range(starts - 1):
         for side in sides:
             with running(side, model, threads, settings) as process:
@@ -111,12 +195,12 @@ def compare(
         live = [stack.enter_context(running(side, model, threads, settings)) for side in sides]
         for process in live:
             began[process.side.name].append(process.start)
-        measured = [_measure(case, live, rounds) for case in loads]
+        measured = [_take_turns(case, live, rounds) for case in loads]
         ends = [StartResult(p.side.name, began[p.side.name], p.peak_bytes()) for p in live]
     return Comparison({}, measured, ends)
 
 
-def _measure(case: Case, live: Sequence[RunningSide], rounds: int) -> CaseResult:
+def _take_turns(case: Case, live: Sequence[RunningSide], rounds: int) -> CaseResult:
     """Rounds of one load. Who goes first changes from round to round."""
     print(f"{case.title} …", file=sys.stderr)
     rates: dict[str, list[float]] = {process.side.name: [] for process in live}
@@ -125,13 +209,7 @@ def _measure(case: Case, live: Sequence[RunningSide], rounds: int) -> CaseResult
     for number in range(rounds):
         for process in [*live[number % len(live) :], *live[: number % len(live)]]:
             rates[process.side.name].append(process.run(case).rate(case))
-    return case_result(case, rates)
-
-
-def _check(args: argparse.Namespace) -> None:
-    require_counts(args, ("rounds", "starts"))
-    if not 0 < args.scale <= 1:
-        raise SettingsError(f"--scale must be above 0 and at most 1, got {args.scale}.")
+    return CaseResult(case.name, case.title, [SideResult(side, of_side) for side, of_side in rates.items()])
 
 
 def _default_threads() -> int:
@@ -159,15 +237,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or "unnamed CPU"
-
-
-def _write(found: Comparison, base: str | None, output: str) -> None:
-    pages = {".json": json_report(found, base), ".html": html_page(found, base).encode()}
-    try:
-        for suffix, content in pages.items():
-            Path(output + suffix).write_bytes(content)
-        drawn = write_png(found, base, output + ".png")
-    except OSError as error:
-        raise SettingsError(f"Cannot write {output}.*: {error.strerror or error}; set --output.") from None
-    written = [*pages, ".png"] if drawn else [*pages]
-    print("written: " + ", ".join(output + suffix for suffix in written))

@@ -1,19 +1,28 @@
-"""The loads of `bough bench cpu` and what is counted of them: token ids only, seeded, the same for every side.
+"""The loads of `bough bench cpu` and what its processes say to each other: lines of JSON, seeded token ids only.
 
-Every load is of one shape: a beginning that all requests share (often none), what each has of its own, and how many
-tokens each generates, greedily and past any end of sequence. A side is told a load and answers with three times.
+Every load has one shape: a prefix that all requests share (often empty), tokens of each request's own, and a number of
+output tokens, generated greedily and past any end of sequence. A measured process gets a load and answers with times.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 Counted = Literal["decode", "prompt", "total"]
 VOCABULARY = 10_000
 PROMPT_TOKENS = 32  # of a short prompt
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a measured process is started with: the model, the threads, and when it was spawned (monotonic clock)."""
+
+    model: str
+    threads: int
+    spawned: float
+    settings: dict[str, Any]
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -25,7 +34,7 @@ class Case(msgspec.Struct, frozen=True):
     prefix: list[int]  # shared by all requests
     prompts: list[list[int]]  # each request's own tokens behind it
     output_tokens: int  # of each request
-    cpu_time: bool = False  # seconds are those in which the process computed, not those on the wall
+    cpu_time: bool = False  # seconds are CPU time of the process, not wall time
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -45,10 +54,10 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """From starting a side's process to its first token: (what, seconds) one after the other."""
+    """From spawning a measured process to its first token: (what, seconds) one after the other."""
 
     parts: list[tuple[str, float]]
-    cpu_s: float = 0.0  # CPU time of all its processes meanwhile: their imports side by side count one by one
+    cpu_s: float = 0.0  # CPU time of all its processes meanwhile
 
     @property
     def total_s(self) -> float:
@@ -56,7 +65,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def cases(scale: float = 1.0, seed: int = 0, vocabulary: int = VOCABULARY) -> list[Case]:
-    """All loads. `scale` shortens them, for tries; the ratios of the real ones are those at 1."""
+    """All loads; a `scale` below 1 shortens them, for a quick try."""
     draw = random.Random(seed)
 
     def ids(count: int) -> list[int]:

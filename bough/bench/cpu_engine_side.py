@@ -1,15 +1,51 @@
-"""The side of `bough bench cpu` that users have: an `Engine` with its processes, asked through `generate`."""
+"""Bough's measured process in `bough bench cpu`: an `Engine` with its processes, as users have it.
+
+It reads an `Order`, starts, says how long that took, and then runs one load for each line that it reads, until its
+input ends. It is idle otherwise, so that the measured processes take turns without disturbing each other.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-from bough.bench.cpu_cases import Case, Timing
-from bough.bench.cpu_child import Stopwatch, read_order, run_side, serve
+import msgspec
+
+from bough.bench.cpu_cases import Case, Order, Start, Timing
+from bough.core.errors import BoughError
 
 FIRST_PROMPT = [1, 2, 3, 4]
 PROCESSES = "processes and their imports"
+
+
+class Stopwatch:
+    """Splits the time since `began` into named parts."""
+
+    def __init__(self, began: float) -> None:
+        self._last = began
+        self.parts: list[tuple[str, float]] = []
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.parts.append((name, now - self._last))
+        self._last = now
+
+
+def read_order() -> Order:
+    return msgspec.json.decode(sys.stdin.readline(), type=Order)
+
+
+def serve(start: Stopwatch, run: Callable[[Case], Timing]) -> None:
+    """Reports the start, then runs loads until the input ends."""
+    _say(Start(start.parts))
+    for line in sys.stdin:
+        _say(run(msgspec.json.decode(line, type=Case)))
+
+
+def _say(answer: Start | Timing) -> None:
+    print(msgspec.json.encode(answer).decode(), flush=True)
 
 
 def main() -> None:
@@ -22,7 +58,8 @@ def main() -> None:
         watch.lap(PROCESSES)
         engine.generate(input_ids=FIRST_PROMPT, sampling_params=greedy(1))
         watch.lap("first token")
-        watch.split(PROCESSES, "load", engine.get_server_info()["load_time_s"])
+        load_s = engine.get_server_info()["load_time_s"]
+        watch.parts[1:2] = [(PROCESSES, watch.parts[1][1] - load_s), ("load", load_s)]
         serve(watch, lambda case: run_case(engine, case))
 
 
@@ -31,7 +68,7 @@ def greedy(tokens: int) -> dict[str, Any]:
 
 
 def run_case(engine: Any, case: Case) -> Timing:
-    """The load on an empty cache. Only a single request is streamed: there, the first token is asked for."""
+    """The load on an empty cache. Only a single request is streamed: there, the first token is timed."""
     engine.flush_cache()
     prompts = [case.prefix + prompt for prompt in case.prompts]
     began = time.perf_counter()
@@ -48,4 +85,7 @@ def run_case(engine: Any, case: Case) -> Timing:
 
 
 if __name__ == "__main__":
-    run_side(main)
+    try:
+        main()
+    except BoughError as error:
+        sys.exit(f"bough: {error}")

@@ -6,12 +6,14 @@ with one (`--tokenizer`) prompts are cut to the exact number of tokens.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from bough.bench.dataset_files import custom, sharegpt
-from bough.bench.load import Conversation, Turn
+from bough.bench.load import Conversation, Prompt, Turn
 from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -22,56 +24,43 @@ COMMON = (
     "did down only way find use may water long little very after words called just where most know"
 )
 WORDS = COMMON.split()
+Count = Callable[[str], int]
+MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # what SGLang's and vLLM's tools keep of ShareGPT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """What the flags say about the load's content."""
+    """The flags that say what a load consists of, by their names."""
 
-    name: str
-    path: str | None
+    dataset_name: str
+    dataset_path: str | None
     num_prompts: int
     seed: int
-    input_len: int
-    output_len: int
-    range_ratio: float  # lengths are drawn between this share of the full length and all of it
-    fixed_output_len: int | None  # instead of the lengths in a file
-    groups: int
-    prompts_per_group: int
-    system_prompt_len: int
-    question_len: int
-    group_output_len: int
-    turns: int
+    random_input_len: int
+    random_output_len: int
+    random_range_ratio: float  # lengths are drawn between this share of the full length and all of it
+    sharegpt_output_len: int | None  # instead of the lengths in a file
+    gsp_num_groups: int
+    gsp_prompts_per_group: int
+    gsp_system_prompt_len: int
+    gsp_question_len: int
+    gsp_output_len: int
+    num_turns: int
     largest_token: int
-
-
-class Writer:
-    """Draws texts of a given number of tokens."""
-
-    def __init__(self, draw: random.Random, tokenizer: Tokenizer | None) -> None:
-        self._draw = draw
-        self._tokenizer = tokenizer
-
-    def text(self, tokens: int) -> str:
-        words = " ".join(self._draw.choices(WORDS, k=tokens))
-        if self._tokenizer is None:
-            return words
-        return self._tokenizer.decode(self._tokenizer.encode_batch([words])[0][:tokens])
 
 
 def make_dataset(options: DataOptions, tokenizer: Tokenizer | None = None) -> list[Conversation]:
     """The conversations of a load, in the order of their arrival."""
     draw = random.Random(options.seed)
-    conversations = DATASETS[options.name](options, draw, tokenizer)
+    conversations = DATASETS[options.dataset_name](options, draw, tokenizer)
     if not conversations:
-        raise SettingsError(f"The data set {options.name} gives no prompts; nothing in its file can be used.")
+        raise SettingsError(f"The data set {options.dataset_name} gives no prompts; nothing in its file can be used.")
     return conversations
 
 
 def _random(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    writer = Writer(draw, tokenizer)
     lengths = [_lengths(options, draw) for _ in range(options.num_prompts)]
-    return [_single(writer.text(length), length, output) for length, output in lengths]
+    return [_single(_text(draw, tokenizer, length), length, output) for length, output in lengths]
 
 
 def _random_ids(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
@@ -81,28 +70,26 @@ def _random_ids(options: DataOptions, draw: random.Random, tokenizer: Tokenizer 
 
 def _shared_prefix(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     """Groups of prompts that begin alike, shuffled: what a prefix cache is for."""
-    writer = Writer(draw, tokenizer)
-    length = options.system_prompt_len + options.question_len
+    length = options.gsp_system_prompt_len + options.gsp_question_len
     conversations = []
-    for _ in range(options.groups):
-        system = writer.text(options.system_prompt_len)
-        questions = [writer.text(options.question_len) for _ in range(options.prompts_per_group)]
-        conversations += [_single(f"{system}\n\n{each}", length, options.group_output_len) for each in questions]
+    for _ in range(options.gsp_num_groups):
+        system = _text(draw, tokenizer, options.gsp_system_prompt_len)
+        questions = [_text(draw, tokenizer, options.gsp_question_len) for _ in range(options.gsp_prompts_per_group)]
+        conversations += [_single(f"{system}\n\n{each}", length, options.gsp_output_len) for each in questions]
     draw.shuffle(conversations)
     return conversations
 
 
 def _multi_turn(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     """Users who talk on: each turn carries the whole history. All of them begin with the same system prompt."""
-    writer = Writer(draw, tokenizer)
-    system = writer.text(options.system_prompt_len)
+    system = _text(draw, tokenizer, options.gsp_system_prompt_len)
     conversations = []
     for _ in range(options.num_prompts):
         turns: list[Turn] = []
-        known = options.system_prompt_len
-        for number in range(options.turns):
+        known = options.gsp_system_prompt_len
+        for number in range(options.num_turns):
             length, output = _lengths(options, draw)
-            text = writer.text(length)
+            text = _text(draw, tokenizer, length)
             turns.append(Turn(f"{system}\n\n{text}" if number == 0 else f"\n\n{text}", output, known + length))
             known += length + output
         conversations.append(Conversation(tuple(turns)))
@@ -110,12 +97,12 @@ def _multi_turn(options: DataOptions, draw: random.Random, tokenizer: Tokenizer 
 
 
 def _sharegpt(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    found = sharegpt(_path(options), _counter(tokenizer), options.fixed_output_len)
+    found = _read_sharegpt(_path(options), _counter(tokenizer), options.sharegpt_output_len)
     return draw.sample(found, min(options.num_prompts, len(found)))
 
 
 def _custom(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    return custom(_path(options), _counter(tokenizer), options.fixed_output_len or options.output_len)[
+    return _read_custom(_path(options), _counter(tokenizer), options.sharegpt_output_len or options.random_output_len)[
         : options.num_prompts
     ]
 
@@ -134,6 +121,11 @@ def _single(prompt: str | list[int], length: int, output: int) -> Conversation:
     return Conversation((Turn(prompt, output, length),))
 
 
+def _text(draw: random.Random, tokenizer: Tokenizer | None, tokens: int) -> str:
+    words = " ".join(draw.choices(WORDS, k=tokens))
+    return words if tokenizer is None else tokenizer.decode(tokenizer.encode_batch([words])[0][:tokens])
+
+
 def _ids(options: DataOptions, draw: random.Random, count: int) -> list[int]:
     return [draw.randint(0, options.largest_token) for _ in range(count)]
 
@@ -142,19 +134,95 @@ def _lengths(options: DataOptions, draw: random.Random) -> tuple[int, int]:
     """Of one prompt and its answer."""
 
     def between(full: int) -> int:
-        return draw.randint(max(1, int(full * options.range_ratio)), full)
+        return draw.randint(max(1, int(full * options.random_range_ratio)), full)
 
-    return between(options.input_len), between(options.output_len)
+    return between(options.random_input_len), between(options.random_output_len)
 
 
 def _path(options: DataOptions) -> str:
-    if options.path is None:
-        raise SettingsError(f"The data set {options.name} is a file: give it with --dataset-path.")
-    return options.path
+    if options.dataset_path is None:
+        raise SettingsError(f"The data set {options.dataset_name} is a file: give it with --dataset-path.")
+    return options.dataset_path
 
 
-def _counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
+def _counter(tokenizer: Tokenizer | None) -> Count:
     """Tokens of a text; without a tokenizer about four characters count as one."""
     if tokenizer is None:
         return lambda text: max(1, len(text) // 4)
     return lambda text: len(tokenizer.encode_batch([text])[0])
+
+
+# ---- files: ShareGPT's JSON, and JSON lines of one's own
+
+
+def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conversation]:
+    """The first question of each conversation, to be answered at the length of its answer, or at `output_len`."""
+    entries = _parse(_read(path), path)
+    if not isinstance(entries, list):
+        raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
+    found = []
+    for entry in entries:
+        texts = _texts(entry)
+        if len(texts) < 2:
+            continue
+        question, answer = count(texts[0]), count(texts[1])
+        length = answer if output_len is None else output_len
+        if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
+            continue
+        found.append(Conversation((Turn(texts[0], length, question),)))
+    return found
+
+
+def _read_custom(path: str, count: Count, output_len: int) -> list[Conversation]:
+    """One request a line: {"prompt": text or token ids}, {"messages": [...]}, or {"conversations": [...]} in ShareGPT's
+    form; with `output_len` it says how much is to be answered."""
+    found = []
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if line.strip():
+            entry = _parse(line, f"{path}, line {number}")
+            found.append(_custom_entry(entry, count, output_len, f"{path}, line {number}"))
+    return found
+
+
+def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conversation:
+    fields = entry if isinstance(entry, dict) else {}
+    texts = _texts(fields)
+    prompt: Prompt | None = fields.get("prompt") or fields.get("messages") or (texts[0] if texts else None)
+    if not prompt or not isinstance(prompt, str | list):
+        raise SettingsError(f"{where}: a request needs prompt (text or token ids), messages or conversations.")
+    given = fields.get("output_len")
+    if given is None and len(texts) > 1 and "prompt" not in fields:
+        given = count(texts[1])
+    length = output_len if given is None else given
+    if not isinstance(length, int) or length < 1:
+        raise SettingsError(f"{where}: output_len must be a whole number of at least 1, got {length!r}.")
+    return Conversation((Turn(prompt, length, _tokens_in(prompt, count)),))
+
+
+def _tokens_in(prompt: Prompt, count: Count) -> int:
+    if isinstance(prompt, str):
+        return count(prompt)
+    return sum(count(str(part.get("content", ""))) if isinstance(part, dict) else 1 for part in prompt)
+
+
+def _texts(entry: Any) -> list[str]:
+    """The texts of a conversation in turn."""
+    turns = entry.get("conversations") or entry.get("conversation") or () if isinstance(entry, dict) else ()
+    texts = [turn.get("value", turn.get("content")) for turn in turns if isinstance(turn, dict)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"Cannot read the data set {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not a data set: it is not UTF-8 text.") from None
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{where} is not valid JSON: {error}.") from None

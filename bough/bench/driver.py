@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import msgspec
 import uvloop
 
-from bough.bench.backends import PATHS, Asking, first_history, next_history, reader_of
+from bough.bench.backends import PATHS, RequestTemplate, first_history, next_history, reader_of
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
 from bough.bench.load import Arrival, Conversation, Prompt, Record, Turn
-from bough.bench.processes import Tell
+from bough.bench.processes import OnProgress
 
 LEAD_S = 0.5  # from starting client processes to their first request
 
@@ -29,7 +29,7 @@ class Target:
 
     url: str
     headers: dict[str, str]
-    asking: Asking
+    template: RequestTemplate
 
 
 def poisson_arrivals(conversations: Sequence[Conversation], rate: float, seed: int) -> list[Arrival]:
@@ -43,23 +43,25 @@ def poisson_arrivals(conversations: Sequence[Conversation], rate: float, seed: i
     return arrivals
 
 
-def drive(target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, tell: Tell) -> list[Record]:
+def drive(
+    target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, on_progress: OnProgress
+) -> list[Record]:
     """Plays the arrivals, with at most `at_once` conversations going on; `start` is on the monotonic clock."""
-    return uvloop.run(_drive(target, arrivals, at_once, start, tell))
+    return uvloop.run(_drive(target, arrivals, at_once, start, on_progress))
 
 
 async def _drive(
-    target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, tell: Tell
+    target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, on_progress: OnProgress
 ) -> list[Record]:
     client = HttpClient(target.url, target.headers)
-    seats: contextlib.AbstractAsyncContextManager[object]
-    seats = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
+    slots: contextlib.AbstractAsyncContextManager[object]
+    slots = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
     records: list[Record] = []
 
     async def play(arrival: Arrival) -> None:
         await asyncio.sleep(max(0.0, start + arrival.at_s - time.monotonic()))
-        async with seats:
-            await _converse(client, target.asking, arrival.conversation, start, records, tell)
+        async with slots:
+            await _converse(client, target.template, arrival.conversation, start, records, on_progress)
 
     try:
         await asyncio.gather(*map(play, arrivals))
@@ -69,27 +71,32 @@ async def _drive(
 
 
 async def _converse(
-    client: HttpClient, asking: Asking, conversation: Conversation, start: float, records: list[Record], tell: Tell
+    client: HttpClient,
+    template: RequestTemplate,
+    conversation: Conversation,
+    start: float,
+    records: list[Record],
+    on_progress: OnProgress,
 ) -> None:
-    history = first_history(asking.api, conversation.turns[0].prompt)
+    history = first_history(template.api, conversation.turns[0].prompt)
     for left, turn in zip(range(len(conversation.turns))[::-1], conversation.turns, strict=True):
-        record = await ask(client, asking, history, turn, start)
+        record = await ask(client, template, history, turn, start)
         records.append(record)
         if not record.ok:  # the turns after it have nothing to stand on
-            tell(1 + left)
+            on_progress(1 + left)
             return
-        tell(1)
+        on_progress(1)
         if left:
             following = conversation.turns[-left]
             history = next_history(history, record.text, following.prompt)
 
 
-async def ask(client: HttpClient, asking: Asking, history: Prompt, turn: Turn, start: float) -> Record:
+async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, turn: Turn, start: float) -> Record:
     """One request, and its record whatever becomes of it."""
-    raw = msgspec.json.encode(asking.body(history, turn.output_tokens))
+    raw = msgspec.json.encode(template.body(history, turn.output_tokens))
     began = time.monotonic()
     record = Record(began - start, turn.input_tokens)
-    reader, events = reader_of(asking.api, record), EventReader()
+    reader, events = reader_of(template.api, record), EventReader()
 
     def read(data: bytes) -> None:
         now_s = time.monotonic() - began
@@ -97,10 +104,10 @@ async def ask(client: HttpClient, asking: Asking, history: Prompt, turn: Turn, s
             reader.event(event, now_s)
 
     try:
-        answer = await client.post(PATHS[asking.api], raw, read if asking.stream else None)
+        answer = await client.post(PATHS[template.api], raw, read if template.stream else None)
         if answer.status != 200:
             raise HttpFailure(f"{answer.status}: {answer.text[:200]}")
-        if not asking.stream:
+        if not template.stream:
             reader.whole(bytes(answer.body), time.monotonic() - began)
         if not record.output_tokens:
             raise HttpFailure("an answer without tokens")

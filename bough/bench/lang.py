@@ -10,16 +10,29 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import bough as sgl
-from bough.bench.lang_programs import AtOnce, Call, Remembering, few_shot, tree_of_thought
 from bough.bench.number_checks import require_counts
 from bough.lang import loop
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
 from bough.lang.backends.in_process import EngineBackend
+from bough.lang.chat import ChatFormat
+from bough.lang.named_templates import FORMATS
 from bough.lang.usage import Usage
 
+Call = Callable[[Backend], Coroutine[Any, Any, Any]]
+SHOTS = [
+    ("What is the capital of Italy?", "Rome"),
+    ("Who wrote Hamlet?", "William Shakespeare"),
+    ("What is the chemical symbol of gold?", "Au"),
+    ("How many legs has a spider?", "Eight"),
+    ("Which planet is the largest?", "Jupiter"),
+    ("What is the boiling point of water?", "100 degrees Celsius"),
+    ("Who painted the Mona Lisa?", "Leonardo da Vinci"),
+    ("In which year did the First World War begin?", "1914"),
+]
 REPEATS = 5
 PROBLEM = "Share 12 apples among 3 children and 2 dogs, so that nobody is sad."
 
@@ -46,7 +59,24 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0
 
 
-# The interpreter ------------------------------------------------------------------------------------------------------
+# ---- the interpreter
+
+
+class InstantBackend(Backend):
+    """Answers everything at once with the same letter."""
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return FORMATS["chatml"]
+
+    async def generate(self, request: GenRequest) -> GenOutput:
+        return GenOutput(["a"], [{}])
+
+    async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
+        yield GenOutput(["a"], [{}])
+
+    async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
+        return Scores([[(-1.0, 0, "a")] for _ in choices], None, [{}])
 
 
 def interpreter_costs(count: int) -> dict[str, float]:
@@ -55,7 +85,7 @@ def interpreter_costs(count: int) -> dict[str, float]:
 
 
 def _cost_us(body: Callable[[Any, int], None], count: int) -> float:
-    program, backend = sgl.function(body), AtOnce()
+    program, backend = sgl.function(body), InstantBackend()
     began = time.process_time()
     program.run(count, backend=backend)
     return (time.process_time() - began) / count * 1e6
@@ -103,13 +133,52 @@ BODIES = {
 }
 
 
-# On the engine --------------------------------------------------------------------------------------------------------
+# ---- on the engine
+
+
+@sgl.function
+def few_shot(s: Any, question: str, shots: int, max_tokens: int) -> None:
+    s += "Answer each question in a few words.\n\n"
+    for i in range(shots):
+        asked, answer = SHOTS[i % len(SHOTS)]
+        s += f"Q: {asked}\nA: {answer}\n\n"
+    s += f"Q: {question}\nA:" + sgl.gen("answer", max_tokens=max_tokens, ignore_eos=True)
+
+
+@sgl.function
+def tree_of_thought(s: Any, problem: str, fan_out: int, depth: int, max_tokens: int) -> None:
+    s += f"Problem: {problem}\nThoughts, step by step:\n"
+    leaves = [s]
+    for step in range(1, depth + 1):
+        leaves = [branch for leaf in leaves for branch in leaf.fork(fan_out)]
+        for way, leaf in enumerate(leaves):
+            leaf += f"{step}. Way {way % fan_out + 1}:"
+            leaf += sgl.gen("thought", max_tokens=max_tokens, ignore_eos=True) + "\n"
+    for leaf in leaves:
+        leaf += "Is this good? Answer: " + sgl.select("verdict", choices=["yes", "no"])
+    s["verdicts"] = [leaf["verdict"] for leaf in leaves]
+
+
+class RecordingBackend(EngineBackend):
+    """Keeps its calls, in the order in which they came."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.calls: list[Call] = []
+
+    async def generate(self, request: GenRequest) -> GenOutput:
+        self.calls.append(lambda backend: backend.generate(request))
+        return await super().generate(request)
+
+    async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
+        self.calls.append(lambda backend: backend.score(text, choices, unconditional=unconditional))
+        return await super().score(text, choices, unconditional=unconditional)
 
 
 def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, Any]]:
     from bough.launch.engine import Engine
 
-    loads: dict[str, Callable[[Remembering], Usage]] = {
+    loads: dict[str, Callable[[RecordingBackend], Usage]] = {
         f"few-shot batch of {args.questions}": lambda backend: _run_few_shot(args, backend),
         f"tree of thought, fan-out {args.fan_out}, depth {args.depth}": lambda backend: _run_tree(args, backend),
     }
@@ -119,7 +188,7 @@ def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dic
         engine.generate("warm", {"max_new_tokens": 2})
         for name, load in loads.items():
             engine.flush_cache()
-            backend = Remembering(engine)
+            backend = RecordingBackend(engine)
             began = time.perf_counter()
             usage = load(backend)
             duration_s = time.perf_counter() - began
@@ -138,7 +207,7 @@ def _engine_runs(args: argparse.Namespace, settings: dict[str, Any]) -> list[dic
     return results
 
 
-def _run_few_shot(args: argparse.Namespace, backend: Remembering) -> Usage:
+def _run_few_shot(args: argparse.Namespace, backend: RecordingBackend) -> Usage:
     common = {"shots": args.shots, "max_tokens": args.output_len}
     items = [{"question": f"What is {i} plus {i * 7 % 101}?", **common} for i in range(args.questions)]
     states = few_shot.run_batch(items, temperature=0, backend=backend)
@@ -147,7 +216,7 @@ def _run_few_shot(args: argparse.Namespace, backend: Remembering) -> Usage:
     return sum((state.get_usage() for state in states), Usage())
 
 
-def _run_tree(args: argparse.Namespace, backend: Remembering) -> Usage:
+def _run_tree(args: argparse.Namespace, backend: RecordingBackend) -> Usage:
     state = tree_of_thought.run(PROBLEM, args.fan_out, args.depth, args.output_len, temperature=0, backend=backend)
     return state.get_usage()
 

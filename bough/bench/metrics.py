@@ -1,4 +1,4 @@
-"""From records to figures, with the names and definitions of SGLang's `bench_serving`. Pure arithmetic.
+"""From records to figures and printed lines, with the names and definitions of SGLang's `bench_serving`.
 
 TTFT is the time to the first token, TPOT the mean time per further token of one request, ITL the gap before each
 further token, E2E the whole request. Concurrency is the mean number of requests in progress.
@@ -6,7 +6,7 @@ further token, E2E the whole request. Concurrency is the mean number of requests
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,28 @@ from bough.bench.load import Record
 
 FloatArray = npt.NDArray[np.float64]
 PERCENTILES = (90, 95, 99)
+LINES = (
+    ("backend", "Backend"),
+    ("dataset_name", "Data set"),
+    ("request_rate", "Traffic request rate"),
+    ("max_concurrency", "Max request concurrency"),
+    ("completed", "Successful requests"),
+    ("failed", "Failed requests"),
+    ("first_error", "First error"),
+    ("duration", "Benchmark duration (s)"),
+    ("total_input_tokens", "Total input tokens"),
+    ("total_cached_tokens", "Total cached tokens"),
+    ("total_output_tokens", "Total generated tokens"),
+    ("request_throughput", "Request throughput (req/s)"),
+    ("input_throughput", "Input token throughput (tok/s)"),
+    ("output_throughput", "Output token throughput (tok/s)"),
+    ("max_output_tokens_per_s", "Peak output token throughput (tok/s)"),
+    ("total_throughput", "Total token throughput (tok/s)"),
+    ("concurrency", "Concurrency"),
+    ("max_concurrent_requests", "Peak concurrent requests"),
+)
+SPREADS = (("e2e_latency", "E2E Latency"), ("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"))
+WORDS = ("mean", "median", "p90", "p95", "p99")
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
@@ -29,7 +51,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     def rate(amount: float) -> float:
         return amount / duration if duration > 0 else 0.0
 
-    spoken = [record for record in good if record.gaps_s]
+    streamed = [record for record in good if record.gaps_s]
     return {
         "duration": duration,
         "completed": len(good),
@@ -47,7 +69,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "max_concurrent_requests": peak_concurrency(good),
         **_spread("e2e_latency", [record.total_s for record in good]),
         **_spread("ttft", [record.first_s for record in good]),
-        **_spread("tpot", [(r.total_s - r.first_s) / (r.output_tokens - 1) for r in spoken if r.output_tokens > 1]),
+        **_spread("tpot", [(r.total_s - r.first_s) / (r.output_tokens - 1) for r in streamed if r.output_tokens > 1]),
         **_spread("itl", gaps := [gap for record in good for gap in record.gaps_s]),
         "max_itl_ms": 1e3 * max(gaps, default=0.0),
     }
@@ -82,3 +104,29 @@ def peak_concurrency(records: Sequence[Record]) -> int:
         running += change
         peak = max(peak, running)
     return peak
+
+
+# ---- as text, in the order of SGLang's tool
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    return f"{result['backend']}, {result['dataset_name']}: {result['completed']} requests"
+
+
+def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Every line as (name, value)."""
+    rows = [(label, _shown(result[name])) for name, label in LINES if result[name] is not None]
+    for name, label in SPREADS:
+        rows += [(f"{word.capitalize()} {label} (ms)", _shown(result[f"{word}_{name}_ms"])) for word in WORDS]
+    return [*rows, ("Max ITL (ms)", _shown(result["max_itl_ms"]))]
+
+
+def text_report(result: Mapping[str, Any]) -> str:
+    rows = table(result)
+    width = max(len(name) for name, _ in rows) + 2
+    lines = [f"{name + ':':<{width}} {value:>14}" for name, value in rows]
+    return "\n".join(["Serving benchmark result".center(width + 15, "="), *lines, "=" * (width + 15)])
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -24,7 +24,7 @@ import uvloop
 
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure, ServerError, reaching
 from bough.bench.number_checks import require_above_zero, require_counts
-from bough.bench.processes import Tell, ignore_progress, run_parts
+from bough.bench.processes import OnProgress, ignore_progress, run_parts
 
 REQUESTS = 1024  # W5
 USERS, TURNS, SYSTEM_TOKENS, TURN_TOKENS = 128, 5, 512, 64  # W6
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     require_above_zero(args, ("rate",))
     asyncio.run(_reach(args.url))
 
-    def part(number: int, tell: Tell) -> list[Timed | str]:
+    def part(number: int, on_progress: OnProgress) -> list[Timed | str]:
         return uvloop.run(_play(args, number))
 
     began = time.perf_counter()

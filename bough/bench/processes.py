@@ -14,14 +14,13 @@ from typing import Any, TypeVar, cast
 from bough.core.errors import BoughError, EngineDeadError
 
 T = TypeVar("T")
-Tell = Callable[[int], None]  # so many requests have been answered
+OnProgress = Callable[[int], None]  # so many requests have been answered
 
 
-def run_parts(count: int, work: Callable[[int, Tell], T], on_progress: Callable[[], Tell]) -> list[T]:
-    """The results of `work(part, tell)` for each part. `on_progress` makes what hears of progress, after all parts have
-    begun."""
+def run_parts(count: int, work: Callable[[int, OnProgress], T], make_on_progress: Callable[[], OnProgress]) -> list[T]:
+    """The results of `work(part, on_progress)` for each part. `make_on_progress` is called once all have begun."""
     if count == 1:
-        return [work(0, on_progress())]
+        return [work(0, make_on_progress())]
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     processes = [
@@ -31,18 +30,18 @@ def run_parts(count: int, work: Callable[[int, Tell], T], on_progress: Callable[
         process.start()
         sending.close()  # so that the end of the process is the end of its pipe
     try:
-        return _gather([receiving for receiving, _ in pipes], on_progress())
+        return _gather([receiving for receiving, _ in pipes], make_on_progress())
     finally:
         for process in processes:
             process.terminate()
             process.join()
 
 
-def ignore_progress() -> Tell:
+def ignore_progress() -> OnProgress:
     return lambda answered: None
 
 
-def _run(work: Callable[[int, Tell], Any], part: int, pipe: Connection) -> None:
+def _run(work: Callable[[int, OnProgress], Any], part: int, pipe: Connection) -> None:
     try:
         pipe.send(("result", work(part, lambda answered: pipe.send(("progress", answered)))))
     except BoughError as error:
@@ -51,7 +50,7 @@ def _run(work: Callable[[int, Tell], Any], part: int, pipe: Connection) -> None:
         return  # the parent has been interrupted too, and ends the command
 
 
-def _gather(pipes: list[Connection], tell: Tell) -> list[Any]:
+def _gather(pipes: list[Connection], on_progress: OnProgress) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         for readable in wait([pipe for part, pipe in enumerate(pipes) if part not in results]):
@@ -61,7 +60,7 @@ def _gather(pipes: list[Connection], tell: Tell) -> list[Any]:
             except EOFError:
                 raise EngineDeadError("A client process of the benchmark has died.") from None
             if kind == "progress":
-                tell(value)
+                on_progress(value)
             elif kind == "error":
                 raise cast(BoughError, value)
             else:

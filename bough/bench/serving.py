@@ -17,16 +17,14 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from bough.bench.backends import BACKENDS, Api, Asking, first_history
+from bough.bench.backends import BACKENDS, Api, RequestTemplate, first_history
 from bough.bench.datasets import make_dataset
 from bough.bench.driver import LEAD_S, Target, drive, poisson_arrivals
-from bough.bench.figures import draw_png, panels_of, require_matplotlib
-from bough.bench.html_report import html_report
 from bough.bench.http_client import HttpClient, ServerError, reaching
 from bough.bench.load import Arrival, Conversation, Record, Turn
-from bough.bench.metrics import summarise
-from bough.bench.processes import Tell, run_parts
-from bough.bench.report import headline, text_report
+from bough.bench.metrics import headline, summarise, text_report
+from bough.bench.plots import draw_png, html_report, require_matplotlib
+from bough.bench.processes import OnProgress, run_parts
 from bough.bench.serving_flags import add_flags, check, data_options, extra_body, shown_settings
 from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
@@ -38,7 +36,7 @@ WARMUP_TOKENS = 32
 
 def main(args: argparse.Namespace) -> int:
     check(args)
-    if args.plot is not None:
+    if args.plot is not None or args.html is not None:
         require_matplotlib()
     conversations = make_dataset(data_options(args), _tokenizer(args.tokenizer))
     api = BACKENDS[args.backend]
@@ -48,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     if args.flush_cache:
         asyncio.run(_flush_cache(target))
     records = _measure(args, target, conversations)
-    result = {**shown_settings(args), "model": target.asking.model, **summarise(records)}
+    result = {**shown_settings(args), "model": target.template.model, **summarise(records)}
     print(text_report(result))
     _write(args, result, records)
     if not result["completed"]:
@@ -65,8 +63,8 @@ async def _find_target(args: argparse.Namespace, api: Api) -> Target:
             model = args.model or await _first_model(client, api, url)
     finally:
         client.close()
-    asking = Asking(api, model, not args.disable_ignore_eos, not args.disable_stream, extra_body(args))
-    return Target(url, headers, asking)
+    template = RequestTemplate(api, model, not args.disable_ignore_eos, not args.disable_stream, extra_body(args))
+    return Target(url, headers, template)
 
 
 async def _first_model(client: HttpClient, api: Api, url: str) -> str:
@@ -106,15 +104,15 @@ def _measure(args: argparse.Namespace, target: Target, conversations: Sequence[C
     start = time.monotonic() + (LEAD_S if args.procs > 1 else 0.0)
     total = sum(len(conversation.turns) for conversation in conversations)
 
-    def part(number: int, tell: Tell) -> list[Record]:
-        seats = None
+    def part(number: int, on_progress: OnProgress) -> list[Record]:
+        slots = None
         if args.max_concurrency is not None:
-            seats = len(range(number, args.max_concurrency, args.procs))
-        return drive(target, arrivals[number :: args.procs], seats, start, tell)
+            slots = len(range(number, args.max_concurrency, args.procs))
+        return drive(target, arrivals[number :: args.procs], slots, start, on_progress)
 
     bars: list[Any] = []
 
-    def show_progress() -> Tell:
+    def show_progress() -> OnProgress:
         bars.append(tqdm(total=total, disable=args.disable_tqdm, unit="request"))
         return lambda answered: bars[0].update(answered)
 
@@ -131,11 +129,16 @@ def _write(args: argparse.Namespace, result: dict[str, Any], records: Sequence[R
         line = result | (_details(records) if args.output_details else {})
         with Path(args.output_file).expanduser().open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-    panels = panels_of(records)
+    if args.plot is None and args.html is None:
+        return
+    png = draw_png(records, headline(result))
     if args.plot is not None:
-        draw_png(panels, headline(result), args.plot)
+        try:
+            Path(args.plot).expanduser().write_bytes(png)
+        except OSError as error:
+            raise SettingsError(f"Cannot write the picture {args.plot}: {error.strerror}.") from None
     if args.html is not None:
-        page = html_report(result, shown_settings(args), panels)
+        page = html_report(result, shown_settings(args), png)
         Path(args.html).expanduser().write_text(page, encoding="utf-8")
 
 

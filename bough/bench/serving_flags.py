@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -85,7 +86,7 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-details", action="store_true", help="that line carries every request's times")
     group.add_argument("--tag", help="a word of your own for that line")
     group.add_argument("--plot", metavar="FILE", help="a PNG with the run's distributions (needs matplotlib)")
-    group.add_argument("--html", metavar="FILE", help="a report as one HTML page")
+    group.add_argument("--html", metavar="FILE", help="a report as one HTML page (needs matplotlib)")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
@@ -114,23 +115,7 @@ def extra_body(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def data_options(args: argparse.Namespace) -> DataOptions:
-    return DataOptions(
-        name=args.dataset_name,
-        path=args.dataset_path,
-        num_prompts=args.num_prompts,
-        seed=args.seed,
-        input_len=args.random_input_len,
-        output_len=args.random_output_len,
-        range_ratio=args.random_range_ratio,
-        fixed_output_len=args.sharegpt_output_len,
-        groups=args.gsp_num_groups,
-        prompts_per_group=args.gsp_prompts_per_group,
-        system_prompt_len=args.gsp_system_prompt_len,
-        question_len=args.gsp_question_len,
-        group_output_len=args.gsp_output_len,
-        turns=args.num_turns,
-        largest_token=args.largest_token,
-    )
+    return DataOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(DataOptions)})
 
 
 def shown_settings(args: argparse.Namespace) -> dict[str, Any]:

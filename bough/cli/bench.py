@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from bough.cli.commands import HELP_FLAGS, Command, Menu
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.parser import Parser
+from bough.core.errors import SettingsError
 
 MENU = Menu(
     program="bough bench",
@@ -21,20 +23,19 @@ MENU = Menu(
         ),
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
         "cpu": Command("this CPU, alone or beside llama.cpp", "bough.bench.cpu", starts_engine=True),
-        "perplexity": Command(
-            "what quantised weights cost in quality", "bough.bench.cpu_perplexity", starts_engine=True
-        ),
+        "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
-        "edge": Command("what HTTP costs, with an executor that answers at once", "bough.bench.edge"),
         "lang": Command(
             "programs of the frontend language, and what the interpreter costs", "bough.bench.lang", starts_engine=True
         ),
-        "gateway": Command("routing policies on stand-in workers; what the gateway costs", "bough.bench.gateway"),
         "constrained": Command(
             "what structured output costs: masks, jump-forward", "bough.bench.constrained", starts_engine=True
         ),
-        "tree": Command("the radix tree alone: matching, inserting, evicting", "bough.bench.tree"),
+        # Benchmarks of single parts: they live beside the tests and run in a checkout only.
+        "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
+        "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
+        "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),
     },
     flags={},
 )
@@ -46,11 +47,23 @@ def run(argv: Sequence[str]) -> int:
         print(MENU.help())
         return 0
     command = MENU.pick(argv)
-    benchmark = importlib.import_module(command.module)
-    parser = Parser(program=f"{MENU.program} {argv[0]}", about=benchmark.__doc__ or "")
+    try:
+        benchmark = importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        if error.name not in ("tests", "tests.bench", command.module):
+            raise
+        raise SettingsError(
+            f"`{MENU.program} {argv[0]}` is for developers: run it in a checkout of Bough's source."
+        ) from None
+    return run_benchmark(f"{MENU.program} {argv[0]}", benchmark, argv[1:], command.starts_engine)
+
+
+def run_benchmark(program: str, benchmark: Any, argv: Sequence[str], starts_engine: bool = False) -> int:
+    """Parses a benchmark's flags and runs it."""
+    parser = Parser(program=program, about=benchmark.__doc__ or "")
     benchmark.add_flags(parser)
-    if not command.starts_engine:
-        return int(benchmark.main(parser.parse(argv[1:])))
+    if not starts_engine:
+        return int(benchmark.main(parser.parse(argv)))
     add_engine_flags(parser)
-    args = parser.parse(argv[1:])
+    args = parser.parse(argv)
     return int(benchmark.main(args, given_settings(args)))

@@ -90,8 +90,9 @@ class BatchPlan:
     edits: tuple[PageSwap, ...]
     rows: IntArray  # [batch], decodes first, then prefill chunks
     query_lens: IntArray  # [batch] tokens this row computes in this step
-    # [batch] how many of them stand in `tokens`. Equal to query_len: a prefill chunk, even of one token. Fewer: first
-    # the row's last sampled token, which only the device knows yet, then the given ones.
+    # [batch] how many of them stand in `tokens`. Equal to query_len: a prefill chunk, even of one token. Fewer: a
+    # decode. It computes the row's last sampled token, which only the device knows yet, then the given ones, then
+    # tokens that the device guesses itself: all but the first are drafts to verify.
     given: IntArray
     tokens: IntArray  # [sum of given], back to back
     new_pages: tuple[IntArray, ...]  # per group: pages appended to the rows' tables, in batch order
@@ -103,9 +104,10 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """What the masked rows of a step may sample, in batch order: bit i % 32 of word i // 32 allows token i."""
+    """What the masked rows of a step may sample, in batch order: bit i % 32 of word i // 32 allows token i. A decode
+    with given drafts has a mask for its own token and one behind each draft."""
 
-    words: IntArray  # [masked rows, mask_words(vocab_size)]
+    words: IntArray  # [masked positions, mask_words(vocab_size)]
 
 
 def mask_words(vocab_size: int) -> int:
@@ -126,10 +128,13 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced, by position in its plan; rows that did not sample are left out of `tokens`."""
+    """What a step produced, by position in its plan; rows that did not sample are left out of `tokens`.
+
+    A prompt gives one token. A decode gives as many of its drafts as hold and one more, or none: then its row stays as
+    it was. The row's length grows by the count; what the decode computed beyond that is overwritten later."""
 
     step: int
-    tokens: IntArray  # [sampled rows, width]; width > 1 only with speculation
+    tokens: IntArray  # [sampled rows, width]
     counts: IntArray  # [sampled rows] how many of them hold
     bad: BoolArray  # [sampled rows] the logits were not finite or no token was allowed: that request fails, alone
     output_logprobs: dict[int, PositionLogprobs]  # by index in the batch
@@ -148,10 +153,11 @@ class Limits:
     pages: tuple[int, ...]  # per group, page 0 not counted: usable pages are 1..n
     context_length: int
     vocab_size: int
-    chunk_tokens: int  # most prefill tokens in one plan; decodes come on top, one token each
+    chunk_tokens: int  # most prefill tokens in one plan; decodes come on top, each with its drafts
     note: str  # one line for the start log: how many tokens fit, and why
     even_tokens: int = 1  # steps of multiples of this many tokens fill the device's tiles: worth aiming at
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
+    drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
 
 
 class InFlight(Protocol):

@@ -50,7 +50,7 @@ class StepLayout:
     positions: LongArray  # [tokens]
     slots: LongArray  # [tokens] where each token's key and value go: page * page_size + offset
     token_ids: LongArray  # [tokens] as far as the host knows them
-    from_device: IntArray  # places in `token_ids` whose token only the device knows: the last one its row sampled
+    from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
 
 
 class RowMirror:
@@ -96,7 +96,7 @@ class RowMirror:
             lengths=growth.lengths,
             positions=positions,
             slots=slots,
-            token_ids=_place_tokens(plan.tokens, from_device, int(starts[-1])),
+            token_ids=_place_tokens(plan, starts),
             from_device=from_device,
         )
 
@@ -120,7 +120,7 @@ class RowMirror:
             return NO_WRITES
         receivers = rows.repeat(counts)
         places = receivers * self._width + self._page_counts[receivers]
-        if len(plan.tokens):  # a prompt takes several, where a decode takes one at most
+        if counts.max() > 1:
             places += np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
         self._flat_pages[places] = pages
         self._page_counts[rows] += counts
@@ -141,15 +141,15 @@ def _spread(
     return np.repeat(rows, query_lens), np.repeat(context_lens, query_lens) + offsets
 
 
-def _place_tokens(given: IntArray, from_device: IntArray, total: int) -> LongArray:
-    """Given tokens in their places; the others stay 0."""
-    ids = np.zeros(total, dtype=np.int64)
-    if len(given) == total:
-        ids[:] = given
-    elif len(given):
-        is_given = np.ones(total, dtype=np.bool_)
-        is_given[from_device] = False
-        ids[is_given] = given
+def _place_tokens(plan: BatchPlan, starts: IntArray) -> LongArray:
+    """Given tokens in their places: those of a decode behind its first. The others stay 0."""
+    ids = np.zeros(int(starts[-1]), dtype=np.int64)
+    if len(plan.tokens) == len(ids):
+        ids[:] = plan.tokens
+    elif len(plan.tokens):
+        first = starts[:-1] + (plan.given < plan.query_lens)
+        offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(plan.given) - plan.given, plan.given)
+        ids[np.repeat(first, plan.given) + offsets] = plan.tokens
     return ids
 
 

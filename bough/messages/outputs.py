@@ -64,13 +64,13 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
     """What one step brought."""
 
-    handles: bytes  # int64 [n]
-    tokens: bytes  # int32 [n]
+    handles: bytes = b""  # int64 [n]
+    tokens: bytes = b""  # int32, back to back
+    counts: bytes = b""  # int32 [n]: how many of them each request got; nothing: one each
     started: list[Started] = []
     ended: list[Ended] = []
     logprobs: dict[int, LogprobRun] = {}  # by handle
     retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
-    runs: dict[int, bytes] = {}  # by handle, int32: several tokens of one request, which is not among `handles` then
 
 
 ToDetokenizer = Open | StepOutput | Ping | Shutdown

@@ -1,7 +1,7 @@
 """Puts a decided step into the form that executors read, and keeps what its commit must remember.
 
 Decides nothing: which rows decode and which chunks go with them comes from the planner. Owns nothing but the step
-counter, and what plans say of decodes alone.
+counter.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.plan import BatchPlan, InputLogprobs, IntArray, PageSwap, RowSetup
+from bough.scheduler.drafting import Drafts
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
-
-NO_TOKENS = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """The rows that compute one more token, with the pages they got for it."""
+    """The rows that go on behind their last sampled token, with the pages they got for that."""
 
     rows: RowIndex
+    drafts: Drafts
     pages: IntArray  # in row order
     page_counts: IntArray  # [rows]
 
@@ -48,6 +48,13 @@ class PlannedStep:
     serials: npt.NDArray[np.int64]  # [batch] owner of each row when it was planned
     chunks: tuple[Chunk, ...]  # the last len(chunks) of the batch
     decodes: int
+    has_drafts: bool
+
+    @property
+    def widths(self) -> IntArray:
+        """The most tokens that each sampling row can get: a decode as many as it computes, a prompt one."""
+        plan = self.plan
+        return np.where(plan.given < plan.query_lens, plan.query_lens, 1)[plan.sample]
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,12 +67,8 @@ class Assembly:
     def __init__(self, table: RowTable) -> None:
         self._table = table
         self._steps = itertools.count()
-        # What every plan says of its decodes; all share the same memory.
-        most = len(table.requests)
-        self._zeros, self._ones = np.zeros(most, dtype=np.int32), np.ones(most, dtype=np.int32)
-        self._trues = np.ones(most, dtype=np.bool_)
-        for shared in (self._zeros, self._ones, self._trues):
-            shared.setflags(write=False)
+        self._trues = np.ones(len(table.requests), dtype=np.bool_)  # every plan has a view of it: all decodes sample
+        self._trues.setflags(write=False)
 
     def assemble(
         self, setups: Sequence[RowSetup], edits: tuple[PageSwap, ...], decodes: Decodes, chunks: Sequence[Chunk]
@@ -76,9 +79,9 @@ class Assembly:
             setups=tuple(setups),
             edits=edits,
             rows=decodes.rows.astype(np.int32),
-            query_lens=self._ones[:n],
-            given=self._zeros[:n],
-            tokens=NO_TOKENS,
+            query_lens=decodes.drafts.widths,
+            given=decodes.drafts.given,
+            tokens=decodes.drafts.tokens,
             new_pages=(decodes.pages,),
             new_page_counts=(decodes.page_counts,),
             sample=self._trues[:n],
@@ -89,7 +92,7 @@ class Assembly:
         masked = table.constrained[rows] & plan.sample
         if masked.any():
             plan = replace(plan, masked=masked)
-        return PlannedStep(plan, table.serial[rows], tuple(chunks), n)
+        return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some)
 
     def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
         """The plan with these behind its decodes."""
@@ -100,7 +103,9 @@ class Assembly:
             rows=_joined(decodes.rows, [c.request.row for c in chunks]),
             query_lens=_joined(decodes.query_lens, lens),
             given=_joined(decodes.given, lens),
-            tokens=np.concatenate([tokens[c.request.row, c.first : c.first + c.count] for c in chunks]),
+            tokens=np.concatenate(
+                [decodes.tokens, *(tokens[c.request.row, c.first : c.first + c.count] for c in chunks)]
+            ),
             new_pages=(np.concatenate([decodes.new_pages[0], *(c.pages for c in chunks)]),),
             new_page_counts=(_joined(decodes.new_page_counts[0], [len(c.pages) for c in chunks]),),
             sample=np.concatenate([decodes.sample, [c.final and c.request.max_new > 0 for c in chunks]]),

@@ -20,8 +20,9 @@ from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
-from bough.scheduler.rows import RowIndex
+from bough.scheduler.rows import RowIndex, ranks
 
+NO_TOKEN = -1  # of a row that got none
 BAD_LOGITS = FinishAbort(
     "The model produced numbers that are not finite for this request (NaN or infinity); other requests go on.",
     status_code=500,
@@ -62,29 +63,37 @@ class Committer:
         live = table.serial[planned] == step.serials  # rows that ended or were aborted meanwhile have moved on
         kept = live[plan.sample]
         rows = planned[plan.sample][kept]
-        tokens, bad = result.tokens[kept, 0], result.bad[kept]
+        tokens, counts, bad = result.tokens[kept], result.counts[kept], result.bad[kept]
         before = table.known[rows]
-        table.tokens[rows, before] = tokens
-        table.known[rows] = before + 1
-        failed = self._grammars.advance(rows, tokens, bad)
-        self.generated_tokens += int((table.known[rows] - before).sum())
+        last, failed = tokens[:, 0], dict[int, FinishAbort]()
+        several = tokens.shape[1] > 1 or not counts.all() or bool(table.constrained[rows].any())
+        if several or step.has_drafts:
+            table.give_back(rows, step.widths[kept] - counts)
+            table.append(rows, tokens, self._until_stop(rows, tokens, counts))
+            failed = self._grammars.advance(rows, before, bad)  # which may force tokens, or take some back
+            known = table.known[rows]
+            last = np.where(known > before, table.tokens[rows, known - 1], NO_TOKEN)
+            self.generated_tokens += int((known - before).sum())
+        else:
+            table.append_one(rows, last)
+            self.generated_tokens += len(rows)
 
         chunks = [(step.decodes + i, c) for i, c in enumerate(step.chunks) if live[step.decodes + i]]
         started = self._starts(chunks, result)
         logprobs = {int(table.handle[plan.rows[i]]): run for i, run in result.output_logprobs.items() if live[i]}
-        single, runs = self._told_together(rows, before, logprobs)
+        packed = table.handle[rows].tobytes(), last.tobytes(), b""
+        if several:
+            packed = self._packed(rows, *self._sent(rows, before, logprobs))
         # A retracted request computes its tokens again before it gets the next one: that is when its count goes out.
         retractions = {c.request.handle: c.request.retractions for _, c in chunks if c.final and c.request.retractions}
         message = StepOutput(
-            table.handle[rows[single]].tobytes(),
-            tokens[single].tobytes(),
+            *packed,
             started,
             [],
             {handle: pack_logprobs(run) for handle, run in logprobs.items()},
             retractions,
-            runs,
         )
-        ended = self._ended_rows(rows, tokens, bad, failed)
+        ended = self._ended_rows(rows, last, bad, failed)
         ended += [(c.request, FinishLength(0)) for _, c in chunks if c.final and c.request.max_new == 0]
         for request, reason in ended:
             message.ended.append(Ended(request.handle, reason, request.retractions))
@@ -96,7 +105,7 @@ class Committer:
     def end(self, request: Request, reason: FinishReason) -> None:
         """Ends a request outside of a step; its row, if it has one, is freed at once."""
         self.drop(request)
-        self._outbox.tokens(StepOutput(b"", b"", [], [Ended(request.handle, reason, request.retractions)]))
+        self._outbox.tokens(StepOutput(ended=[Ended(request.handle, reason, request.retractions)]))
 
     def drop(self, request: Request) -> None:
         """Frees a request whose caller has had its last word already."""
@@ -107,34 +116,49 @@ class Committer:
     def refuse(self, handle: int, reason: FinishAbort) -> None:
         """Answers a request that never became one; no token comes, so how it would have been spelt does not matter."""
         self._outbox.tokens(Open(handle, SamplingParams(), b"", False))
-        self._outbox.tokens(StepOutput(b"", b"", [], [Ended(handle, reason, 0)]))
+        self._outbox.tokens(StepOutput(ended=[Ended(handle, reason, 0)]))
 
-    def _told_together(
-        self, rows: RowIndex, before: IntArray, logprobs: dict[int, PositionLogprobs]
-    ) -> tuple[BoolArray, dict[int, bytes]]:
-        """Which rows tell the one token they sampled, and what the others tell, by handle. Those that a grammar pushed
-        on have more to tell, or less: forced tokens wait for their logprobs, which are brought into line here."""
+    def _until_stop(self, rows: RowIndex, tokens: IntArray, counts: IntArray) -> IntArray:
+        """How many of each row's tokens stand: none behind one that ends the request."""
         table = self._table
-        constrained = table.constrained[rows]
-        single, runs = ~constrained, dict[int, bytes]()
-        for place in constrained.nonzero()[0].tolist():
-            row, first = int(rows[place]), int(before[place])
-            request, known = table.request_in(row), int(table.known[row])
-            awaiting = known - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
-            told = slice(first - request.untold, known - awaiting)
+        stops = (tokens[:, :, None] == self._eos_ids).any(axis=2) & table.heeds_eos[rows][:, None]
+        for i in table.has_stop_ids[rows].nonzero()[0].tolist():
+            stops[i] |= np.isin(tokens[i], list(table.request_in(int(rows[i])).stop_ids))
+        first = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1])
+        kept: IntArray = np.minimum(counts, first, dtype=np.int32, casting="unsafe")
+        return kept
+
+    def _sent(
+        self, rows: RowIndex, before: IntArray, logprobs: dict[int, PositionLogprobs]
+    ) -> tuple[IntArray, IntArray]:
+        """From where to where each row's tokens go out now, and with them their logprobs, which are cut to that. Forced
+        tokens wait for their logprobs."""
+        table = self._table
+        known = table.known[rows]
+        sent_from, sent_to = before.copy(), known.copy()
+        for place in table.constrained[rows].nonzero()[0].tolist():
+            request = table.request_in(int(rows[place]))
+            awaiting = int(known[place]) - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
+            sent_from[place] -= request.untold
+            sent_to[place] -= awaiting
             request.untold = awaiting
-            if told == slice(first, known) and known == first + 1:
-                single[place] = True
-                continue
-            if told.stop > told.start:
-                runs[request.handle] = table.tokens[row, told].tobytes()
-            if request.logprobs is not None:
-                sampled = logprobs.pop(request.handle)
-                pieces = [*request.forced_logprobs, *([sampled] if told.stop > first else [])]
-                request.forced_logprobs.clear()
-                if pieces:
-                    logprobs[request.handle] = _joined(pieces)
-        return single, runs
+        for place in table.wants_logprobs[rows].nonzero()[0].tolist():
+            request = table.request_in(int(rows[place]))
+            count = int(sent_to[place] - before[place])
+            scored = [*request.forced_logprobs, *_first(logprobs.pop(request.handle, None), count)]
+            request.forced_logprobs.clear()
+            if scored:
+                logprobs[request.handle] = scored[0] if len(scored) == 1 else _joined(scored)
+        return sent_from, sent_to
+
+    def _packed(self, rows: RowIndex, first: IntArray, end: IntArray) -> tuple[bytes, bytes, bytes]:
+        """Handles, tokens and counts of a message, for rows that have something to send."""
+        table, counts = self._table, np.maximum(end - first, 0)
+        if (counts == 1).all():
+            return table.handle[rows].tobytes(), table.tokens[rows, first].tobytes(), b""
+        tokens = table.tokens[rows.repeat(counts), first.repeat(counts) + ranks(counts)]
+        some = counts > 0
+        return table.handle[rows[some]].tobytes(), tokens.tobytes(), counts[some].tobytes()
 
     def _ended_rows(
         self, rows: RowIndex, tokens: IntArray, bad: BoolArray, failed: dict[int, FinishAbort]
@@ -185,6 +209,23 @@ class Committer:
                     )
                 )
         return started
+
+
+def _first(run: PositionLogprobs | None, count: int) -> list[PositionLogprobs]:
+    """The run of the first `count` tokens, if there is one."""
+    if run is None or count <= 0:
+        return []
+    if len(run.tokens) == count:
+        return [run]
+    return [
+        PositionLogprobs(
+            run.tokens[:count],
+            run.logprobs[:count],
+            run.top_logprobs[:count],
+            run.top_ids[:count],
+            run.id_logprobs[:count],
+        )
+    ]
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:

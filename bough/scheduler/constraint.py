@@ -60,6 +60,31 @@ class Constraint:
         """Writes what may be sampled as output token number `generated`, counted from 0. If it is `late` by the
         deadline, that is anything, and what is sampled must be dropped."""
         self.dead_end, self.late = None, False
+        self._allow(words, generated, deadline)
+        if not self.late and not words.any():
+            self.dead_end = self.dead_end or DEAD_END
+
+    def allow_behind(self, drafts: Sequence[int], lines: IntArray, generated: int) -> None:
+        """Writes what may be sampled behind each of some drafts. Where that is not quickly said, or nothing could be,
+        it is anything: should the drafts hold, what is sampled behind them is taken back, and looked at anew."""
+        if self.late or not self._quick or self._refused:
+            return
+        assert self._matcher is not None
+        taken, why_dead = 0, self.dead_end
+        for draft, line in zip(drafts, lines, strict=True):
+            if not self._quick or not self._matcher.accept(draft):
+                break
+            taken += 1
+            if self._matcher.finished:
+                break
+            self._allow(line, generated + taken - 1)
+            if self.late or not line.any():
+                line.fill(-1)
+                break
+        self._matcher.rollback(taken)
+        self.late, self.dead_end = False, why_dead
+
+    def _allow(self, words: IntArray, generated: int, deadline: float | None = None) -> None:
         if self._masks is None:
             words.fill(-1)
         elif self._answers:
@@ -77,8 +102,6 @@ class Constraint:
             _clear(others, held_back)
             if others.any():
                 words[:] = others
-        if not words.any():
-            self.dead_end = self.dead_end or DEAD_END
 
     @property
     def awaits_mask(self) -> bool:

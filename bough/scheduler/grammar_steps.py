@@ -21,8 +21,6 @@ from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
 from bough.scheduler.rows import RowIndex
 
-NO_TOKEN = -1
-
 
 class GrammarSteps:
     """Walks the grammars of all rows. Without `jump_forward`, forced tokens are sampled like others."""
@@ -50,40 +48,50 @@ class GrammarSteps:
         deadline = time.monotonic() + PATIENCE_S
         assert plan.masked is not None
         places = np.flatnonzero(plan.masked)
-        words = np.full((len(places), self._words), -1, dtype=np.int32)
-        for line, place in zip(words, places.tolist(), strict=True):
-            row = int(plan.rows[place])
+        decodes = plan.given < plan.query_lens
+        drafts = np.where(decodes, plan.given, 0)[places]
+        words = np.full((len(places) + int(drafts.sum()), self._words), -1, dtype=np.int32)
+        given_ends, line = plan.given.cumsum(), 0
+        for place, count in zip(places.tolist(), drafts.tolist(), strict=True):
+            row, lines = int(plan.rows[place]), words[line : line + 1 + count]
+            line += 1 + count
             if table.serial[row] == step.serials[place]:
                 request = table.request_in(row)
                 assert request.constraint is not None
-                request.constraint.allow(line, int(table.known[row]) - request.prompt_len, deadline)
+                generated = int(table.known[row]) - request.prompt_len
+                request.constraint.allow(lines[0], generated, deadline)
+                given = plan.tokens[given_ends[place] - count : given_ends[place]].tolist()
+                request.constraint.allow_behind(given, lines[1:], generated + 1)
         return TokenMasks(words)
 
-    def advance(self, rows: RowIndex, tokens: IntArray, bad: BoolArray) -> dict[int, FinishAbort]:
-        """Steps over the sampled tokens, and over what they make inevitable: `tokens` becomes each row's last one, or
-        `NO_TOKEN` where none stands. By place in `rows`, the requests that cannot go on."""
+    def advance(self, rows: RowIndex, before: IntArray, bad: BoolArray) -> dict[int, FinishAbort]:
+        """Steps over the tokens behind the first `before` of each row, and over what they make inevitable. Those that a
+        grammar does not take are taken back. By place in `rows`, the requests that cannot go on."""
         table = self._table
         failed: dict[int, FinishAbort] = {}
         for place in table.constrained[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             constraint = request.constraint
             assert constraint is not None
-            token = int(tokens[place])
             if bad[place]:
                 if constraint.dead_end is not None:
                     failed[place] = constraint.dead_end
-            elif constraint.late or not constraint.accept(token):
-                self._take_back(request, held=constraint.late)
-                tokens[place] = NO_TOKEN
                 continue
-            elif self._jump_forward is not None and token not in request.stop_ids:
-                self._jump_forward.after(request, token)
-            tokens[place] = table.tokens[request.row, table.known[request.row] - 1]
+            first, row = int(before[place]), request.row
+            sampled = table.tokens[row, first : table.known[row]].tolist()
+            taken = 0
+            while not constraint.late and taken < len(sampled) and constraint.accept(sampled[taken]):
+                taken += 1
+            if constraint.late or taken < len(sampled):
+                self._take_back(request, first + taken, held=constraint.late)
+            elif sampled and self._jump_forward is not None and sampled[-1] not in request.stop_ids:
+                self._jump_forward.after(request, sampled[-1])
         return failed
 
-    def _take_back(self, request: Request, *, held: bool) -> None:
-        """The row has not got the token that it just sampled; the one before it is computed again, to sample anew."""
+    def _take_back(self, request: Request, known: int, *, held: bool) -> None:
+        """The row has not got the tokens behind its first `known` ones; the last of those is computed again, to sample
+        anew."""
         table, row = self._table, request.row
         table.held[row] = held
-        table.known[row] -= 1
-        self._residents.rewind(request, min(int(table.known[row]) - 1, int(table.length[row])))
+        table.known[row] = known
+        self._residents.rewind(request, min(known - 1, int(table.length[row])))

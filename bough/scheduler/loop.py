@@ -46,7 +46,7 @@ from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
-from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Profiler
+from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Profiler, Proposer
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
@@ -82,6 +82,7 @@ class Scheduler:
         profiler: Profiler | None = None,
         grammars: Grammars | None = None,
         load_processor: Callable[[str], object] | None = None,
+        proposer: Proposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -99,7 +100,7 @@ class Scheduler:
         if grammars is not None and eos_ids and not settings.disable_jump_forward:
             self._jump_forward = JumpForward(self._residents, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._residents, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._residents, self._queue, settings, limits, seed)
+        self._planner = Planner(self._residents, self._queue, settings, limits, seed, proposer)
         self._committer = Committer(self._residents, self._grammar_steps, outbox, eos_ids, self._forget, clock)
         self._foresight = Foresight(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)

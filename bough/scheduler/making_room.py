@@ -42,7 +42,7 @@ class RoomMaker:
         if self._cache.available > self._table.running:  # a page for everyone: no need to look who takes one
             return True
         decoding = self._table.decoding()
-        while self._residents.pages_for_one(decoding) > self._cache.available or self._starved(len(decoding)):
+        while self._residents.pages_for_decodes(decoding, 1) > self._cache.available or self._starved(len(decoding)):
             if not drained:
                 return False
             self._retract(retraction_order(self._running())[0], now)

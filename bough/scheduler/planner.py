@@ -14,8 +14,10 @@ from bough.core.plan import Limits, RowSetup, StepResult
 from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
+from bough.scheduler.drafting import Drafting
 from bough.scheduler.making_room import RoomMaker
 from bough.scheduler.pace import Pace
+from bough.scheduler.ports import Proposer
 from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
@@ -31,7 +33,13 @@ class Planner:
     """Decides one step at a time."""
 
     def __init__(
-        self, residents: Residents, queue: WaitingQueue, settings: SchedulerSettings, limits: Limits, seed: int
+        self,
+        residents: Residents,
+        queue: WaitingQueue,
+        settings: SchedulerSettings,
+        limits: Limits,
+        seed: int,
+        proposer: Proposer | None = None,
     ) -> None:
         self._residents = residents
         self._table = residents.table
@@ -42,6 +50,7 @@ class Planner:
         self._pace = Pace(settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens)
         self._ranking = Ranking(settings, residents.cache.tree, seed)
         self._forecast = Forecast(residents, settings.schedule_conservativeness)
+        self._drafting = Drafting(residents.table, limits.drafts, proposer)
         self._room = RoomMaker(
             *(residents, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
@@ -79,7 +88,8 @@ class Planner:
             self._residents.put_back(edits, self._setups)
             return None
         if len(decodes.rows):
-            self._count_samples(decodes.rows)
+            self._table.count_samples(decodes.rows, decodes.drafts.widths)
+            self.ratio.after_decode()
         return self._assembly.assemble(self._setups, edits, decodes, chunks)
 
     def room_for_latecomers(self, now: float) -> bool:
@@ -98,17 +108,14 @@ class Planner:
     # Decodes ----------------------------------------------------------------------------------------------------------
 
     def _grow_decodes(self, *, stand_back: bool) -> Decodes:
-        """Pages for one token more of every row that decodes; of none, when they stand back for prompts."""
+        """Pages for the next tokens of every row that decodes; of none, when they stand back for prompts. There is
+        memory for a token of each row. Where there is none for drafts, a step goes without: no request is retracted
+        for the sake of a guess."""
         rows = NO_ROWS if stand_back else self._table.decoding()
-        return Decodes(rows, *self._residents.grow_by_one(rows))
-
-    def _count_samples(self, rows: RowIndex) -> None:
-        """Each of these rows samples in this step; those for whom it is the last time only wait for its result."""
-        table = self._table
-        sampled = table.sampled[rows] + 1
-        table.sampled[rows] = sampled
-        table.phase[rows[sampled >= table.max_new[rows]]] = Phase.DRAINING
-        self.ratio.after_decode()
+        drafts = self._drafting.decide(rows)
+        if self._drafting.most > 1 and self._residents.pages_for_decodes(rows, drafts.widths) > self._cache.available:
+            drafts = self._drafting.without(rows)
+        return Decodes(rows, drafts, *self._residents.grow_decodes(rows, drafts.widths))
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 

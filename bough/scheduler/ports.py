@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bough.constrained.interface import GrammarSpec, Ticket
-from bough.core.plan import Executor, InFlight
+from bough.core.plan import Executor, InFlight, IntArray
 from bough.memory.tree import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Ping, StartProfile, ToScheduler
 
-__all__ = ["CacheEvents", "Executor", "Grammars", "InFlight", "Inbox", "Outbox", "Profiler"]
+__all__ = ["CacheEvents", "Executor", "Grammars", "InFlight", "Inbox", "Outbox", "Profiler", "Proposer"]
 
 
 class Inbox(Protocol):
@@ -37,6 +37,17 @@ class CacheEvents(Protocol):
 
     def flush(self) -> None:
         """A turn of the loop is over: what was added belongs together."""
+        ...
+
+
+class Proposer(Protocol):
+    """Guesses on the host how a request goes on; the executor verifies that."""
+
+    most: int  # drafts behind one decode
+
+    def propose(self, known: IntArray, in_flight: int, most: int) -> IntArray:
+        """Up to `most` drafts for a request whose `known` tokens, prompt and output, are followed by up to `in_flight`
+        tokens of steps that have not ended."""
         ...
 
 

@@ -15,7 +15,7 @@ from bough.core.plan import IntArray, PageSwap, RowSetup
 from bough.memory.tree import Match, Node
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
-from bough.scheduler.rows import Phase, RowIndex, RowTable
+from bough.scheduler.rows import Phase, RowIndex, RowTable, ranks
 
 
 class Residents:
@@ -92,23 +92,30 @@ class Residents:
         self._share(row)
         return pages
 
-    def grow_by_one(self, rows: RowIndex) -> tuple[IntArray, IntArray]:
-        """One more token for each row: the new pages in row order, and how many each row got."""
+    def grow_decodes(self, rows: RowIndex, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Up to so many more tokens for each row: the new pages in row order, and how many each row got. Pages for
+        drafts that do not hold stay with the row and serve its next tokens."""
         table = self.table
-        lengths = table.length[rows]
-        fresh = lengths % self.page_size == 0
-        receivers = rows[fresh]
-        pages = self.cache.take(len(receivers))
+        lengths, held = table.length[rows] + widths, table.page_count[rows]
+        counts = self._missing_pages(lengths, held)
+        pages = self.cache.take(int(counts.sum()))
         if len(pages):
-            held = table.page_count[receivers]
-            table.pages[receivers, held] = pages
-            table.page_count[receivers] = held + 1
-        table.length[rows] = lengths + 1
-        return pages, fresh.astype(np.int32)
+            if len(pages) == len(rows) and counts.all():  # one each: nothing to spread
+                table.pages[rows, held] = pages
+            else:
+                table.pages[rows.repeat(counts), held.repeat(counts) + ranks(counts)] = pages
+            table.page_count[rows] = held + counts
+        table.length[rows] = lengths
+        return pages, counts
 
-    def pages_for_one(self, rows: RowIndex) -> int:
-        """How many pages `grow_by_one` would take."""
-        return int(((self.table.length[rows] % self.page_size) == 0).sum())
+    def pages_for_decodes(self, rows: RowIndex, widths: IntArray | int) -> int:
+        """How many pages `grow_decodes` would take."""
+        return int(self._missing_pages(self.table.length[rows] + widths, self.table.page_count[rows]).sum())
+
+    def _missing_pages(self, lengths: IntArray, held: IntArray) -> IntArray:
+        needed = lengths if self.page_size == 1 else -(-lengths // self.page_size)
+        missing: IntArray = np.maximum(needed - held, 0)
+        return missing
 
     def leave(self, request: Request) -> None:
         """Frees the row. What was computed stays in the tree for others (and for the request itself, if it was

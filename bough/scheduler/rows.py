@@ -2,7 +2,8 @@
 calls.
 
 Owns which rows are in use and what each has launched so far. Lengths run ahead of knowledge: `length` counts tokens
-whose keys and values a launched step computes, `known` counts tokens whose value the host has seen.
+whose keys and values a launched step computes, `known` counts tokens whose value the host has seen. A decode with
+drafts counts with all of them until its result tells how many held.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RowTable:
         self.length = np.zeros(rows, dtype=np.int32)
         self.known = np.zeros(rows, dtype=np.int32)
         self.prompt_len = np.zeros(rows, dtype=np.int32)
-        self.sampled = np.zeros(rows, dtype=np.int32)  # output tokens launched, those in flight included
+        self.sampled = np.zeros(rows, dtype=np.int32)  # output tokens launched: the most that those in flight can give
         self.max_new = np.zeros(rows, dtype=np.int32)
         self.phase = np.zeros(rows, dtype=np.int8)
         self.serial = np.zeros(rows, dtype=np.int64)  # changes with the owner: tells a late result from a fresh one
@@ -104,6 +105,34 @@ class RowTable:
         self.serial[row] = 0
         self._free.append(row)
 
+    def count_samples(self, rows: RowIndex, widths: IntArray) -> None:
+        """These rows sample up to so many tokens in a launched step. Those that may be complete with them wait for its
+        result."""
+        sampled = self.sampled[rows] + widths
+        self.sampled[rows] = sampled
+        self.phase[rows[sampled >= self.max_new[rows]]] = Phase.DRAINING
+
+    def give_back(self, rows: RowIndex, missing: IntArray) -> None:
+        """So many tokens that these rows were counted with did not hold."""
+        self.length[rows] -= missing
+        sampled = self.sampled[rows] - missing
+        self.sampled[rows] = sampled
+        incomplete = (self.phase[rows] == Phase.DRAINING) & (sampled < self.max_new[rows])
+        self.phase[rows[incomplete]] = Phase.DECODE
+
+    def append(self, rows: RowIndex, tokens: IntArray, counts: IntArray) -> None:
+        """Lays the first `counts` tokens of each line of `tokens` behind what is known of these rows."""
+        known = self.known[rows]
+        held = np.arange(tokens.shape[1]) < counts[:, None]
+        self.tokens[rows.repeat(counts), known.repeat(counts) + ranks(counts)] = tokens[held]
+        self.known[rows] = known + counts
+
+    def append_one(self, rows: RowIndex, tokens: IntArray) -> None:
+        """`append` of one token each, as nearly all steps do it."""
+        known = self.known[rows]
+        self.tokens[rows, known] = tokens
+        self.known[rows] = known + 1
+
     def request_in(self, row: int) -> Request:
         request = self.requests[row]
         assert request is not None, f"row {row} is free"
@@ -127,6 +156,12 @@ class RowTable:
     def valid_tokens(self, row: int) -> int:
         """Tokens whose value is known and whose keys and values are computed by a launched step."""
         return int(min(self.length[row], self.known[row]))
+
+
+def ranks(counts: IntArray) -> IntArray:
+    """0, 1, … for each of the counts, back to back."""
+    ends = counts.cumsum(dtype=np.int32)
+    return np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) - (ends - counts).repeat(counts)
 
 
 def _large_tables(rows: int, context_length: int, pages_per_row: int) -> tuple[IntArray, IntArray]:

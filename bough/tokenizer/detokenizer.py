@@ -135,14 +135,22 @@ class Detokenizer:
         ended = {end.handle: end for end in message.ended}
         handles = np.frombuffer(message.handles, dtype=np.int64).tolist()
         tokens = np.frombuffer(message.tokens, dtype=np.int32).tolist()
-        for handle, token in zip(handles, tokens, strict=True):
+        ends = np.frombuffer(message.counts, dtype=np.int32).cumsum().tolist() or range(1, len(handles) + 1)
+        begin = 0
+        for handle, until in zip(handles, ends, strict=True):
+            first, begin = begin, until
             stream = self._streams.get(handle)
             if stream is None:  # it ended at a stop string, and the scheduler has not processed that yet
                 continue
             if message.logprobs and handle in message.logprobs:
                 stream.logprobs.append(message.logprobs[handle])
             end = ended.get(handle)
-            stopped = self._push(stream, token, None if end is None else end.reason)
+            stopped = None
+            for place in range(first, until):
+                reason = end.reason if end is not None and place == until - 1 else None  # only the last may be the stop
+                stopped = self._push(stream, tokens[place], reason)
+                if stopped is not None:
+                    break
             if stopped is not None:
                 ended.pop(handle, None)
                 if end is None:
@@ -150,40 +158,11 @@ class Detokenizer:
                 deltas.append(self._close(handle, stream, stopped, end))
             elif stream.due() and handle not in ended:
                 deltas.append(stream.take(handle))
-        for handle, run in message.runs.items():
-            if (stream := self._streams.get(handle)) is not None:
-                self._push_run(handle, stream, run, message.logprobs.get(handle), ended, deltas)
         for end in ended.values():
             if (stream := self._streams.get(end.handle)) is not None:
                 deltas.append(self._close(end.handle, stream, _flush(stream, end.reason), end))
         if deltas:
             self._outlet.deltas(Deltas(deltas))
-
-    def _push_run(
-        self,
-        handle: int,
-        stream: Stream,
-        run: bytes,
-        logprobs: LogprobRun | None,
-        ended: dict[int, Ended],
-        deltas: list[Delta],
-    ) -> None:
-        """Adds several tokens of one request; those after a stop string are dropped, and the stop token that may end
-        the request is the last."""
-        if logprobs is not None:
-            stream.logprobs.append(logprobs)
-        *first, last = np.frombuffer(run, dtype=np.int32).tolist()
-        end = ended.get(handle)
-        for token, reason in (*((token, None) for token in first), (last, None if end is None else end.reason)):
-            stopped = self._push(stream, token, reason)
-            if stopped is not None:
-                ended.pop(handle, None)
-                if end is None:
-                    self._outlet.stream_ended(StreamEnded(handle))
-                deltas.append(self._close(handle, stream, stopped, end))
-                return
-        if stream.due() and handle not in ended:
-            deltas.append(stream.take(handle))
 
     def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
         """Adds a token, which may be the request's last; a reason when its text completes a stop string or cannot be

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from bough.bench import cpu_peer
-from bough.bench.cpu import compare
+from bough.bench import cpu_llama
+from bough.bench.cpu import compare, llama_side
 from bough.bench.cpu_cases import cases
-from bough.bench.cpu_peer import Peer, PeerError, build_peer, find_peer, peer_folder
-from bough.bench.cpu_sides import llama_side
+from bough.bench.cpu_llama import Peer, PeerError, build_peer, find_peer, peer_folder
+from bough.cli.bench import run_benchmark
 from bough.cli.main import main
+from bough.core.errors import SettingsError
+from tests.bench import cpu_executor, cpu_profile
 
 TINY = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens", "4096", "--cpu-threads", "1"]
 
@@ -71,9 +73,12 @@ def test_llama_runs_every_load(stand_in: None) -> None:
     assert start.peak_bytes > 1_000_000 and start.median.cpu_s > 0
 
 
-def measure_tiny(model: Path, folder: Path, flags: list[str]) -> dict[str, Any]:
+def tiny_load(model: Path, folder: Path) -> list[str]:
     load = ["--scale", "0.02", "--rounds", "1", "--starts", "1", "--vocab", "100", "--output", str(folder / "found")]
-    assert main(["bench", "cpu", *load, *flags, "--model", str(model), *TINY]) == 0
+    return [*load, "--model", str(model), *TINY]
+
+
+def found_in(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "found.json").read_text())
     assert all(side["rates"][0] > 0 for case in found["cases"] for side in case["sides"])
     assert isinstance(found, dict)
@@ -81,24 +86,26 @@ def measure_tiny(model: Path, folder: Path, flags: list[str]) -> dict[str, Any]:
 
 
 def test_the_engine_runs_loads(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = measure_tiny(tiny_model, tmp_path, ["--no-executor", "--case", "decode", "chats-32"])
+    assert main(["bench", "cpu", "--case", "decode", "chats-32", *tiny_load(tiny_model, tmp_path)]) == 0
+    found = found_in(tmp_path)
     assert [start["side"] for start in found["starts"]] == ["engine"]
     parts = dict(found["starts"][0]["starts"][0]["parts"])
     assert list(parts) == ["imports", "processes and their imports", "load", "first token"]
     assert all(seconds > 0 for seconds in parts.values())
     assert "32 chats × 32 tokens over 1,000" in capsys.readouterr().out
-    assert (tmp_path / "found.html").exists()
 
 
 @pytest.mark.slow
 def test_engine_and_executor_run_every_load(tiny_model: Path, tmp_path: Path) -> None:
-    found = measure_tiny(tiny_model, tmp_path, [])
+    assert run_benchmark("cpu_executor", cpu_executor, tiny_load(tiny_model, tmp_path), starts_engine=True) == 0
+    found = found_in(tmp_path)
     assert [start["side"] for start in found["starts"]] == ["engine", "executor"]
     assert [case["name"] for case in found["cases"]] == [case.name for case in cases()]
 
 
 def test_a_profile_needs_no_tokenizer(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "cpu", "--profile", "--vocab", "100", "--model", str(tiny_model), *TINY]) == 0
+    flags = ["--vocab", "100", "--model", str(tiny_model), *TINY]
+    assert run_benchmark("cpu_profile", cpu_profile, flags, starts_engine=True) == 0
     shown = capsys.readouterr().out
     assert "a decode step of 16 streams" in shown and "executor's thread" in shown and "JSON" not in shown
 
@@ -106,7 +113,7 @@ def test_a_profile_needs_no_tokenizer(tiny_model: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_profile_under_a_schema_shows_what_masks_cost(capsys: pytest.CaptureFixture[str]) -> None:
     """On the default model: a schema needs a vocabulary of words."""
-    assert main(["bench", "cpu", "--profile", "--scale", "0.5", "--cpu-threads", "1"]) == 0
+    assert run_benchmark("cpu_profile", cpu_profile, ["--scale", "0.5", "--cpu-threads", "1"], starts_engine=True) == 0
     free, bound = capsys.readouterr().out.split("the same under a JSON schema")
     assert "filling masks" in bound and "filling masks" not in free
 
@@ -126,10 +133,10 @@ def test_what_cannot_be_measured_is_refused(
     assert capsys.readouterr().err == f"bough: {text}\n"
 
 
-def test_computing_time_is_counted_for_one_thread_only(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpu_time_is_counted_for_one_thread_only(tiny_model: Path) -> None:
     flags = ["--model", str(tiny_model), *TINY, "--cpu-time", "--cpu-threads", "2"]
-    assert main(["bench", "cpu", *flags]) == 2
-    assert capsys.readouterr().err == "bough: --cpu-time is for one thread: add --cpu-threads 1.\n"
+    with pytest.raises(SettingsError, match=r"^--cpu-time is for one thread: add --cpu-threads 1\.$"):
+        run_benchmark("cpu_executor", cpu_executor, flags, starts_engine=True)
 
 
 def test_a_python_without_the_package_is_no_peer(tmp_path: Path) -> None:
@@ -148,7 +155,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
             assert "-DGGML_NATIVE=ON" in environment["CMAKE_ARGS"]
             raise PeerError("no compiler")
 
-    monkeypatch.setattr(cpu_peer, "_run", run)
+    monkeypatch.setattr(cpu_llama, "_run", run)
     with pytest.raises(PeerError, match="no compiler"):
         build_peer()
     assert len(commands) == 3 and all(str(tmp_path) in " ".join(command) for command in commands)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bough.bench.cpu_cases import Case, Start, Timing, cases
-from bough.bench.cpu_executor_side import run_case
-from bough.bench.cpu_plans import CasePlans
 from bough.core.errors import SettingsError
+from tests.bench.cpu_executor import run_case
+from tests.bench.cpu_plans import CasePlans
 from tests.fakes.executor import FakeExecutor, oracle
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bough.bench import thread_sampler
-from bough.bench.cpu_executor_profile import SAMPLING, classify
-from bough.bench.cpu_profile import Profile, as_text
-from bough.bench.cpu_step_costs import Cost, EngineCosts, engine_costs, read_trace
-from bough.bench.thread_sampler import ThreadSampler
 from bough.observability.step_trace import DEVICE_LANE, HOST_LANE, StepTrace
+from tests.bench import thread_sampler
+from tests.bench.cpu_executor_profile import SAMPLING, classify
+from tests.bench.cpu_profile import Profile, as_text
+from tests.bench.cpu_step_costs import Cost, EngineCosts, engine_costs, read_trace
+from tests.bench.thread_sampler import ThreadSampler
 
 
 def make_trace(path: Path) -> str:

@@ -1,16 +1,13 @@
-"""What `bough bench cpu` makes of its measurements: ratios round by round, tables, pictures."""
+"""What `bough bench cpu` makes of its measurements: ratios round by round, tables, bars."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from bough.bench.cpu_cases import Start
-from bough.bench.cpu_drawing import charts_of, html_page, svg, write_png
-from bough.bench.cpu_results import CaseResult, Comparison, SideResult, StartResult, json_report, spread, text_report
+from bough.bench.cpu_report import CaseResult, Comparison, SideResult, StartResult, json_report, spread, text_report
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def test_the_text_has_rates_ratios_starts_and_memory(found: Comparison) -> None:
     text = text_report(found, "llama.cpp")
     lines = {" ".join(line.split()) for line in text.splitlines()}
     assert "tok/s, median engine llama.cpp engine / llama.cpp" in lines
-    assert "one stream 10.0 8.0 2.00 (1.00–3.00)" in lines
+    assert f"one stream 10.0 8.0 2.00 (1.00–3.00) {'█' * 16}" in lines
     assert "engine 3.00 imports 1.00, load 2.00 4.00 250" in lines
     assert "machine: two <cores>" in lines
     assert "engine / llama.cpp" not in text_report(found, None)
@@ -53,19 +50,3 @@ def test_the_json_has_rates_and_ratios(found: Comparison) -> None:
     assert content["ratios"] == {"decode": {"engine": {"median": 2.0, "rounds": [2.0, 3.0, 1.0]}}}
     assert content["cases"][0]["sides"][1] == {"side": "llama.cpp", "rates": [5.0, 10.0, 8.0]}
     assert "ratios" not in json.loads(json_report(found, None))
-
-
-def test_pictures_are_whole_and_need_nothing_else(found: Comparison, tmp_path: Path) -> None:
-    page = html_page(found, "llama.cpp")
-    assert "two &lt;cores&gt;" in page and "2.00 ×" in page
-    assert "src=" not in page and "href=" not in page
-    for chart in charts_of(found, "llama.cpp"):
-        ElementTree.fromstring(svg(chart))
-    pytest.importorskip("matplotlib")
-    assert write_png(found, "llama.cpp", str(tmp_path / "bars.png"))
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_a_peer_there_are_no_ratios(found: Comparison) -> None:
-    assert [chart.title for chart in charts_of(found, None)] == ["Tokens per second", "Start to first token"]
-    assert charts_of(found, "llama.cpp")[0].mark == 1.0

@@ -16,20 +16,20 @@ from bough.core.errors import SettingsError
 from tests.fakes.scripted_engine import byte_level_tokenizer
 
 OPTIONS = DataOptions(
-    name="random",
-    path=None,
+    dataset_name="random",
+    dataset_path=None,
     num_prompts=20,
     seed=3,
-    input_len=40,
-    output_len=10,
-    range_ratio=0.5,
-    fixed_output_len=None,
-    groups=3,
-    prompts_per_group=4,
-    system_prompt_len=12,
-    question_len=5,
-    group_output_len=7,
-    turns=3,
+    random_input_len=40,
+    random_output_len=10,
+    random_range_ratio=0.5,
+    sharegpt_output_len=None,
+    gsp_num_groups=3,
+    gsp_prompts_per_group=4,
+    gsp_system_prompt_len=12,
+    gsp_question_len=5,
+    gsp_output_len=7,
+    num_turns=3,
     largest_token=99,
 )
 
@@ -45,16 +45,16 @@ def single(conversation: Conversation) -> Turn:
 
 @pytest.mark.parametrize("name", ["random", "random-ids", "generated-shared-prefix", "multi-turn"])
 def test_a_seed_fixes_the_load(name: str) -> None:
-    assert make_dataset(options(name=name)) == make_dataset(options(name=name))
-    assert make_dataset(options(name=name)) != make_dataset(options(name=name, seed=4))
+    assert make_dataset(options(dataset_name=name)) == make_dataset(options(dataset_name=name))
+    assert make_dataset(options(dataset_name=name)) != make_dataset(options(dataset_name=name, seed=4))
 
 
 def test_lengths_are_drawn_from_the_asked_range() -> None:
-    turns = [single(each) for each in make_dataset(options(num_prompts=200, name="random-ids"))]
+    turns = [single(each) for each in make_dataset(options(num_prompts=200, dataset_name="random-ids"))]
     assert {len(turn.prompt) for turn in turns} == set(range(20, 41))
     assert {turn.output_tokens for turn in turns} == set(range(5, 11))
     assert all(0 <= token <= 99 for turn in turns for token in turn.prompt)  # type: ignore[operator]
-    full = [single(each) for each in make_dataset(options(range_ratio=1.0))]
+    full = [single(each) for each in make_dataset(options(random_range_ratio=1.0))]
     assert {(len(str(turn.prompt).split()), turn.output_tokens) for turn in full} == {(40, 10)}
 
 
@@ -66,7 +66,7 @@ def test_with_a_tokenizer_lengths_are_exact() -> None:
 
 
 def test_groups_share_their_beginning_and_nothing_else() -> None:
-    prompts = [str(single(each).prompt) for each in make_dataset(options(name="generated-shared-prefix"))]
+    prompts = [str(single(each).prompt) for each in make_dataset(options(dataset_name="generated-shared-prefix"))]
     beginnings = [prompt.split("\n\n")[0] for prompt in prompts]
     assert len(prompts) == 12 and len(set(prompts)) == 12
     assert sorted(beginnings.count(each) for each in set(beginnings)) == [4, 4, 4]
@@ -74,7 +74,7 @@ def test_groups_share_their_beginning_and_nothing_else() -> None:
 
 
 def test_a_conversation_counts_its_history() -> None:
-    first = make_dataset(options(name="multi-turn", range_ratio=1.0))[0]
+    first = make_dataset(options(dataset_name="multi-turn", random_range_ratio=1.0))[0]
     assert [turn.input_tokens for turn in first.turns] == [52, 52 + 10 + 40, 52 + 2 * 50]
 
 
@@ -85,10 +85,12 @@ def test_sharegpt_gives_first_questions_of_usable_length(tmp_path: Path) -> None
     usable = [entry(f"What is {i} plus one?", "It is " * 10) for i in range(30)]
     file = tmp_path / "sharegpt.json"
     file.write_text(json.dumps([*usable, entry("Hi", "Hello"), entry("x" * 9000, "y" * 90), {"conversations": []}]))
-    turns = [single(each) for each in make_dataset(options(name="sharegpt", path=str(file)))]
+    turns = [single(each) for each in make_dataset(options(dataset_name="sharegpt", dataset_path=str(file)))]
     assert len(turns) == 20 and {turn.output_tokens for turn in turns} == {15}
     assert all(str(turn.prompt).startswith("What is") for turn in turns)
-    fixed = make_dataset(options(name="sharegpt", path=str(file), fixed_output_len=8, num_prompts=99))
+    fixed = make_dataset(
+        options(dataset_name="sharegpt", dataset_path=str(file), sharegpt_output_len=8, num_prompts=99)
+    )
     assert len(fixed) == 30 and single(fixed[0]).output_tokens == 8
 
 
@@ -98,7 +100,7 @@ def test_custom_lines_take_every_form(tmp_path: Path) -> None:
     said = [{"content": "Who are you, then?"}, {"content": "twelve chars"}]
     lines = [{"prompt": "A text", "output_len": 3}, {"prompt": [5, 6, 7]}, {"messages": chat}, {"conversations": said}]
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    turns = [single(each) for each in make_dataset(options(name="custom", path=str(file)))]
+    turns = [single(each) for each in make_dataset(options(dataset_name="custom", dataset_path=str(file)))]
     assert [turn.prompt for turn in turns] == ["A text", [5, 6, 7], chat, "Who are you, then?"]
     assert [turn.output_tokens for turn in turns] == [3, 10, 10, 3]
     assert turns[1].input_tokens == 3
@@ -119,13 +121,13 @@ def test_a_file_that_cannot_be_used_says_why(name: str, content: str, complaint:
     file = tmp_path / "data"
     file.write_text(content)
     with pytest.raises(SettingsError, match=complaint):
-        make_dataset(options(name=name, path=str(file)))
+        make_dataset(options(dataset_name=name, dataset_path=str(file)))
     with pytest.raises(SettingsError, match="Cannot read the data set"):
-        make_dataset(options(name=name, path=str(tmp_path / "none")))
+        make_dataset(options(dataset_name=name, dataset_path=str(tmp_path / "none")))
 
 
 def test_arrivals_are_poisson_and_seeded() -> None:
-    conversations = make_dataset(options(num_prompts=4000, input_len=1, output_len=1))
+    conversations = make_dataset(options(num_prompts=4000, random_input_len=1, random_output_len=1))
     arrivals = poisson_arrivals(conversations, 50.0, seed=1)
     assert arrivals == poisson_arrivals(conversations, 50.0, seed=1)
     gaps = [b.at_s - a.at_s for a, b in itertools.pairwise(arrivals)]

@@ -1,19 +1,16 @@
-"""`bough bench edge`: the stand-in behind a real scheduler, the profiler, and the whole benchmark once."""
+"""`bough bench edge`: the stand-in behind a real scheduler, and the whole benchmark once."""
 
 from __future__ import annotations
 
 import json
-import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from bough.bench import null_executor
-from bough.bench.edge_client import _is_complete
-from bough.bench.null_executor import NullExecutor
-from bough.bench.sampler import Sampler
 from bough.cli.main import main
+from tests.bench import null_executor
+from tests.bench.edge_client import _is_complete
+from tests.bench.null_executor import NullExecutor
 from tests.fakes.boxes import generate
 from tests.fakes.scheduler_bench import Bench
 from tests.fakes.scripted_engine import byte_level_tokenizer
@@ -28,27 +25,6 @@ def test_the_stand_in_serves_whatever_is_planned(monkeypatch: pytest.MonkeyPatch
     outputs = {handle: bench.out.outputs[handle] for handle in (1, 2, 3)}
     assert {handle: len(tokens) for handle, tokens in outputs.items()} == {1: 2, 2: 3, 3: 4}
     assert all(1000 <= token < 5000 for tokens in outputs.values() for token in tokens)
-
-
-def test_the_sampler_finds_the_busy_function() -> None:
-    def busy(seconds: float) -> None:
-        until = time.process_time() + seconds
-        while time.process_time() < until:
-            pass
-
-    earlier = signal.getsignal(signal.SIGPROF)
-    sampler = Sampler()
-    sampler.start()
-    try:
-        busy(0.3)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, earlier)
-    profile = sampler.take()
-    name, own, total = profile.top(1)[0]
-    assert name.endswith("test_the_sampler_finds_the_busy_function.<locals>.busy")
-    assert own > 0.9 and total >= own
-    assert sampler.take().samples == 0
 
 
 def test_an_answer_is_complete_at_its_declared_length() -> None:

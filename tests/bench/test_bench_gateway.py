@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.bench.gateway_figures import Served, summarise
-from bough.bench.gateway_loads import LOADS, LoadOptions
-from bough.bench.gateway_model import PAGE_TOKENS, Costs, EngineModel, answer_text, tokenize
-from bough.bench.gateway_simulation import Simulation
 from bough.cli.bench import run as bench
 from bough.core.errors import SettingsError
 from bough.memory.tree import BlockStored, KVEvent
+from tests.bench.gateway import LOADS, LoadOptions, summarise
+from tests.bench.gateway_simulation import PAGE_TOKENS, Costs, EngineModel, Served, Simulation, answer_text, tokenize
 
 SMALL = LoadOptions(requests=400, system_prompts=64, system_tokens=512, question_tokens=64, output_tokens=32)
 COSTS = Costs(cache_tokens=8192)
@@ -68,13 +66,13 @@ def test_a_stand_in_never_holds_more_than_its_cache(prompts: list[list[int]]) ->
     running = []
     for pieces in prompts:
         tokens = np.repeat(np.array(pieces, dtype=np.int32), PAGE_TOKENS)
-        seat = model.begin(tokens)
-        assert seat.cached_tokens <= seat.prompt_tokens
-        running.append((seat, tokens))
+        request = model.begin(tokens)
+        assert request.cached_tokens <= request.prompt_tokens
+        running.append((request, tokens))
         if len(running) > 2:
             model.finish(*running.pop(0))
-    for seat, tokens in running:
-        model.finish(seat, tokens)
+    for request, tokens in running:
+        model.finish(request, tokens)
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.bench.backends import Asking, NativeReader, OpenAIReader
+from bough.bench.backends import NativeReader, OpenAIReader, RequestTemplate
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
 from bough.bench.load import Record
 
@@ -147,8 +147,8 @@ def test_an_error_in_a_stream_is_a_failure(reader: type[NativeReader] | type[Ope
 
 
 def test_bodies_speak_each_api() -> None:
-    native = Asking("native", "", extra={"sampling_params": {"top_p": 0.5}, "rid": "r"}).body([1, 2], 5)
+    native = RequestTemplate("native", "", extra={"sampling_params": {"top_p": 0.5}, "rid": "r"}).body([1, 2], 5)
     sampling = {"temperature": 0.0, "max_new_tokens": 5, "ignore_eos": True, "top_p": 0.5}
     assert native == {"input_ids": [1, 2], "sampling_params": sampling, "stream": True, "rid": "r"}
-    whole = Asking("completions", "m", ignore_eos=False, stream=False).body("hi", 5)
+    whole = RequestTemplate("completions", "m", ignore_eos=False, stream=False).body("hi", 5)
     assert whole == {"model": "m", "prompt": "hi", "max_tokens": 5, "temperature": 0.0, "stream": False}

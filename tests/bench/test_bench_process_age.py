@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bough.bench.process_age import started_s
+from bough.bench.offline import started_s
 
 
 @pytest.mark.parametrize("name", ["python", "a) name (b", ")"])
@@ -21,7 +21,7 @@ def test_the_age_holds_what_came_before_the_first_line() -> None:
     """A process cannot tell less than the time since its own first look at a clock that runs on from the boot."""
     code = (
         "import time; first = time.clock_gettime(time.CLOCK_BOOTTIME); time.sleep(0.05)\n"
-        "from bough.bench.process_age import process_age_s\n"
+        "from bough.bench.offline import process_age_s\n"
         "age = process_age_s(); print(age - (time.clock_gettime(time.CLOCK_BOOTTIME) - first))"
     )
     before = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

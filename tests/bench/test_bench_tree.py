@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bough.bench.tree import SHARED_PREFIXES, make_prompts, run
 from bough.cli.main import main
+from tests.bench.tree import SHARED_PREFIXES, make_prompts, run
 
 
 def test_prompts_share_the_asked_fraction() -> None:

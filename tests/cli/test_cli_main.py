@@ -122,6 +122,14 @@ def test_bench_hands_over_its_words(capsys: Capture) -> None:
     assert "match_us" in capsys.readouterr().out
 
 
+def test_benchmarks_of_single_parts_need_a_checkout(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setitem(sys.modules, "tests.bench.tree", None)  # as where only the wheel is installed
+    assert main(["bench", "tree"]) == 2
+    assert capsys.readouterr().err == (
+        "bough: `bough bench tree` is for developers: run it in a checkout of Bough's source.\n"
+    )
+
+
 @pytest.mark.parametrize("argv", [["models"], ["models", "--help"]])
 def test_a_reader_that_leaves_ends_the_command_quietly(argv: list[str]) -> None:
     code = f"import sys; from bough.cli.main import main; sys.exit(main({argv!r}))"

@@ -29,11 +29,13 @@ class Rows:
         self.lengths: dict[int, int] = {}
         self._handed_out = 0
 
-    def plan(self, chunks: dict[int, int]) -> BatchPlan:
-        begun = [row for row in self.lengths if row not in chunks and self.lengths[row] < CONTEXT]
+    def plan(self, chunks: dict[int, int], drafts: int = 0, given: int = 0) -> BatchPlan:
+        """Decodes have so many drafts, the first of them given."""
+        begun = [row for row in self.lengths if row not in chunks and self.lengths[row] + drafts < CONTEXT]
         chunks = {row: count for row, count in chunks.items() if self.lengths.get(row, 0) + count <= CONTEXT}
         fresh = [row for row in chunks if row not in self.lengths]
-        lens = [*(1 for _ in begun), *chunks.values()]
+        lens = [*(1 + drafts for _ in begun), *chunks.values()]
+        known = [*(given for _ in begun), *chunks.values()]
         got = [self._grow(row, count) for row, count in zip([*begun, *chunks], lens, strict=True)]
         return BatchPlan(
             step=0,
@@ -41,8 +43,8 @@ class Rows:
             edits=(),
             rows=np.array([*begun, *chunks], dtype=np.int32),
             query_lens=np.array(lens, dtype=np.int32),
-            given=np.array([*(0 for _ in begun), *chunks.values()], dtype=np.int32),
-            tokens=np.arange(sum(chunks.values()), dtype=np.int32),
+            given=np.array(known, dtype=np.int32),
+            tokens=np.arange(1, sum(known) + 1, dtype=np.int32),
             new_pages=(np.array([page for pages in got for page in pages], dtype=np.int32),),
             new_page_counts=(np.array([len(pages) for pages in got], dtype=np.int32),),
             sample=np.ones(len(lens), dtype=np.bool_),
@@ -67,13 +69,13 @@ STEPS = st.lists(st.dictionaries(st.integers(0, ROWS - 1), st.integers(1, 7), ma
 
 
 @settings(deadline=None, derandomize=True)
-@given(steps=STEPS, page_size=st.sampled_from([1, 4]))
-def test_rows_grow_as_plans_say(steps: list[dict[int, int]], page_size: int) -> None:
+@given(steps=STEPS, page_size=st.sampled_from([1, 4]), drafts=st.integers(0, 4), given_drafts=st.integers(0, 4))
+def test_rows_grow_as_plans_say(steps: list[dict[int, int]], page_size: int, drafts: int, given_drafts: int) -> None:
     rows = Rows(page_size)
     mirror = RowMirror(rows.limits)
     device_table = np.zeros_like(mirror.pages)
     for chunks in steps:
-        before, plan = dict(rows.lengths), rows.plan(chunks)
+        before, plan = dict(rows.lengths), rows.plan(chunks, drafts, min(drafts, given_drafts))
         if not len(plan.rows):
             continue
         growth = mirror.grow(plan)
@@ -83,6 +85,13 @@ def test_rows_grow_as_plans_say(steps: list[dict[int, int]], page_size: int) -> 
         assert growth.context_lens.tolist() == [before.get(row, 0) for row, _ in step]
         assert growth.lengths.tolist() == [rows.lengths[row] for row, _ in step]
         assert layout.slots.tolist() == [slot for row, count in step for slot in rows.slots(row, count)]
+        tokens = iter(plan.tokens.tolist())
+        for start, (_, count), known in zip(layout.query_starts.tolist(), step, plan.given.tolist(), strict=False):
+            first = known < count  # a decode: its first token is on the device
+            expected = [*([0] if first else []), *(next(tokens) for _ in range(known))]
+            expected += [0] * (count - len(expected))
+            assert layout.token_ids[start : start + count].tolist() == expected
+            assert (start in layout.from_device) == first
         for row, pages in rows.pages.items():
             assert mirror.pages[row, : len(pages)].tolist() == device_table[row, : len(pages)].tolist() == pages
 

@@ -104,13 +104,13 @@ class FakeOutbox:
             assert message.handle not in self.opened
             self.opened.add(message.handle)
             return
-        handles = np.frombuffer(message.handles, dtype=np.int64).tolist()
-        for handle, token in zip(handles, np.frombuffer(message.tokens, dtype=np.int32).tolist(), strict=True):
+        handles = np.frombuffer(message.handles, dtype=np.int64)
+        counts = np.frombuffer(message.counts, dtype=np.int32) if message.counts else np.ones(len(handles), dtype=int)
+        tokens = np.frombuffer(message.tokens, dtype=np.int32)
+        assert len(tokens) == counts.sum() and len(set(handles.tolist())) == len(handles) == len(counts)
+        for handle, token in zip(handles.repeat(counts).tolist(), tokens.tolist(), strict=True):
             assert handle in self.opened and handle not in self.ended
             self.outputs[handle].append(token)
-        for handle, run in message.runs.items():
-            assert handle in self.opened and handle not in self.ended and handle not in handles
-            self.outputs[handle] += np.frombuffer(run, dtype=np.int32).tolist()
         for handle, logprobs in message.logprobs.items():
             self.scored[handle] += np.frombuffer(logprobs.tokens, dtype=np.int32).tolist()
             self.scores[handle] += np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist()

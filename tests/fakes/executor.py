@@ -3,11 +3,16 @@
 Its "keys and values" are the tokens themselves, written to and read back through page tables. The next token is a hash
 of the whole sequence that a row reads, so a page that was lent twice, freed too early or swapped wrongly changes the
 output. `oracle` gives the output that an undisturbed run must have.
+
+With `drafts` a decode guesses so many tokens itself, right and wrong ones, and writes them behind its own. It gives as
+many as hold and one more, or fewer, or none, at random.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,10 +64,13 @@ class FakeExecutor:
         chunk_tokens: int = 16,
         even_tokens: int = 1,
         late_plans: bool = False,
+        drafts: int = 0,
     ) -> None:
         self._limits = Limits(
-            rows, page_size, (pages,), context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans
+            rows, page_size, (pages,), context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts
         )
+        self._draw = random.Random(5)
+        self.counts: list[int] = []  # tokens that decodes gave, one after the other
         self.page_size = page_size
         self.slots = np.full((pages + 1) * page_size, -1, dtype=np.int32)
         self.tables: dict[int, list[int]] = {}
@@ -117,8 +125,10 @@ class FakeExecutor:
         assert self.unmasked is not None
         (plan, done), self.unmasked = self.unmasked, None
         assert plan.step == step and plan.masked is not None
-        assert masks.words.shape == (int(plan.masked.sum()), mask_words(VOCAB))
-        done.result = self._read(plan, dict(zip(np.flatnonzero(plan.masked).tolist(), masks.words, strict=True)))
+        positions = 1 + np.where(plan.given < plan.query_lens, plan.given, 0)[plan.masked]
+        assert masks.words.shape == (int(positions.sum()), mask_words(VOCAB))
+        lines = np.split(masks.words, positions.cumsum()[:-1])
+        done.result = self._read(plan, dict(zip(np.flatnonzero(plan.masked).tolist(), lines, strict=True)))
 
     def _page(self, page: int) -> np.ndarray:
         return self.slots[page * self.page_size : (page + 1) * self.page_size]
@@ -139,6 +149,7 @@ class FakeExecutor:
             offset += given
             if given < query:
                 tokens = [self.last_token[row], *tokens]
+                tokens += self._guesses(row, tokens, query - len(tokens))
             assert len(tokens) == query
             for token in tokens:
                 position = self.lengths[row]
@@ -157,7 +168,16 @@ class FakeExecutor:
         """In a plan of decodes alone, no row reads what another one writes: executors may attend as they store."""
         for row in plan.rows.tolist():
             read = set(self._places(row).tolist())
-            assert len(read & written) == 1, "a decode reads what another one of its plan writes"
+            own = int(plan.query_lens[plan.rows == row][0])
+            assert len(read & written) == own, "a decode reads what another one of its plan writes"
+
+    def _guesses(self, row: int, tokens: list[int], count: int) -> list[int]:
+        """What the device itself thinks will follow: mostly right."""
+        sequence = [*self._sequence(row).tolist(), *tokens]
+        for _ in range(count):
+            true = next_token(np.array(sequence, dtype=np.int32))
+            sequence.append(true if self._draw.random() < 0.7 else self._draw.randrange(VOCAB))
+        return sequence[len(sequence) - count :]
 
     def _places(self, row: int) -> np.ndarray:
         positions = np.arange(self.lengths[row])
@@ -168,29 +188,42 @@ class FakeExecutor:
         return self.slots[self._places(row)]
 
     def _read(self, plan: BatchPlan, masks: dict[int, np.ndarray]) -> StepResult:
-        tokens, bad = [], []
+        runs, bad = [], []
         output: dict[int, PositionLogprobs] = {}
+        inputs = {w.index: self._input_logprobs(plan, w) for w in plan.input_logprobs}
         for index, row in enumerate(plan.rows.tolist()):
             sequence = self._sequence(row)
             assert (sequence >= 0).all(), "a row reads a place that nobody wrote"
             if plan.sample[index]:
-                assert len(sequence) == self.prompt_lens[row] + self.generated[row]
-                token = self.next_token(row, sequence, masks.get(index))
-                self.generated[row] += 1
-                self.last_token[row] = max(token, 0)
-                tokens.append([self.last_token[row]])
-                bad.append(row in self.poisoned_rows or token < 0)
+                decode = plan.given[index] < plan.query_lens[index]
+                drafts = int(plan.query_lens[index]) - 1 if decode else 0
+                assert len(sequence) - drafts == self.prompt_lens[row] + self.generated[row]
+                run = self._verified(row, sequence, drafts, masks.get(index, ()))
+                if decode and (self._limits.drafts or drafts):  # there is no need to take all that holds
+                    run = run[: self._draw.randint(0, len(run))] if self._draw.random() < 0.2 else run
+                    self.counts.append(len(run))
+                self.generated[row] += len(run)
+                self.lengths[row] -= drafts + 1 - len(run) if decode else 0
+                self.last_token[row] = max(run[-1], 0) if run else self.last_token[row]
+                runs.append([max(token, 0) for token in run])
+                bad.append(row in self.poisoned_rows or -1 in run)
                 if self.scored[row]:
-                    output[index] = _scores(np.array([self.last_token[row]], dtype=np.int32))
-        inputs = {w.index: self._input_logprobs(plan, w) for w in plan.input_logprobs}
-        return StepResult(
-            plan.step,
-            np.array(tokens, dtype=np.int32).reshape(-1, 1),
-            np.ones(len(tokens), dtype=np.int32),
-            np.array(bad, dtype=np.bool_),
-            output,
-            inputs,
-        )
+                    output[index] = _scores(np.array(runs[-1], dtype=np.int32))
+        tokens = np.zeros((len(runs), max([1, *map(len, runs)])), dtype=np.int32)
+        for line, run in zip(tokens, runs, strict=True):
+            line[: len(run)] = run
+        counts = np.array([len(run) for run in runs], dtype=np.int32)
+        return StepResult(plan.step, tokens, counts, np.array(bad, dtype=np.bool_), output, inputs)
+
+    def _verified(self, row: int, sequence: np.ndarray, drafts: int, masks: Sequence[np.ndarray]) -> list[int]:
+        """The drafts at the end of the sequence as far as they hold, and one token more."""
+        run: list[int] = []
+        for end in range(len(sequence) - drafts, len(sequence) + 1):
+            mask = masks[len(run)] if len(run) < len(masks) else None
+            run.append(self.next_token(row, sequence[:end], mask))
+            if end == len(sequence) or run[-1] != sequence[end]:
+                break
+        return run
 
     def next_token(self, row: int, sequence: np.ndarray, allowed: np.ndarray | None = None) -> int:
         return next_token(sequence, allowed)
@@ -208,3 +241,19 @@ class FakeExecutor:
 def _scores(tokens: np.ndarray) -> PositionLogprobs:
     empty = np.zeros((len(tokens), 0), dtype=np.float32)
     return PositionLogprobs(tokens, -tokens.astype(np.float32), empty, empty.astype(np.int32), empty)
+
+
+class GuessingProposer:
+    """Drafts of the host, right and wrong ones, also behind tokens that are still in flight."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._draw = random.Random(6)
+
+    def propose(self, known: np.ndarray, in_flight: int, most: int) -> np.ndarray:
+        sequence = known.tolist()
+        for _ in range(in_flight + most):
+            sequence.append(next_token(np.array(sequence, dtype=np.int32)))
+        drafts = [token if self._draw.random() < 0.8 else self._draw.randrange(VOCAB) for token in sequence]
+        count = self._draw.randint(0, most)
+        return np.array(drafts[len(known) + in_flight :][:count], dtype=np.int32)

@@ -9,7 +9,7 @@ from bough.memory.tree import audit_pages
 from bough.messages.requests import ToScheduler
 from bough.observability.timeline import Timeline
 from bough.scheduler.loop import Scheduler
-from bough.scheduler.ports import CacheEvents, Grammars
+from bough.scheduler.ports import CacheEvents, Grammars, Proposer
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 from tests.fakes.executor import FakeExecutor
 
@@ -26,6 +26,7 @@ class Bench:
         events: CacheEvents | None = None,
         timeline: Timeline | None = None,
         grammars: Grammars | None = None,
+        proposer: Proposer | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -41,6 +42,7 @@ class Bench:
             events=events,
             timeline=timeline,
             grammars=grammars,
+            proposer=proposer,
             clock=lambda: self.now,
         )
 

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.bench.gateway_model import Costs
-from bough.bench.gateway_worker import MODEL, Exchange, StandIn, WorkerSpec
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.policies import RoutingRequest
@@ -20,6 +18,8 @@ from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.registry import Registry
 from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Capabilities, Worker
+from tests.bench.gateway_simulation import Costs
+from tests.bench.gateway_worker import MODEL, Exchange, StandIn, WorkerSpec
 from tests.fakes.gateways import until
 
 PROMPT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 16

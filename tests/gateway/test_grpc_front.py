@@ -16,8 +16,6 @@ from tests.fakes.gateways import until
 
 grpc = pytest.importorskip("grpc")
 
-from bough.bench.gateway_model import Costs  # noqa: E402
-from bough.bench.gateway_worker import MODEL, Exchange, StandIn, WorkerSpec  # noqa: E402
 from bough.core.errors import SettingsError  # noqa: E402
 from bough.gateway.grpc import serve_grpc  # noqa: E402
 from bough.gateway.grpc.wire import (  # noqa: E402
@@ -28,6 +26,8 @@ from bough.gateway.grpc.wire import (  # noqa: E402
     HealthRequest,
     described,
 )
+from tests.bench.gateway_simulation import Costs  # noqa: E402
+from tests.bench.gateway_worker import MODEL, Exchange, StandIn, WorkerSpec  # noqa: E402
 from tests.fakes.certificates import make_certificate  # noqa: E402
 from tests.fakes.gateways import PATIENCE_S, desk  # noqa: E402
 from tests.fakes.workers import FakeWorker, workers  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bough.bench.cpu_perplexity import REFERENCE, Quality, Sample, measure, read_text
+from bough.bench.perplexity import REFERENCE, Quality, Sample, measure, read_text
 from bough.native.library import load_library
 from tests.parity.golden import Golden
 

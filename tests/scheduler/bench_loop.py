@@ -13,11 +13,11 @@ import time
 
 import numpy as np
 
-from bough.bench.null_executor import NullExecutor
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.messages.requests import Generate, ToScheduler
 from bough.scheduler.loop import Scheduler
+from tests.bench.null_executor import NullExecutor
 
 CONTEXT, PROMPT, RUNS, TURNS = 32_768, 128, 15, 1000
 

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.core.plan import PositionLogprobs, StepResult
+from bough.core.plan import LogprobSpec, PositionLogprobs, StepResult
 from bough.memory.tree import PagePool, RadixTree
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.commit import BAD_LOGITS, Committer
+from bough.scheduler.drafting import Drafts
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
-from bough.scheduler.rows import RowTable
+from bough.scheduler.rows import Phase, RowTable
 from tests.fakes.boxes import FakeOutbox, waiting_request
 
 EOS = 50
@@ -49,21 +50,31 @@ class Desk:
         for request in requests:
             first = int(self.table.length[request.row])
             final = first + count == len(PROMPT)
+            self.table.sampled[request.row] += final
             chunks.append(Chunk(request, first, count, self.residents.grow(request.row, count), final))
         none = np.zeros(0, dtype=np.int32)
-        return self._assembly.assemble([], (), Decodes(np.zeros(0, dtype=np.intp), none, none), chunks)
+        decodes = Decodes(np.zeros(0, dtype=np.intp), Drafts(none, none, none), none, none)
+        return self._assembly.assemble([], (), decodes, chunks)
 
-    def decode(self, *requests: Request) -> PlannedStep:
+    def decode(self, *requests: Request, width: int = 1) -> PlannedStep:
         rows = np.array([r.row for r in requests], dtype=np.intp)
-        return self._assembly.assemble([], (), Decodes(rows, *self.residents.grow_by_one(rows)), [])
+        widths = np.full(len(rows), width, dtype=np.int32)
+        drafts = Drafts(widths, np.zeros_like(widths), np.zeros(0, dtype=np.int32))
+        self.table.count_samples(rows, widths)
+        return self._assembly.assemble([], (), Decodes(rows, drafts, *self.residents.grow_decodes(rows, widths)), [])
 
     def commit(self, step: PlannedStep, *tokens: int, bad: tuple[int, ...] = (), **logprobs: Any) -> None:
-        columns = np.array(tokens, dtype=np.int32).reshape(-1, 1)
-        failed = np.array([i in bad for i in range(len(tokens))], dtype=np.bool_)
+        self.commit_several(step, *([token] for token in tokens), bad=bad, **logprobs)
+
+    def commit_several(self, step: PlannedStep, *runs: list[int], bad: tuple[int, ...] = (), **logprobs: Any) -> None:
+        """So many tokens for each row."""
+        tokens = np.zeros((len(runs), max([1, *map(len, runs)])), dtype=np.int32)
+        for line, run in zip(tokens, runs, strict=True):
+            line[: len(run)] = run
+        failed = np.array([i in bad for i in range(len(runs))], dtype=np.bool_)
         found = {"output_logprobs": {}, "input_logprobs": {}} | logprobs
-        self.committer.commit(
-            step, StepResult(step.plan.step, columns, np.ones(len(tokens), np.int32), failed, **found)
-        )
+        counts = np.array([len(run) for run in runs], dtype=np.int32)
+        self.committer.commit(step, StepResult(step.plan.step, tokens, counts, failed, **found))
 
 
 def run_of(*tokens: int) -> PositionLogprobs:
@@ -158,3 +169,55 @@ def test_a_dropped_request_ends_without_a_word() -> None:
     desk = Desk()
     desk.committer.drop(desk.seat(1))
     assert desk.out.ended == {} and desk.forgotten == [1] and desk.cache.available == 64
+
+
+# Several tokens a row and step ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "run", "kept", "expected"),
+    [
+        ({"max_new_tokens": 9}, [7, 8, 9], [7, 8, 9], None),
+        ({"max_new_tokens": 9}, [], [], None),
+        ({"max_new_tokens": 4}, [7, 8, 9], [7, 8, 9], FinishLength(4)),
+        ({"max_new_tokens": 9}, [7, EOS, 9], [7, EOS], FinishStop(EOS)),
+        ({"max_new_tokens": 9, "ignore_eos": True}, [7, EOS, 9], [7, EOS, 9], None),
+        ({"max_new_tokens": 9, "stop_token_ids": (7, 9)}, [6, 9, 7], [6, 9], FinishStop(9)),
+    ],
+)
+def test_a_row_gets_all_tokens_up_to_its_end(
+    sampling: dict[str, Any], run: list[int], kept: list[int], expected: FinishReason | None
+) -> None:
+    desk = Desk()
+    request, other = desk.seat(1, **sampling), desk.seat(2, max_new_tokens=9)
+    desk.commit(desk.prefill(request, other), 1, 2)
+    desk.commit_several(desk.decode(request, other, width=3), run, [3])
+    assert desk.out.outputs[1] == [1, *kept] and desk.out.ended.get(1) == expected
+    assert desk.out.outputs[2] == [2, 3] and 2 not in desk.out.ended
+    table = desk.table
+    if expected is None:
+        assert table.length[request.row] == table.known[request.row] - 1 == len(PROMPT) + len(run)
+        assert table.sampled[request.row] == 1 + len(run)
+
+
+def test_a_row_that_may_be_complete_goes_on_when_it_is_not() -> None:
+    desk = Desk()
+    request = desk.seat(1, max_new_tokens=4)
+    desk.commit(desk.prefill(request), 1)
+    table, row = desk.table, request.row
+    step = desk.decode(request, width=3)
+    assert table.phase[row] == Phase.DRAINING
+    desk.commit_several(step, [7])
+    assert table.phase[row] == Phase.DECODE and int(table.sampled[row]) == 2
+    assert int(table.page_count[row]) == len(PROMPT) + 3  # what was taken for drafts serves the next tokens
+    assert desk.residents.pages_for_decodes(np.array([row]), 2) == 0
+    desk.commit_several(desk.decode(request, width=2), [8, 9])
+    assert desk.out.ended == {1: FinishLength(4)} and desk.out.outputs[1] == [1, 7, 8, 9]
+
+
+def test_logprobs_are_cut_with_the_tokens() -> None:
+    desk = Desk()
+    request = desk.seat(1, max_new_tokens=9, logprobs=LogprobSpec())
+    desk.commit(desk.prefill(request), 1, output_logprobs={0: run_of(1)})
+    desk.commit_several(desk.decode(request, width=3), [7, EOS, 9], output_logprobs={0: run_of(7, EOS, 9)})
+    assert desk.out.scored[1] == [1, 7, EOS] and desk.out.scores[1] == [-1, -7, -EOS]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Abort, LogprobRequest
-from tests.fakes.executor import FakeExecutor
+from tests.fakes.executor import FakeExecutor, GuessingProposer
 from tests.fakes.executor import oracle as free_oracle
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle
 from tests.fakes.scheduler_bench import Bench
@@ -32,17 +32,41 @@ CONFIG = st.fixed_dictionaries(
 MACHINE = st.tuples(st.sampled_from([1, 2, 4]), st.integers(24, 60), st.integers(1, 5), st.integers(4, 20))
 
 
+ACTIONS = st.lists(st.one_of(ASK, ASK, ABORT, TURN), max_size=30)
+
+
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.one_of(ASK, ASK, ABORT, TURN), max_size=30), CONFIG, MACHINE, st.booleans(), st.integers(0, 3))
-def test_any_load_follows_its_grammars(  # type: ignore[no-untyped-def]
-    actions, config, machine, share, looks
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(0, 3))
+def test_any_load_follows_its_grammars(actions, config, machine, share, looks) -> None:  # type: ignore[no-untyped-def]
+    play(actions, config, machine, share, looks)
+
+
+@settings(deadline=None, max_examples=60)
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(0, 3), st.integers(1, 3), st.booleans())
+def test_any_load_follows_its_grammars_with_drafts(  # type: ignore[no-untyped-def]
+    actions, config, machine, share, looks, drafts, of_host
+) -> None:
+    """Drafts of the host are verified under masks; with those of the device, grammars take one token a step."""
+    if of_host:
+        play(actions, config, machine, share, looks, proposer=GuessingProposer(drafts))
+    else:
+        play(actions, config, machine, share, looks, drafts=drafts)
+
+
+def play(  # type: ignore[no-untyped-def]
+    actions, config, machine, share, looks, drafts: int = 0, proposer: GuessingProposer | None = None
 ) -> None:
     page_size, tokens, rows, chunk = machine
     executor = FakeExecutor(
-        rows=rows, pages=tokens // page_size, page_size=page_size, context_length=48, chunk_tokens=max(chunk, page_size)
+        rows=rows,
+        pages=tokens // page_size,
+        page_size=page_size,
+        context_length=48,
+        chunk_tokens=max(chunk, page_size),
+        drafts=drafts,
     )
     memory = MemorySettings(disable_radix_cache=not share)
-    bench = Bench(executor, eos_ids=(EOS,), memory=memory, grammars=FakeGrammars(looks), **config)
+    bench = Bench(executor, eos_ids=(EOS,), memory=memory, grammars=FakeGrammars(looks), proposer=proposer, **config)
     asked: dict[int, tuple[list[int], Places | None, int, bool]] = {}
     for action in actions:
         match action:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.settings import SCHEDULE_POLICIES, MemorySettings
 from bough.messages.requests import Abort, LogprobRequest, StreamEnded
-from tests.fakes.executor import FakeExecutor, oracle
+from tests.fakes.executor import FakeExecutor, GuessingProposer, oracle
 from tests.fakes.scheduler_bench import Bench
 
 # Few different tokens and short prompts: shared prefixes, splits and duplicates are the rule.
@@ -30,15 +31,64 @@ CONFIG = st.fixed_dictionaries(
 MACHINE = st.tuples(st.sampled_from([1, 2, 4]), st.integers(24, 60), st.integers(1, 5), st.integers(4, 20))
 
 
+ACTIONS = st.lists(st.one_of(ASK, ASK, END, TURN), max_size=40)
+
+
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.one_of(ASK, ASK, END, TURN), max_size=40), CONFIG, MACHINE, st.booleans())
+@given(ACTIONS, CONFIG, MACHINE, st.booleans())
 def test_any_load_ends_well(actions: list, config: dict, machine: tuple, share: bool) -> None:  # type: ignore[type-arg]
+    play(actions, config, machine, share)
+
+
+@settings(deadline=None, max_examples=150)
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(1, 3))
+def test_any_load_ends_well_with_0_to_4_tokens_a_row_and_step(  # type: ignore[type-arg]
+    actions: list, config: dict, machine: tuple, share: bool, drafts: int
+) -> None:
+    executor = play(actions, config, machine, share, drafts=drafts)
+    assert set(executor.counts) <= {*range(drafts + 2)}
+
+
+@settings(deadline=None, max_examples=150)
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(1, 4))
+def test_any_load_ends_well_with_drafts_of_the_host(  # type: ignore[type-arg]
+    actions: list, config: dict, machine: tuple, share: bool, most: int
+) -> None:
+    play(actions, config, machine, share, proposer=GuessingProposer(most))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_decodes_give_from_none_to_four_tokens(overlap: bool) -> None:
+    executor = FakeExecutor(drafts=3, context_length=64)
+    bench = Bench(executor, disable_overlap_schedule=not overlap)
+    prompts = {handle: [handle, 1, 2] for handle in range(20)}
+    for handle, prompt in prompts.items():
+        bench.ask(handle, prompt, max_new_tokens=40)
+    bench.run()
+    assert bench.out.outputs == {handle: oracle(prompt, 40) for handle, prompt in prompts.items()}
+    assert set(executor.counts) == {0, 1, 2, 3, 4}
+
+
+def play(
+    actions: list,  # type: ignore[type-arg]
+    config: dict,  # type: ignore[type-arg]
+    machine: tuple,  # type: ignore[type-arg]
+    share: bool,
+    drafts: int = 0,
+    proposer: GuessingProposer | None = None,
+) -> FakeExecutor:
     page_size, tokens, rows, chunk = machine
     executor = FakeExecutor(
-        rows=rows, pages=tokens // page_size, page_size=page_size, context_length=48, chunk_tokens=max(chunk, page_size)
+        rows=rows,
+        pages=tokens // page_size,
+        page_size=page_size,
+        context_length=48,
+        chunk_tokens=max(chunk, page_size),
+        drafts=drafts,
     )
     stops = frozenset({7, 8, 9})
-    bench = Bench(executor, eos_ids=tuple(stops), memory=MemorySettings(disable_radix_cache=not share), **config)
+    memory = MemorySettings(disable_radix_cache=not share)
+    bench = Bench(executor, eos_ids=tuple(stops), memory=memory, proposer=proposer, **config)
     asked: dict[int, tuple[list[int], int]] = {}
     ended_early: set[int] = set()
     for action in actions:
@@ -69,3 +119,4 @@ def test_any_load_ends_well(actions: list, config: dict, machine: tuple, share: 
             assert reason.length == len(output) == fits
         else:
             assert isinstance(reason, FinishAbort)
+    return executor

@@ -42,7 +42,7 @@ def start(stream: bool = True, interval: int = 1, **sampling: Any) -> tuple[Deto
 def step(token: int, end: FinishReason | None = None, handle: int = 1, **more: Any) -> StepOutput:
     ended = [] if end is None else [Ended(handle, end, 2)]
     return StepOutput(
-        np.array([handle], dtype=np.int64).tobytes(), np.array([token], dtype=np.int32).tobytes(), [], ended, **more
+        np.array([handle], dtype=np.int64).tobytes(), np.array([token], dtype=np.int32).tobytes(), ended=ended, **more
     )
 
 
@@ -113,7 +113,7 @@ def test_a_stop_token_is_in_the_ids_but_not_in_the_text() -> None:
 
 def test_a_refusal_without_tokens_still_ends_the_stream() -> None:
     detokenizer, outlet = start(stream=False)
-    detokenizer.handle(StepOutput(b"", b"", [], [Ended(1, FinishAbort("no"), 0)]))
+    detokenizer.handle(StepOutput(ended=[Ended(1, FinishAbort("no"), 0)]))
     assert [d.finish for d in outlet.items] == [FinishAbort("no")]
 
 
@@ -124,9 +124,8 @@ def test_start_and_logprobs_travel_with_their_tokens() -> None:
         StepOutput(
             np.array([1], dtype=np.int64).tobytes(),
             np.array([97], dtype=np.int32).tobytes(),
-            [Started(1, 9, 5, 0.0)],
-            [],
-            {1: run},
+            started=[Started(1, 9, 5, 0.0)],
+            logprobs={1: run},
         )
     )
     detokenizer.handle(step(98, logprobs={1: run}))
@@ -164,7 +163,7 @@ def test_a_slow_regex_in_the_flush_ends_that_request_alone() -> None:
     stops = detokenizer._streams[1].stops
     assert stops is not None
     stops._spent_s = 1e9  # every search from now on is one too many
-    detokenizer.handle(StepOutput(b"", b"", [], [Ended(1, FinishLength(0), 0)]))
+    detokenizer.handle(StepOutput(ended=[Ended(1, FinishLength(0), 0)]))
     assert isinstance(outlet.items[-1].finish, FinishAbort) and outlet.stopped == []
     detokenizer.handle(step(ord("b"), FinishLength(1), handle=2))
     assert outlet.items[-1].text == "b"
@@ -244,7 +243,8 @@ def test_the_first_token_after_a_resumption_goes_out_at_once() -> None:
 
 def run_of(tokens: bytes, end: FinishReason | None = None, **more: Any) -> StepOutput:
     ended = [] if end is None else [Ended(1, end, 0)]
-    return StepOutput(b"", b"", [], ended, runs={1: np.array(list(tokens), dtype=np.int32).tobytes()}, **more)
+    ids, counts = np.array(list(tokens), dtype=np.int32), np.array([len(tokens)], dtype=np.int32)
+    return StepOutput(np.array([1]).tobytes(), ids.tobytes(), counts.tobytes(), ended=ended, **more)
 
 
 def test_tokens_that_come_together_are_one_delta() -> None:

@@ -1,6 +1,6 @@
-"""A stand-in engine over HTTP, for `bough bench gateway`: real sockets and real cache events, modelled compute.
+"""A stand-in engine over HTTP, for the gateway's benchmark and tests: real sockets and cache events, modelled compute.
 
-Run as `python -m bough.bench.gateway_worker`, with a `WorkerSpec` as JSON on standard input, which stays open: its end
+Run as `python -m tests.bench.gateway_worker`, with a `WorkerSpec` as JSON on standard input, which stays open: its end
 ends the worker. It answers what a gateway asks of a worker (health, models, loads, tokenize) and `/v1/completions`,
 and keeps to the costs of `EngineModel` by sleeping. HTTP is done by hand on httptools, so that the stand-in costs as
 little as possible of the cores that it shares with the gateway under measurement.
@@ -17,11 +17,11 @@ import httptools
 import msgspec
 import uvloop
 
-from bough.bench.gateway_model import TOKEN_CHARS, Costs, EngineModel, answer_text, tokenize
 from bough.launch.kv_events import KVEventPublisher
 from bough.memory.tree import KVEvent
 from bough.memory.tree.event_wire import parse_config
 from bough.version import __version__
+from tests.bench.gateway_simulation import TOKEN_CHARS, Costs, EngineModel, answer_text, tokenize
 
 MODEL = "stand-in"
 
@@ -94,13 +94,13 @@ class StandIn:
         async with self._device:
             self._waiting -= 1
             self._running += 1
-            seat = self.model.begin(prompt)
+            running = self.model.begin(prompt)
             self._publish()
-            await _pass(self.model.prefill_s(seat))
+            await _pass(self.model.prefill_s(running))
         usage = {
-            "prompt_tokens": seat.prompt_tokens,
+            "prompt_tokens": running.prompt_tokens,
             "completion_tokens": body.max_tokens,
-            "prompt_tokens_details": {"cached_tokens": seat.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": running.cached_tokens},
         }
         try:
             if body.stream:
@@ -110,7 +110,7 @@ class StandIn:
                 exchange.send_json(200, self._chunk(answer, "length", usage))
         finally:
             self._running -= 1
-            self.model.finish(seat, tokenize(body.prompt + answer))
+            self.model.finish(running, tokenize(body.prompt + answer))
             self._publish()
 
     async def _stream(self, exchange: Exchange, answer: str, tokens: int, usage: dict[str, Any]) -> None:

@@ -1,14 +1,16 @@
-"""`bough bench cpu --profile`: which part of a decode step costs what, with many streams at once, free and under a JSON
-schema.
+"""Which part of a decode step costs what on a CPU, with many streams at once, free and under a JSON schema.
 
-Two looks at each load. Through the engine, from its step trace and its processes' CPU times: how long a step takes,
-what the scheduler's loop does beside it, what text costs. Through the executor alone, by watching its thread: how a
-step divides into the forward pass, sampling, masks and the rest. Sampling is what chats use: temperature and top-p. CPU
-time stands beside the time on the clock, because on a machine that others use too only it says what a part costs.
+Run as `python -m tests.bench.cpu_profile`, with the engine's flags. It measures each load twice. Through the engine,
+from its step trace and its processes' CPU times: how long a step takes, what the scheduler's loop does beside it, what
+text costs. Through the executor alone, by sampling its thread: how a step divides into the forward pass, sampling,
+masks and the rest. Sampling is what chats use: temperature and top-p. CPU time stands beside wall time, because on a
+machine that others use too only CPU time says what a part costs.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from bough.bench.constrained import RECORD
-from bough.bench.cpu_cases import Case
-from bough.bench.cpu_executor_profile import SAMPLING, executor_costs
-from bough.bench.cpu_step_costs import Cost, EngineCosts, cpu_by_role, engine_costs, read_trace
+from bough.bench.cpu_cases import VOCABULARY, Case, cases
+from bough.cli.bench import run_benchmark
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.launch.parts import has_text
+from bough.loader.locate import locate
+from tests.bench.cpu_executor_profile import SAMPLING, executor_costs
+from tests.bench.cpu_step_costs import Cost, EngineCosts, cpu_by_role, engine_costs, read_trace
 
 CHAT: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 SCHEMA: dict[str, Any] = {"type": "array", "items": RECORD, "minItems": 1}
@@ -36,18 +40,29 @@ class Profile:
     executor: dict[str, Cost]  # by part of a step on the executor's thread
 
 
-def profile(model: str, threads: int, settings: dict[str, Any], case: Case) -> str:
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scale", type=float, default=1.0, help="shortens the load, for a quick try")
+    parser.add_argument("--vocab", type=int, default=VOCABULARY, help="token ids of the prompts are below this")
+
+
+def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    chosen = Settings.from_flat(settings)
+    files = locate(chosen.model.model_path, chosen.model.revision)
     # Without jump-forward every token is sampled under a mask, and every step has all streams.
-    flat = {**settings, "model": model, "cpu_threads": threads, "disable_jump_forward": True}
-    title = f"a decode step of {len(case.prompts)} streams, {CHAT}"
-    loads = {title: None, "the same under a JSON schema": SCHEMA}
-    if not has_text(Settings.from_flat(flat).model):
-        loads = {title: None}
+    flat = {name: value for name, value in settings.items() if name != "model_path"}
+    flat |= {"model": str(files.gguf or files.folder), "disable_jump_forward": True}
+    case = next(case for case in cases(args.scale, vocabulary=args.vocab) if case.name == "streams-16")
+    loads: dict[str, dict[str, Any] | None] = {f"a decode step of {len(case.prompts)} streams, {CHAT}": None}
+    if has_text(chosen.model):
+        loads["the same under a JSON schema"] = SCHEMA
     engine = _through_engine(flat, case, loads)
-    return "\n\n".join(
-        as_text(Profile(title, engine[title], executor_costs(flat, case, SamplingParams(**CHAT), schema)))
+    sampling = SamplingParams(**CHAT)
+    reports = (
+        as_text(Profile(title, engine[title], executor_costs(flat, case, sampling, schema)))
         for title, schema in loads.items()
     )
+    print("\n\n".join(reports))
+    return 0
 
 
 def _through_engine(
@@ -99,3 +114,7 @@ def as_text(found: Profile) -> str:
 
 def _figures(seconds: float | None, whole_s: float) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.3f} ms {seconds / whole_s:7.1%}"
+
+
+if __name__ == "__main__":
+    sys.exit(run_benchmark("cpu_profile", sys.modules[__name__], sys.argv[1:], starts_engine=True))

@@ -2,7 +2,7 @@
 
 Three loads: one request at a time (the latency that the gateway adds), many at once (what it can take), and streams at
 the pace of a device, one token per event (proxied tokens). Beside the rates stands the gateway's CPU time, which holds
-on a busy machine too.
+on a busy machine too; what it is spent on shows py-spy (`py-spy record --pid`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bough.bench.edge_client import Request, Tally, send_for
-from bough.bench.gateway_fleet import gateway_process, worker_processes
-from bough.bench.gateway_model import Costs
-from bough.bench.gateway_worker import MODEL
+from tests.bench.edge_client import Request, Tally, send_for
+from tests.bench.gateway_processes import gateway_process, worker_processes
+from tests.bench.gateway_simulation import Costs
+from tests.bench.gateway_worker import MODEL
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
-PROFILED = 40  # functions
+POLICY = "cache_aware"
 INSTANT = Costs(prefill_us=0.0, decode_ms=0.0, crowd_ms=0.0, cache_tokens=4096)
 
 
@@ -31,7 +31,6 @@ class OverheadOptions:
     connections: int = 32
     stream_len: int = 128
     step_ms: float = 5.0
-    policy: str = "cache_aware"
     processes: int = 1
 
 
@@ -67,12 +66,10 @@ def _compare(shape: Shape, options: OverheadOptions) -> dict[str, Any]:
 
     with worker_processes(1, shape.costs, event_tokens=1) as workers:
         direct = _figures(load(workers[0]), shape, options.seconds)
-        with gateway_process(workers, options.policy, options.processes) as gateway:
-            gateway.profiles.take()
+        with gateway_process(workers, POLICY, options.processes) as gateway:
             before_s = _cpu_s(gateway.process_id)
             tally = load(gateway.url)
             spent_s = _cpu_s(gateway.process_id) - before_s
-            profile = gateway.profiles.take()
     through = _figures(tally, shape, options.seconds)
     share = options.seconds / (options.seconds + min(1.0, options.seconds))  # the warm-up's part is not counted
     return {
@@ -82,7 +79,6 @@ def _compare(shape: Shape, options: OverheadOptions) -> dict[str, Any]:
         "added_ms": {part: through["latency_ms"][part] - direct["latency_ms"][part] for part in ("p50", "p99")},
         "gateway_cpu_us_per_request": 1e6 * spent_s * share / max(1, tally.answers),
         "gateway_cpu_us_per_token": 1e6 * spent_s * share / max(1, tally.answers * shape.tokens),
-        "gateway_profile": profile.top(PROFILED),
     }
 
 
@@ -102,7 +98,7 @@ def _cpu_s(process_id: int) -> float:
     return float(sum(each.user + each.system for each in times))
 
 
-def as_text(result: dict[str, Any], top: int) -> str:
+def as_text(result: dict[str, Any]) -> str:
     lines = [f"{result['run']}:"]
     for way in ("direct", "gateway"):
         figures = result[way]
@@ -115,6 +111,4 @@ def as_text(result: dict[str, Any], top: int) -> str:
     lines.append(f"  added    p50 {added['p50']:.3f} ms, p99 {added['p99']:.3f} ms")
     per_request, per_token = result["gateway_cpu_us_per_request"], result["gateway_cpu_us_per_token"]
     lines.append(f"  CPU time of the gateway: {per_request:,.0f} µs per request, {per_token:,.1f} µs per token")
-    lines.append("  own / total share of the gateway's CPU time")
-    lines += [f"  {own:>7.1%} {total:>7.1%}  {name}" for name, own, total in result["gateway_profile"][:top]]
     return "\n".join(lines)

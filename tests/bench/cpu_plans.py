@@ -1,4 +1,4 @@
-"""A load of `bough bench cpu` as plans for an executor: the shared beginning once, then all prompts, then decodes.
+"""A load of `bough bench cpu` as plans for an executor: the shared prefix once, then all prompts, then decodes.
 
 Stands in for the scheduler: owns the row and page numbers of one load. Rows begin on the pages of what they share, and
 prompts are cut to the executor's chunks, several of them in a step where they fit.

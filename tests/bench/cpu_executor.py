@@ -1,21 +1,50 @@
-"""The side of `bough bench cpu` without scheduler, processes and text: plans made by hand, straight to the executor.
+"""`bough bench cpu` with one more side: the executor alone, without scheduler, processes and text.
 
-What is between its figures and the engine's is what planning, committing, messages and text cost.
+Run as `python -m tests.bench.cpu_executor`, with the flags of `bough bench cpu`. The distance between the executor's
+figures and the engine's is what planning, committing, messages and text cost.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
+from bough.bench import cpu
 from bough.bench.cpu_cases import Case, Timing
-from bough.bench.cpu_child import Stopwatch, read_order, run_side, serve
-from bough.bench.cpu_plans import CasePlans
+from bough.bench.cpu_engine_side import Stopwatch, read_order, serve
+from bough.cli.bench import run_benchmark
 from bough.core.plan import BatchPlan, Executor
 from bough.core.settings import Settings
+from tests.bench.cpu_plans import CasePlans
+
+SERVE = "--serve"  # the command line of the measured process
+EXECUTOR = cpu.Side(
+    "executor", "Bough, executor alone", (sys.executable, "-P", "-m", "tests.bench.cpu_executor", SERVE)
+)
 
 
-def main() -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    cpu.add_flags(parser)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count CPU time of a single thread, for machines that others use; leaves out the engine, whose processes "
+        "share it",
+    )
+
+
+def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    sides = [EXECUTOR] if args.cpu_time else [cpu.ENGINE, EXECUTOR]
+    return cpu.measure(args, settings, sides, cpu_time=args.cpu_time)
+
+
+# ---- the measured process
+
+
+def serve_loads() -> None:
     order = read_order()
     watch = Stopwatch(order.spawned)
     from bough.executor.build import build_executor  # timed: torch is most of it
@@ -27,7 +56,7 @@ def main() -> None:
     watch.lap("load")
     run_case(executor, Case("first", "first token", "prompt", [], [[1, 2, 3, 4]], 1))
     watch.lap("first token")
-    while executor.idle():  # work that the executor has put off
+    while executor.idle():  # deferred work
         pass
     serve(watch, lambda case: run_case(executor, case))
     executor.close()
@@ -55,4 +84,7 @@ def _run(executor: Executor, plans: Iterator[BatchPlan]) -> None:
 
 
 if __name__ == "__main__":
-    run_side(main)
+    if sys.argv[1:] == [SERVE]:
+        serve_loads()
+    else:
+        sys.exit(run_benchmark("cpu_executor", sys.modules[__name__], sys.argv[1:], starts_engine=True))

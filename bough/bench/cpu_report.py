@@ -12,7 +12,9 @@ from typing import Any
 
 import msgspec
 
-from bough.bench.cpu_cases import Case, Start
+from bough.bench.cpu_cases import Start
+
+BAR_CELLS = 8  # of a ratio of 1
 
 
 class SideResult(msgspec.Struct, frozen=True):
@@ -20,10 +22,6 @@ class SideResult(msgspec.Struct, frozen=True):
 
     side: str
     rates: list[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.rates)
 
 
 class CaseResult(msgspec.Struct, frozen=True):
@@ -65,33 +63,29 @@ class Comparison(msgspec.Struct, frozen=True):
         return [start.side for start in self.starts]
 
 
-def case_result(case: Case, rates: dict[str, list[float]]) -> CaseResult:
-    return CaseResult(case.name, case.title, [SideResult(side, of_side) for side, of_side in rates.items()])
-
-
-def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """The median, and between what the values lie where there are several."""
-    middle = f"{statistics.median(values):{form}}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}}–{max(values):{form}})"
+def spread(values: Sequence[float]) -> str:
+    """The median, with the smallest and the largest where there are several."""
+    middle = f"{statistics.median(values):.2f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.2f}–{max(values):.2f})"
 
 
 def json_report(found: Comparison, base: str | None) -> bytes:
     """The run with its ratios to `base`: by load and side, round by round and their median."""
     content: dict[str, Any] = msgspec.to_builtins(found)
     if base is not None:
+        others = [side for side in found.sides if side != base]
         content["ratios"] = {
-            case.name: {side: _ratio(case.ratios(side, base)) for side in found.sides if side != base}
+            case.name: {
+                side: {"median": statistics.median(rounds := case.ratios(side, base)), "rounds": rounds}
+                for side in others
+            }
             for case in found.cases
         }
     return msgspec.json.format(msgspec.json.encode(content))
 
 
-def _ratio(rounds: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(rounds), "rounds": rounds}
-
-
 def text_report(found: Comparison, base: str | None) -> str:
-    """Tables for a terminal; `base` is the side that ratios are to."""
+    """Tables for a terminal; `base` is the side that ratios are to, drawn as bars."""
     lines = [f"{name}: {value}" for name, value in found.about.items()]
     lines += ["", *_table(_case_rows(found, base)), "", *_table(_start_rows(found))]
     return "\n".join(lines)
@@ -99,12 +93,12 @@ def text_report(found: Comparison, base: str | None) -> str:
 
 def _case_rows(found: Comparison, base: str | None) -> list[list[str]]:
     others = [side for side in found.sides if base is not None and side != base]
-    head = ["tok/s, median", *found.sides, *(f"{side} / {base}" for side in others)]
-    rows = [head]
+    rows = [["tok/s, median", *found.sides, *(f"{side} / {base}" for side in others), *([""] * len(others))]]
     for case in found.cases:
-        rates = [f"{result.median:,.1f}" for result in case.sides]
-        ratios = [spread(case.ratios(side, base)) for side in others if base is not None]
-        rows.append([case.title, *rates, *ratios])
+        rates = [f"{statistics.median(result.rates):,.1f}" for result in case.sides]
+        ratios = [case.ratios(side, base) for side in others if base is not None]
+        bars = ["█" * round(BAR_CELLS * statistics.median(rounds)) for rounds in ratios]
+        rows.append([case.title, *rates, *map(spread, ratios), *bars])
     return rows
 
 

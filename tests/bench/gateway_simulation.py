@@ -1,7 +1,9 @@
-"""Policies against stand-in engines in virtual time: hours of traffic in seconds, the same figures every time.
+"""Routing policies against stand-in engines in virtual time: hours of traffic in seconds, the same figures every time.
 
-Owns the clock, which jumps from event to event. Requests, cache events and learned prompts take the time on their way
-that they would take on a network, so a policy knows neither more nor earlier than behind a real gateway.
+A stand-in's cache is the engine's own (`RadixTree` over a `PagePool`, with its eviction and events). Its time follows
+from a few numbers (`Costs`): prompts are prefilled one after the other, as on one device; decodes run beside them and
+slow each other. A token is four characters. The clock jumps from event to event; requests, cache events and learned
+prompts take the time on their way that they would take on a network, so a policy knows nothing too early.
 """
 
 from __future__ import annotations
@@ -10,18 +12,124 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from bough.bench.gateway_figures import Served
-from bough.bench.gateway_loads import Dialogue
-from bough.bench.gateway_model import Costs, EngineModel, Seat, answer_text, tokenize
+import numpy as np
+
 from bough.core.plan import IntArray
 from bough.gateway.policies import RoutingRequest, WorkerView, build_policy
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.memory.tree import KVEvent
+from bough.memory.tree import KVEvent, Node, PagePool, RadixTree
 
+TOKEN_CHARS = 4
+PAGE_TOKENS = 16
 EVENT_DELAY_S = 0.001  # until a published event is known to the gateway
 LEARN_DELAY_S = 0.005  # until a worker has tokenised a prompt for the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a user says, and how long the answer will be."""
+
+    text: str
+    output_tokens: int
+
+
+# What one user sends; each turn's prompt is everything said before, answers included, and the turn's own text.
+Dialogue = tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request that was answered."""
+
+    worker: str
+    prompt_tokens: int
+    cached_tokens: int
+    expected_cached: float | None  # the share that the policy expected; None where it cannot be seen from outside
+    output_tokens: int
+    sent_s: float
+    first_s: float  # from sending to the first token
+    total_s: float
+
+
+def tokenize(text: str) -> IntArray:
+    """Token ids of a text: four characters each; the last is filled up."""
+    raw = text.encode("latin-1", "replace")
+    return np.frombuffer(raw + b" " * (-len(raw) % TOKEN_CHARS), dtype=np.int32) & 0x7FFFFFFF
+
+
+def answer_text(request: int, tokens: int) -> str:
+    """What a stand-in answers: `tokens` tokens that no other request is answered with."""
+    return "".join(f"{(request * 7919 + token) % 9973:04d}" for token in range(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How fast an engine is, and how much it remembers."""
+
+    prefill_us: float = 100.0  # per token that is not cached
+    decode_ms: float = 10.0  # per token of an answer
+    crowd_ms: float = 0.1  # added to that by each other answer that is made at the same time
+    cache_tokens: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request in progress: how much of its prompt was cached, and what of the cache it holds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    node: Node
+
+
+class EngineModel:
+    """Owns the cache of one stand-in."""
+
+    def __init__(self, costs: Costs, on_event: Callable[[KVEvent], None] | None = None) -> None:
+        self._costs = costs
+        self._running = 0
+        self._pool = PagePool(max(1, costs.cache_tokens // PAGE_TOKENS))
+        self._tree = RadixTree(PAGE_TOKENS, on_event=on_event)
+
+    def begin(self, prompt: IntArray) -> Running:
+        """The prompt's prefill starts: its prefix is held, the rest enters the cache as far as there is room."""
+        held = self._tree.match(prompt)
+        self._tree.lock(held.node)
+        node = self._remember(prompt, held.node)
+        self._running += 1
+        return Running(len(prompt), held.length, node)
+
+    def _remember(self, tokens: IntArray, locked: Node) -> Node:
+        """Caches the whole pages of `tokens`, and moves the lock there; without room all stays as it is."""
+        whole = tokens[: len(tokens) // PAGE_TOKENS * PAGE_TOKENS]
+        missing = (len(whole) - self._tree.match_length(whole)) // PAGE_TOKENS
+        if missing > self._pool.free:
+            self._pool.give(self._tree.evict(missing - self._pool.free))
+        if missing > self._pool.free or len(whole) == 0:
+            return locked
+        known = self._tree.match(whole)
+        pages = np.concatenate([known.pages, self._pool.take(missing)])
+        node = self._tree.insert(whole, pages).node
+        self._tree.lock(node)
+        self._tree.unlock(locked)
+        return node
+
+    def prefill_s(self, running: Running) -> float:
+        return (running.prompt_tokens - running.cached_tokens) * self._costs.prefill_us * 1e-6
+
+    def decode_s(self, tokens: int) -> float:
+        """How long an answer takes, with as many others beside it as there are at its start."""
+        return tokens * (self._costs.decode_ms + self._costs.crowd_ms * (self._running - 1)) * 1e-3
+
+    def finish(self, running: Running, prompt_and_answer: IntArray) -> None:
+        """The answer is complete: it stays cached behind its prompt, and nothing is held any more."""
+        self._running -= 1
+        self._tree.unlock(self._remember(prompt_and_answer, running.node))
+
+
+# ---- virtual time
 
 
 class Clock:
@@ -53,7 +161,7 @@ class Job:
         self.worker = ""
         self.expected = 0.0
         self.prompt: IntArray = tokenize(text)
-        self.seat: Seat
+        self.running: Running
         self.first_s = 0.0
 
 
@@ -80,8 +188,8 @@ class SimulatedWorker:
     def _prefill(self) -> None:
         job = self._waiting.popleft()
         self._prefilling = True
-        job.seat = self._model.begin(job.prompt)
-        self._clock.after(self._model.prefill_s(job.seat), partial(self._prefilled, job))
+        job.running = self._model.begin(job.prompt)
+        self._clock.after(self._model.prefill_s(job.running), partial(self._prefilled, job))
 
     def _prefilled(self, job: Job) -> None:
         job.first_s = self._clock.now_s - job.sent_s
@@ -91,7 +199,7 @@ class SimulatedWorker:
             self._prefill()
 
     def _finished(self, job: Job) -> None:
-        self._model.finish(job.seat, tokenize(job.text + answer_text(job.number, job.output_tokens)))
+        self._model.finish(job.running, tokenize(job.text + answer_text(job.number, job.output_tokens)))
         self.load -= 1
         job.ended(job)
 
@@ -121,7 +229,7 @@ class Simulation:
         self._clock.run(lambda: len(self._served) < total)
         return self._served
 
-    # -- users --------------------------------------------------------------------------------------------------------
+    # ---- users
 
     def _next_dialogue(self, waiting: Iterator[Dialogue]) -> None:
         dialogue = next(waiting, None)
@@ -141,22 +249,11 @@ class Simulation:
         self._send(Job(next(self._numbers), history + said.text, said.output_tokens, self._clock.now_s, ended))
 
     def _record(self, job: Job) -> None:
-        total_s = self._clock.now_s - job.sent_s
-        seat = job.seat
-        self._served.append(
-            Served(
-                worker=job.worker,
-                prompt_tokens=seat.prompt_tokens,
-                cached_tokens=seat.cached_tokens,
-                expected_cached=job.expected,
-                output_tokens=job.output_tokens,
-                sent_s=job.sent_s,
-                first_s=job.first_s,
-                total_s=total_s,
-            )
-        )
+        prompt, cached = job.running.prompt_tokens, job.running.cached_tokens
+        times = job.sent_s, job.first_s, self._clock.now_s - job.sent_s
+        self._served.append(Served(job.worker, prompt, cached, job.expected, job.output_tokens, *times))
 
-    # -- the gateway --------------------------------------------------------------------------------------------------
+    # ---- the gateway
 
     def _send(self, job: Job) -> None:
         request = RoutingRequest(model="simulated", text=job.text, token_ids=None, session=None, target=None)

@@ -1,9 +1,9 @@
-"""`bough bench edge`: what HTTP costs. A real server whose executor answers at once, and clients that do the least.
+"""What HTTP costs: a real server whose executor answers at once, and clients that do the least.
 
-Two loads at the same number of connections: whole answers (requests per second) and streams (tokens per second). Beside
-the rates stands the CPU time of each process per request and per token, which holds on a busy machine too, and the
-functions in which the HTTP process spent its time. Tokens of a stream coalesce into one event when the server is
-behind, so events are counted on their own.
+`bough bench edge` runs it in a checkout. Two loads at the same number of connections: whole answers (requests per
+second) and streams (tokens per second). Beside the rates stands the CPU time of each process per request and per token,
+which holds on a busy machine too; py-spy shows what it is spent on. Tokens of a stream coalesce into one event when the
+server is behind, so events are counted on their own.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bough.bench.edge_client import Request, Tally, send_for
-from bough.bench.null_executor import STEP_VARIABLE
 from bough.bench.number_checks import require_above_zero, require_counts
 from bough.bench.processes import ignore_progress, run_parts
-from bough.bench.sampled import PATIENCE_S, Profiles
-from bough.bench.sampler import Profile
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
+from tests.bench.edge_client import Request, Tally, send_for
+from tests.bench.null_executor import STEP_VARIABLE
+
+EXIT_TIMEOUT_S = 60.0
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
 ROUTES = {
@@ -49,7 +47,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream-len", type=int, default=128, help="tokens of a streamed answer")
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step of the stand-in takes")
     parser.add_argument("--model", help="whose tokenizer and configuration are used; the default model when left out")
-    parser.add_argument("--top", type=int, default=12, help="functions of the profile that are shown")
     parser.add_argument("--json", action="store_true", help="print one JSON object per load")
 
 
@@ -63,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
             request = request_of(args.route, length, stream)
             send_for(server.url, request, args.connections, min(1.0, args.seconds))  # warm-up
             result = measure(server, request, length, args)
-            print(json.dumps(result) if args.json else as_text(result, args.top))
+            print(json.dumps(result) if args.json else as_text(result))
     return 0
 
 
@@ -82,9 +79,8 @@ def request_of(route: str, output_tokens: int, stream: bool) -> Request:
 class EdgeServer:
     """The server under measurement; always ended."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._profiles = Profiles(process.pid, folder, lambda: process.poll() is None)
         assert process.stdout is not None
         welcome = process.stdout.readline()
         found = re.search(r"served at (\S+)", welcome)
@@ -98,26 +94,25 @@ class EdgeServer:
         settings = {"port": 0, "log_level": "warning", "tokenizer_worker_num": args.http_procs}
         if args.model is not None:
             settings["model"] = args.model
-        with tempfile.TemporaryDirectory() as folder:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bough.bench.edge_server", folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**child_environment(), STEP_VARIABLE: str(args.step_ms)},
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tests.bench.null_executor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**child_environment(), STEP_VARIABLE: str(args.step_ms)},
+        )
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(settings))
+            process.stdin.close()
+            yield cls(process)
+        finally:
+            process.terminate()
             try:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps(settings))
-                process.stdin.close()
-                yield cls(process, Path(folder))
-            finally:
-                process.terminate()
-                try:
-                    process.wait(PATIENCE_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                process.wait(EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time so far, by role."""
@@ -128,10 +123,6 @@ class EdgeServer:
             spent[name] = spent.get(name, 0.0) + _cpu_of(child)
         return spent
 
-    def profile(self) -> Profile:
-        """What the HTTP process did since this was last asked."""
-        return self._profiles.take()
-
 
 def _cpu_of(process: psutil.Process) -> float:
     times = process.cpu_times()
@@ -139,10 +130,9 @@ def _cpu_of(process: psutil.Process) -> float:
 
 
 def measure(server: EdgeServer, request: Request, output_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-    def part(number: int, tell: object) -> Tally:
+    def part(number: int, on_progress: object) -> Tally:
         return send_for(server.url, request, len(range(number, args.connections, args.procs)), args.seconds)
 
-    server.profile()
     before, began = server.cpu_s(), time.perf_counter()
     tallies = run_parts(args.procs, part, ignore_progress)
     seconds = time.perf_counter() - began
@@ -165,11 +155,10 @@ def measure(server: EdgeServer, request: Request, output_tokens: int, args: argp
         "cpu_us_per_token": {role: 1e6 * spent / max(1, tokens) for role, spent in cpu.items()},
         "http_cpu_us_per_event": 1e6 * cpu["http"] / events if events else None,
         "cores_used": {role: spent / seconds for role, spent in cpu.items()},
-        "http_profile": server.profile().top(args.top),
     }
 
 
-def as_text(result: dict[str, Any], top: int) -> str:
+def as_text(result: dict[str, Any]) -> str:
     lines = [f"{result['run']}, {result['connections']} connections:"]
     for name, value in result.items():
         if isinstance(value, float):
@@ -177,6 +166,4 @@ def as_text(result: dict[str, Any], top: int) -> str:
         elif isinstance(value, dict):
             shown = ", ".join(f"{role} {figure:,.2f}" for role, figure in value.items())
             lines.append(f"  {name.replace('_', ' '):<22} {shown}")
-    lines.append("  own / total share of the HTTP process's CPU time")
-    lines += [f"  {own:>7.1%} {total:>7.1%}  {name}" for name, own, total in result["http_profile"][:top]]
     return "\n".join(lines)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bough.bench import cpu_perplexity
-from bough.bench.cpu_perplexity import Quality, Sample, as_text, best_tokens_agree, common_beginnings
+from bough.bench import perplexity
+from bough.bench.perplexity import Quality, Sample, as_text, best_tokens_agree, common_beginnings
 from bough.core.errors import SettingsError
 
 
@@ -39,11 +39,11 @@ class CountingEngine:
 
 
 def test_perplexity_is_the_inverse_geometric_mean() -> None:
-    logprobs = cpu_perplexity.text_logprobs(CountingEngine(), "four words of text")
+    logprobs = perplexity.text_logprobs(CountingEngine(), "four words of text")
     assert len(logprobs) == 3
-    assert cpu_perplexity.perplexity_of(logprobs) == pytest.approx(2.0)
+    assert perplexity.perplexity_of(logprobs) == pytest.approx(2.0)
     with pytest.raises(SettingsError, match="fewer than two tokens"):
-        cpu_perplexity.perplexity_of([])
+        perplexity.perplexity_of([])
 
 
 def test_agreement_forced_and_free() -> None:
@@ -59,7 +59,7 @@ def test_the_report_compares_with_the_reference() -> None:
 
 
 def test_the_fixed_text_comes_with_the_package_and_files_are_checked(tmp_path: Path) -> None:
-    assert cpu_perplexity.read_text(None).startswith("The Ferry at Low Water\n")
-    for read in (cpu_perplexity.read_text, cpu_perplexity.read_golden):
+    assert perplexity.read_text(None).startswith("The Ferry at Low Water\n")
+    for read in (perplexity.read_text, perplexity.read_golden):
         with pytest.raises(SettingsError, match="missing cannot be read"):
             read(str(tmp_path / "missing"))

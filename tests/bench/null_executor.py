@@ -1,12 +1,15 @@
 """An executor without a model: it answers every step at once, so that what remains is the cost of everything else.
 
 Its tokens are made up from row and step; they are ordinary ones of the vocabulary, so the text that comes out has the
-length and variety of real text. Plans are believed, not checked.
+length and variety of real text. It does not check plans. As a program it serves HTTP with this executor; its settings
+are JSON on standard input.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from dataclasses import dataclass
 
@@ -15,10 +18,11 @@ import numpy as np
 from bough.core.model_config import ModelConfig
 from bough.core.plan import BatchPlan, IntArray, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
+from bough.launch.service import serve
 from bough.loader.config import read_config
 from bough.loader.locate import ModelFiles
 
-BUILDER = "bough.bench.null_executor:build"
+BUILDER = "tests.bench.null_executor:build"
 STEP_VARIABLE = "BOUGH_NULL_STEP_MS"  # how long a step pretends to take; passed to child processes by the benchmark
 ROWS, TOKENS, CHUNK_TOKENS = 512, 1 << 19, 8192
 FIRST_TOKEN, TOKEN_SPAN = 1000, 9000  # neither bytes nor special tokens in the usual vocabularies
@@ -94,3 +98,7 @@ def build(files: ModelFiles, settings: Settings) -> NullModel:
     context_length = settings.model.context_length or config.context_length
     executor = NullExecutor(context_length, config.vocab_size, float(os.environ.get(STEP_VARIABLE, "0")) / 1e3)
     return NullModel(executor, config)
+
+
+if __name__ == "__main__":
+    serve(Settings.from_flat(json.load(sys.stdin)), BUILDER)

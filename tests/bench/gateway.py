@@ -1,0 +1,226 @@
+"""What routing to cached prefixes gains, and what passing through the gateway costs.
+
+`bough bench gateway` runs it in a checkout. Workers are stand-ins that hold an engine's real cache and model its time
+(`gateway_simulation`), so that many of them fit on a small machine. By default real processes are measured: stand-ins,
+`bough gateway`, and users over HTTP. With `--simulate` the same policies run against the same model in virtual time,
+with the same result on every machine. With `--overhead` the gateway is compared with calling the worker directly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bough.bench.number_checks import require_above_zero, require_counts
+from bough.gateway.policies import POLICIES
+from tests.bench import gateway_overhead
+from tests.bench.gateway_overhead import OverheadOptions
+from tests.bench.gateway_processes import drive, gateway_process, worker_processes
+from tests.bench.gateway_simulation import TOKEN_CHARS, Costs, Dialogue, Served, Simulation, Turn
+
+COUNTS = (
+    *("workers", "users", "requests", "system_prompts", "system_tokens", "question_tokens", "output_tokens", "turns"),
+    *("connections", "stream_len", "processes"),
+)
+EVENT_TOKENS = 8  # tokens in an event of a live run, so that the machine's cores do not limit it
+
+Group = TypeVar("Group", "LoadOptions", Costs, OverheadOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How large a load is; lengths are in tokens."""
+
+    requests: int = 2048
+    system_prompts: int = 128
+    system_tokens: int = 2048
+    question_tokens: int = 256
+    output_tokens: int = 64
+    turns: int = 8
+    hot_share: float = 0.8
+    seed: int = 1
+
+
+HELP = {
+    "requests": "requests of a load",
+    "system_prompts": "system prompts of a load",
+    "system_tokens": "length of a system prompt",
+    "question_tokens": "length of a question",
+    "output_tokens": "longest answer",
+    "turns": "turns of a conversation (multi-turn)",
+    "hot_share": "share of the hot prompt (hot-prefix)",
+    "seed": "the same seed makes the same load",
+    "prefill_us": "prefill per uncached token, in µs",
+    "decode_ms": "decode per token, in ms",
+    "crowd_ms": "added to that by each other running request",
+    "cache_tokens": "cache of a worker, in tokens",
+    "seconds": "length of each load (overhead)",
+    "connections": "clients at once (overhead)",
+    "stream_len": "tokens of a stream (overhead)",
+    "step_ms": "pause between tokens (overhead)",
+    "processes": "processes of the gateway",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--simulate", action="store_true", help="in virtual time, without processes")
+    parser.add_argument("--overhead", action="store_true", help="compare with calling a worker directly instead")
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS), help="which loads are run")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=list(POLICIES),
+        default=["round_robin", "cache_aware", "kv_events"],
+        help="which policies are compared; the first is what the others are measured against",
+    )
+    parser.add_argument("--workers", type=int, default=8, help="stand-in workers")
+    parser.add_argument("--users", type=int, default=128, help="users who each wait for their answer")
+    for field in (field for group in (LoadOptions, Costs, OverheadOptions) for field in dataclasses.fields(group)):
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=type(field.default), default=field.default, help=HELP[field.name])
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def main(args: argparse.Namespace) -> int:
+    require_counts(args, COUNTS)
+    require_above_zero(args, ("seconds",))
+    if args.overhead:
+        for cost in gateway_overhead.measure_overhead(_chosen(OverheadOptions, args)):
+            print(json.dumps(cost) if args.json else gateway_overhead.as_text(cost), flush=True)
+        return 0
+    for load in args.loads:
+        dialogues = LOADS[load](_chosen(LoadOptions, args))
+        first: dict[str, Any] | None = None
+        for policy in args.policies:
+            figures = summarise(_run(args, policy, dialogues), args.workers)
+            result: dict[str, Any] = {"load": load, "policy": policy, "simulated": args.simulate, **figures}
+            first = first or result
+            result["times_the_first"] = {
+                name: result[name] / first[name] for name in ("hit_rate", "requests_per_s") if first[name]
+            }
+            print(json.dumps(result) if args.json else as_text(result), flush=True)
+    return 0
+
+
+def _run(args: argparse.Namespace, policy: str, dialogues: Sequence[Dialogue]) -> list[Served]:
+    costs = _chosen(Costs, args)
+    if args.simulate:
+        return Simulation(policy, args.workers, costs, args.users, args.seed).run(dialogues)
+    with (
+        worker_processes(args.workers, costs, EVENT_TOKENS) as workers,
+        gateway_process(workers, policy, args.processes) as gateway,
+    ):
+        return drive(gateway.url, dialogues, args.users)
+
+
+def _chosen(group: type[Group], args: argparse.Namespace) -> Group:
+    """The fields of an options class as the flags set them."""
+    return group(**{field.name: getattr(args, field.name) for field in dataclasses.fields(group)})
+
+
+# ---- loads
+
+
+def shared_prefix(options: LoadOptions) -> list[Dialogue]:
+    """Many system prompts, each with many questions, in random order."""
+    draw = random.Random(options.seed)
+    systems = [_text(draw, options.system_tokens) for _ in range(options.system_prompts)]
+    return [(_turn(draw, draw.choice(systems), options),) for _ in range(options.requests)]
+
+
+def hot_prefix(options: LoadOptions) -> list[Dialogue]:
+    """One system prompt takes most of the traffic."""
+    draw = random.Random(options.seed)
+    hot, *others = (_text(draw, options.system_tokens) for _ in range(max(2, options.system_prompts)))
+    return [
+        (_turn(draw, hot if draw.random() < options.hot_share else draw.choice(others), options),)
+        for _ in range(options.requests)
+    ]
+
+
+def multi_turn(options: LoadOptions) -> list[Dialogue]:
+    """Conversations that send their whole history again with every turn."""
+    draw = random.Random(options.seed)
+    return [
+        tuple(_turn(draw, "", options) for _ in range(options.turns))
+        for _ in range(max(1, options.requests // options.turns))
+    ]
+
+
+LOADS: dict[str, Callable[[LoadOptions], list[Dialogue]]] = {
+    "shared-prefix": shared_prefix,
+    "multi-turn": multi_turn,
+    "hot-prefix": hot_prefix,
+}
+
+
+def _turn(draw: random.Random, before: str, options: LoadOptions) -> Turn:
+    """A question behind `before`. Answers differ in length, so that users fall out of step as real ones do."""
+    output_tokens = draw.randint(max(1, options.output_tokens // 2), options.output_tokens)
+    return Turn(before + _text(draw, options.question_tokens), output_tokens)
+
+
+def _text(draw: random.Random, tokens: int) -> str:
+    return "".join(draw.choices(string.ascii_lowercase, k=tokens * TOKEN_CHARS))
+
+
+# ---- figures
+
+
+def summarise(served: Sequence[Served], workers: int) -> dict[str, Any]:
+    """The figures of a run. `imbalance` is the busiest worker's share over the mean: 1 is even."""
+    prompts = sum(each.prompt_tokens for each in served)
+    cached = sum(each.cached_tokens for each in served)
+    duration_s = max(each.sent_s + each.total_s for each in served) - min(each.sent_s for each in served)
+    answered = Counter(each.worker for each in served)
+    computed: Counter[str] = Counter()
+    for each in served:
+        computed[each.worker] += each.prompt_tokens - each.cached_tokens
+    return {
+        "requests": len(served),
+        "duration_s": duration_s,
+        "hit_rate": cached / prompts,
+        "requests_per_s": len(served) / duration_s,
+        "output_tokens_per_s": sum(each.output_tokens for each in served) / duration_s,
+        "ttft_ms": _spread([each.first_s for each in served]),
+        "latency_ms": _spread([each.total_s for each in served]),
+        "requests_imbalance": max(answered.values()) * workers / len(served),
+        "prefill_imbalance": max(computed.values()) * workers / max(1, sum(computed.values())),
+        "prediction_error": _prediction_error(served),
+    }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    p50, p99 = np.quantile(np.array(seconds), [0.5, 0.99])
+    return {"p50": 1e3 * float(p50), "p99": 1e3 * float(p99)}
+
+
+def _prediction_error(served: Sequence[Served]) -> float | None:
+    """Mean distance between the share of a prompt that was expected to be cached and the share that was."""
+    errors = [
+        abs(each.expected_cached - each.cached_tokens / each.prompt_tokens)
+        for each in served
+        if each.expected_cached is not None
+    ]
+    return sum(errors) / len(errors) if errors else None
+
+
+def as_text(result: dict[str, Any]) -> str:
+    way = "in virtual time" if result["simulated"] else "through a gateway, on this machine's clock"
+    lines = [f"{result['load']}, {result['policy']} ({result['requests']:,} requests, {way}):"]
+    for name, value in result.items():
+        if isinstance(value, dict):
+            shown = ", ".join(f"{part} {figure:,.1f}" for part, figure in value.items())
+            lines.append(f"  {name.replace('_', ' '):<22} {shown}")
+        elif isinstance(value, float):
+            lines.append(f"  {name.replace('_', ' '):<22} {value:,.3f}")
+    return "\n".join(lines)

@@ -23,7 +23,7 @@ async def stream(host: str, port: int, everybody: asyncio.Barrier) -> bytes:
     try:
         await everybody.wait()
         body = json.dumps(BODY).encode()
-        head = f"POST /generate HTTP/1.1\r\nHost: bough\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         return await reader.read()
     finally:

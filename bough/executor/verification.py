@@ -69,7 +69,7 @@ def verify(plan: BatchPlan, draw: Draw, masks: BatchMasks | None) -> Verified:
     lines = (widths.cumsum() - widths).astype(np.int64)
     given_at = (plan.given.cumsum() - plan.given)[plan.sample]
     masked = np.zeros(len(rows), dtype=np.bool_) if masks is None else masks.masked
-    mask_at = np.where(masked, widths, 0).astype(np.int64).cumsum() - widths
+    mask_at = (np.where(masked, widths, 0).cumsum() - widths).astype(np.int64)
     tokens = np.zeros((len(rows), int(widths.max())), dtype=np.int64)
     counts, bad = np.zeros(len(rows), dtype=np.int32), np.zeros(len(rows), dtype=np.bool_)
     left = np.arange(len(rows))

@@ -12,14 +12,14 @@ import numpy as np
 from bough.core.plan import IntArray
 from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
 from bough.scheduler.rows import Phase
+from bough.scheduler.running_batch import RunningBatch
 
 INITIAL = 0.7
 LOWEST_SHARE = 0.14  # of the initial ratio
 DECAY_STEPS = 600
 HEADROOM_TOKENS = 20  # per request, after a retraction
-FORESIGHT_TOKENS = 4096  # nobody's future counts for more than this
+CLIPPED_NEW_TOKENS = 4096  # nobody's future counts for more than this
 
 
 class NewTokenRatio:
@@ -45,7 +45,7 @@ def reserved_pages(
     remaining_prompt: IntArray, remaining_output: IntArray, tail_room: IntArray, ratio: float, page_size: int
 ) -> int:
     """Pages that running requests are expected to take yet. `tail_room`: unused places in each row's last page."""
-    future = remaining_prompt + np.minimum(remaining_output, FORESIGHT_TOKENS) * ratio - tail_room
+    future = remaining_prompt + np.minimum(remaining_output, CLIPPED_NEW_TOKENS) * ratio - tail_room
     return int(np.ceil(np.maximum(future, 0.0) / page_size).sum())
 
 
@@ -58,14 +58,14 @@ def prefill_budget(chunk_tokens: int, max_prefill_tokens: int, page_size: int) -
 class Forecast:
     """Compares what a request will need with what those that run leave over. Owns the ratio; counts are in pages."""
 
-    def __init__(self, residents: Residents, conservativeness: float) -> None:
-        self._table = residents.table
-        self._cache = residents.cache
+    def __init__(self, batch: RunningBatch, conservativeness: float) -> None:
+        self._table = batch.table
+        self._cache = batch.cache
         self.ratio = NewTokenRatio(conservativeness)
 
     def need(self, request: Request) -> int:
         """What a waiting request takes if nothing of it is cached."""
-        future = min(request.max_new - request.generated, FORESIGHT_TOKENS)
+        future = min(request.max_new - request.generated, CLIPPED_NEW_TOKENS)
         return pages_for(len(request.tokens) + future, self._cache.page_size)
 
     def room(self) -> int:

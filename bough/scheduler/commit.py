@@ -19,8 +19,8 @@ from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
 from bough.scheduler.rows import RowIndex
+from bough.scheduler.running_batch import RunningBatch
 
 NO_TOKEN = -1  # of a row that got none
 BAD_LOGITS = FinishAbort(
@@ -39,15 +39,15 @@ class Committer:
 
     def __init__(
         self,
-        residents: Residents,
+        batch: RunningBatch,
         grammars: GrammarSteps,
         outbox: Outbox,
         eos_ids: Sequence[int],
         forget: Callable[[Request], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._residents = residents
-        self._table = residents.table
+        self._batch = batch
+        self._table = batch.table
         self._grammars = grammars
         self._outbox = outbox
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
@@ -97,7 +97,7 @@ class Committer:
         ended += [(c.request, FinishLength(0)) for _, c in chunks if c.final and c.request.max_new == 0]
         for request, reason in ended:
             message.ended.append(Ended(request.handle, reason, request.retractions))
-            self._residents.leave(request)
+            self._batch.leave(request)
             self._forget(request)
         if len(rows) or started or ended:
             self._outbox.tokens(message)
@@ -110,7 +110,7 @@ class Committer:
     def drop(self, request: Request) -> None:
         """Frees a request whose caller has had its last word already."""
         if request.row >= 0:
-            self._residents.leave(request)
+            self._batch.leave(request)
         self._forget(request)
 
     def refuse(self, handle: int, reason: FinishAbort) -> None:
@@ -139,9 +139,9 @@ class Committer:
         for place in table.constrained[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             awaiting = int(known[place]) - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
-            sent_from[place] -= request.untold
+            sent_from[place] -= request.unsent
             sent_to[place] -= awaiting
-            request.untold = awaiting
+            request.unsent = awaiting
         for place in table.wants_logprobs[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             count = int(sent_to[place] - before[place])
@@ -196,7 +196,7 @@ class Committer:
                 scored.append(result.input_logprobs[index])
             if chunk.final and not request.started:
                 request.started = True
-                self.generated_tokens += request.untold  # what its grammar had the answer begin with
+                self.generated_tokens += request.unsent  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens
                 started.append(

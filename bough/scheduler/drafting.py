@@ -33,7 +33,6 @@ class Drafting:
 
     def __init__(self, table: RowTable, device_drafts: int, proposer: Proposer | None) -> None:
         self._table = table
-        self._device_drafts = device_drafts
         self._proposer = proposer
         self.most = 1 + max(device_drafts, 0 if proposer is None else proposer.most)
         rows = len(table.requests)

@@ -18,16 +18,16 @@ from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.mask_work import PATIENCE_S
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
 from bough.scheduler.rows import RowIndex
+from bough.scheduler.running_batch import RunningBatch
 
 
 class GrammarSteps:
     """Walks the grammars of all rows. Without `jump_forward`, forced tokens are sampled like others."""
 
-    def __init__(self, residents: Residents, vocab_size: int, jump_forward: JumpForward | None) -> None:
-        self._residents = residents
-        self._table = residents.table
+    def __init__(self, batch: RunningBatch, vocab_size: int, jump_forward: JumpForward | None) -> None:
+        self._batch = batch
+        self._table = batch.table
         self._words = mask_words(vocab_size)
         self._jump_forward = jump_forward
 
@@ -94,4 +94,4 @@ class GrammarSteps:
         table, row = self._table, request.row
         table.held[row] = held
         table.known[row] = known
-        self._residents.rewind(request, min(known - 1, int(table.length[row])))
+        self._batch.rewind(request, min(known - 1, int(table.length[row])))

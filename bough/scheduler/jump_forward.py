@@ -7,7 +7,7 @@ computes the forced tokens as a chunk, which samples at its end. So executors kn
 retraction and the radix tree work with forced tokens as with any others. What a grammar forces at its beginning is
 computed with the prompt, and where nothing but the end can follow, the end is not sampled either.
 
-Owns nothing: tokens and pages belong to `Residents`, the grammar's state to the request's `Constraint`.
+Owns nothing: tokens and pages belong to `RunningBatch`, the grammar's state to the request's `Constraint`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from bough.core.plan import mask_words
 from bough.scheduler.ports import Grammars
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
+from bough.scheduler.running_batch import RunningBatch
 
 WORTHWHILE = 2  # forced tokens: the step in flight is lost, so a single one would come as early by itself
 
@@ -27,9 +27,9 @@ WORTHWHILE = 2  # forced tokens: the step in flight is lost, so a single one wou
 class JumpForward:
     """Lays forced tokens down."""
 
-    def __init__(self, residents: Residents, grammars: Grammars, eos_ids: Sequence[int], vocab_size: int) -> None:
-        self._residents = residents
-        self._table = residents.table
+    def __init__(self, batch: RunningBatch, grammars: Grammars, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._batch = batch
+        self._table = batch.table
         self._grammars = grammars
         self._eos_ids = sorted(eos_ids)
         self._mask = np.zeros(mask_words(vocab_size), dtype=np.int32)
@@ -47,7 +47,7 @@ class JumpForward:
             return
         if constraint.extend(tokens):
             request.tokens = np.concatenate([request.tokens, np.array(tokens, dtype=np.int32)])
-            request.untold = len(tokens)
+            request.unsent = len(tokens)
 
     def after(self, request: Request, last: int) -> None:
         """Appends what must follow the `last` token, which was just sampled and is not the end."""
@@ -111,7 +111,7 @@ class JumpForward:
         if request.logprobs is not None:
             kept -= 1  # the token before tells of the first forced one
             request.logprob_next, request.logprob_end = kept, int(table.known[row]) - 1
-        self._residents.rewind(request, min(kept, int(table.length[row])))
+        self._batch.rewind(request, min(kept, int(table.length[row])))
 
 
 def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:

@@ -2,9 +2,9 @@
 
 With overlap, step t + 1 is planned and launched before the result of step t is looked at: the executor always has work
 queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Where step t is known
-to take long, that is done only shortly before its end, so that who comes meanwhile is in step t + 1. Without overlap
-each step is committed before the next is planned. When there is nothing to do it blocks on the inbox and burns no CPU;
-when that lasts, it checks the books.
+to take long, that is done only shortly before its end, so that requests that arrive in the meantime are in step t + 1.
+Without overlap each step is committed before the next is planned. When there is nothing to do the loop blocks on the
+inbox and burns no CPU; when that lasts, it audits the page accounts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from bough.messages.requests import (
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
-from bough.scheduler.foresight import Foresight
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
@@ -50,18 +49,19 @@ from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Profiler
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
 from bough.scheduler.rows import RowTable
+from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.stats import Stats
+from bough.scheduler.step_time import StepTimeEstimate
 from bough.scheduler.timeouts import Timeouts
 from bough.scheduler.waiting_queue import WaitingQueue
 
 log = logging.getLogger(__name__)
 
 OVERLAP_DEPTH = 1  # steps in flight while the next is planned
-SHORTEST_WAIT_S = 0.001  # for latecomers: what the inbox can tell
-LONGEST_WAIT_S = 0.002  # before it is looked whether the running step has ended sooner than was thought
-QUIET_S = 1.0  # without a message before the books are checked: a client's next request must not wait for that
+SHORTEST_WAIT_S = 0.001  # for late arrivals: the resolution of the inbox's timeout
+LONGEST_WAIT_S = 0.002  # between two polls of a running step, which may end before its estimate
+QUIET_S = 1.0  # without a message before the page accounts are audited, so that no request waits for the audit
 
 
 class Scheduler:
@@ -91,18 +91,18 @@ class Scheduler:
         pool = PagePool(limits.pages[0])
         self._cache = PrefixCache(pool, tree, limits.page_size, share=not memory.disable_radix_cache)
         self._table = RowTable(limits.rows, limits.context_length, limits.page_size)
-        self._residents = Residents(self._table, self._cache)
+        self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
         self._intake = Intake(limits, settings, eos_ids, load_processor)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         self._jump_forward = None
         if grammars is not None and eos_ids and not settings.disable_jump_forward:
-            self._jump_forward = JumpForward(self._residents, grammars, eos_ids, limits.vocab_size)
-        self._grammar_steps = GrammarSteps(self._residents, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._residents, self._queue, settings, limits, seed, proposer)
-        self._committer = Committer(self._residents, self._grammar_steps, outbox, eos_ids, self._forget, clock)
-        self._foresight = Foresight(limits.late_plans)
+            self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
+        self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
+        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
+        self._committer = Committer(self._batch, self._grammar_steps, outbox, eos_ids, self._forget, clock)
+        self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
@@ -132,7 +132,7 @@ class Scheduler:
                 self._handle(message)
             self._expire()
             self._open_gate()
-        self._await_latecomers()
+        self._await_late_arrivals()
         self._launch_next()
         while len(self._in_flight) > self._depth:
             self._commit_oldest()
@@ -165,14 +165,14 @@ class Scheduler:
             self._audit()
         return self._inbox.receive(None)
 
-    def _await_latecomers(self) -> None:
+    def _await_late_arrivals(self) -> None:
         """While the executor is busy for some time yet and the next step has room, it need not be planned."""
         while self._in_flight and not self._closing:
             (step, in_flight), now = self._in_flight[0], self._clock()
-            left_s = self._foresight.plan_by(step) - now
-            if left_s < SHORTEST_WAIT_S or in_flight.ready() or not self._planner.room_for_latecomers(now):
+            left_s = self._step_time.plan_by(step) - now
+            if left_s < SHORTEST_WAIT_S or in_flight.ready() or not self._planner.fits_late_arrivals(now):
                 return
-            with self._timeline.phase("latecomers"):
+            with self._timeline.phase("late arrivals"):
                 for message in self._inbox.receive(min(left_s, LONGEST_WAIT_S)):
                     self._handle(message)
                 self._open_gate()
@@ -194,7 +194,7 @@ class Scheduler:
             return
         with self._timeline.phase("launch", planned.plan.step):
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
-            self._foresight.launched(planned, begun_at, self._clock())
+            self._step_time.launched(planned, begun_at, self._clock())
         self._dirty = True
         self._supply_masks()
 
@@ -217,7 +217,7 @@ class Scheduler:
         with self._timeline.phase("commit", step.plan.step):
             self._committer.commit(step, result)
             self._planner.after_step(step, result)
-            self._foresight.ran(step, result.device_span)
+            self._step_time.ran(step, result.device_span)
             waiting = len(self._queue) + len(self._gate)
             self._stats.after_step(result, self._committer, self._cache, self._table, waiting)
         self._supply_masks()
@@ -238,13 +238,13 @@ class Scheduler:
 
     def _settle(self) -> None:
         """Nothing runs: the next load will be like any first one."""
-        self._residents.take_edits()
+        self._batch.take_edits()
         self._planner.ratio.reset()
         self._stats.idle()
 
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
-        audit = audit_pages(self._cache.pool, self._cache.tree, self._residents.held())
+        audit = audit_pages(self._cache.pool, self._cache.tree, self._batch.held())
         if audit.problems:
             log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
             self._cache.pool.repair(audit.leaked)

@@ -1,9 +1,9 @@
 """Decides the next step: which rows decode, which prompts go on or begin, and with which pages.
 
 Running streams come first: decodes get their pages before any prompt does, and with mixed chunks they are in every
-step. Rows and pages belong to `Residents`, waiting requests to the queue. Who waits first is `ranking`'s matter, who
-must give way `making_room`'s, what memory allows `admission`'s, and the form of the plan `assembly`'s; this module
-keeps the order in which they are asked.
+step. Rows and pages belong to `RunningBatch`, waiting requests to the queue. `ranking` orders the queue, `retraction`
+frees pages, `admission` decides what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan;
+this module keeps the order in which they are asked.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
-from bough.scheduler.making_room import RoomMaker
-from bough.scheduler.pace import Pace
 from bough.scheduler.ports import Proposer
+from bough.scheduler.prefill_budget import PrefillBudget
 from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
+from bough.scheduler.retraction import Retraction
 from bough.scheduler.rows import Phase, RowIndex
+from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.waiting_queue import WaitingQueue
 
 NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
-CROWDED_S = 1.0  # who has waited so long waits because more comes than the device can do
+CROWDED_S = 1.0  # a request that has waited so long waits because the device is overloaded
 
 
 class Planner:
@@ -34,39 +34,41 @@ class Planner:
 
     def __init__(
         self,
-        residents: Residents,
+        batch: RunningBatch,
         queue: WaitingQueue,
         settings: SchedulerSettings,
         limits: Limits,
         seed: int,
         proposer: Proposer | None = None,
     ) -> None:
-        self._residents = residents
-        self._table = residents.table
-        self._cache = residents.cache
+        self._batch = batch
+        self._table = batch.table
+        self._cache = batch.cache
         self._queue = queue
         self._mixed = settings.enable_mixed_chunk
         most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
-        self._pace = Pace(settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens)
-        self._ranking = Ranking(settings, residents.cache.tree, seed)
-        self._forecast = Forecast(residents, settings.schedule_conservativeness)
-        self._drafting = Drafting(residents.table, limits.drafts, proposer)
-        self._room = RoomMaker(
-            *(residents, queue, self._ranking, self._forecast),
+        self._prefill_budget = PrefillBudget(
+            settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens
+        )
+        self._ranking = Ranking(settings, batch.cache.tree, seed)
+        self._forecast = Forecast(batch, settings.schedule_conservativeness)
+        self._drafting = Drafting(batch.table, limits.drafts, proposer)
+        self._retraction = Retraction(
+            *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
-        self._assembly = Assembly(residents.table)
+        self._assembly = Assembly(batch.table)
         self._setups: list[RowSetup] = []  # of the plan in the making
         self.ratio = self._forecast.ratio
 
     @property
     def retracted(self) -> int:
         """Requests retracted since start."""
-        return self._room.retracted
+        return self._retraction.retracted
 
     def retract_all(self, now: float) -> None:
-        """Sends everyone back to the queue; nothing may be in flight."""
-        self._room.clear(now)
+        """Retracts all requests; nothing may be in flight."""
+        self._retraction.clear(now)
 
     def plan(self, now: float, *, drained: bool) -> PlannedStep | None:
         """The next step, or None: nothing to do, or nothing before the steps in flight are committed.
@@ -74,10 +76,10 @@ class Planner:
         `drained` says that none is in flight. Only then may running requests be pushed out, because their last token
         must have arrived.
         """
-        if not self._room.make_room(now, drained=drained):
+        if not self._retraction.ensure_pages(now, drained=drained):
             return None
-        edits = self._residents.take_edits()
-        self._setups = self._residents.take_renewed()
+        edits = self._batch.take_edits()
+        self._setups = self._batch.take_renewed()
         chunks: list[Chunk] = []
         if not self._mixed:
             chunks = self._prefill(now, NO_ROWS)
@@ -85,14 +87,14 @@ class Planner:
         if self._mixed:
             chunks = self._prefill(now, decodes.rows)
         if not len(decodes.rows) and not chunks:
-            self._residents.put_back(edits, self._setups)
+            self._batch.put_back(edits, self._setups)
             return None
         if len(decodes.rows):
             self._table.count_samples(decodes.rows, decodes.drafts.widths)
             self.ratio.after_decode()
         return self._assembly.assemble(self._setups, edits, decodes, chunks)
 
-    def room_for_latecomers(self, now: float) -> bool:
+    def fits_late_arrivals(self, now: float) -> bool:
         """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
         table = self._table
         if table.free_rows <= len(self._queue):
@@ -103,7 +105,7 @@ class Planner:
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Learns from a step how long prompts take."""
-        self._pace.observe(step.prompt_tokens, result.device_span)
+        self._prefill_budget.observe(step.prompt_tokens, result.device_span)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -113,9 +115,9 @@ class Planner:
         for the sake of a guess."""
         rows = NO_ROWS if stand_back else self._table.decoding()
         drafts = self._drafting.decide(rows)
-        if self._drafting.most > 1 and self._residents.pages_for_decodes(rows, drafts.widths) > self._cache.available:
+        if self._drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.available:
             drafts = self._drafting.without(rows)
-        return Decodes(rows, drafts, *self._residents.grow_decodes(rows, drafts.widths))
+        return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths))
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class Planner:
 
     def _budget(self, now: float, decoding: RowIndex) -> int:
         oldest = next(iter(self._queue), None)
-        return self._pace.budget(
+        return self._prefill_budget.budget(
             streaming=bool(self._table.streams[decoding].any()),
             crowded=oldest is not None and now - oldest.since > CROWDED_S,
             decodes=len(decoding),
@@ -156,7 +158,7 @@ class Planner:
         return self._ranking.ordered(self._queue)
 
     def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
-        """Seats a waiting request and plans its first chunk, if its expected needs fit beside everyone else's."""
+        """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
         match = self._cache.match_and_lock(request.tokens[: request.match_cap], request.namespace)
         need = self._forecast.need(request) - match.length // self._cache.page_size
         count = self._chunk_size(match.length, len(request.tokens), budget)
@@ -166,7 +168,7 @@ class Planner:
             return None
         self._queue.remove(request)
         request.begin_running(now)
-        self._setups.append(self._residents.admit(request, match))
+        self._setups.append(self._batch.admit(request, match))
         return self._extend(request, count)
 
     def _chunk_size(self, length: int, total: int, budget: int) -> int:
@@ -179,7 +181,7 @@ class Planner:
     def _extend(self, request: Request, count: int) -> Chunk:
         table, row = self._table, request.row
         first = int(table.length[row])
-        pages = self._residents.grow(row, count)
+        pages = self._batch.grow(row, count)
         final = first + count == int(table.known[row])
         if final:
             samples = request.max_new > int(table.sampled[row])

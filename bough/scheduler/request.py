@@ -46,7 +46,7 @@ class Request:
     thinking: Thinking | None = None
     processor: str | None = None  # the user's own code over its logits
     constraint: Constraint | None = None  # its grammar, once compiled, or the budget of its thinking
-    untold: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
+    unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
     def begin_running(self, now: float) -> None:

@@ -65,11 +65,11 @@ class RowTable:
     def running(self) -> int:
         return len(self.requests) - len(self._free)
 
-    def seat(self, request: Request) -> int:
-        """Gives the request a row and lays its tokens there; pages are the caller's matter."""
+    def assign(self, request: Request) -> int:
+        """Gives the request a row and copies its tokens there; the caller sets its pages."""
         row = self._free.pop()
         total = len(request.tokens)
-        self.disown(row)
+        self.drop_in_flight(row)
         self.handle[row] = request.handle
         self.tokens[row, :total] = request.tokens
         self.known[row] = total
@@ -89,13 +89,13 @@ class RowTable:
         request.row = row
         return row
 
-    def disown(self, row: int) -> None:
-        """Whatever is in flight for this row is nobody's: its result will be dropped."""
+    def drop_in_flight(self, row: int) -> None:
+        """Changes the row's serial, so that results of steps in flight for it are dropped."""
         self._serials += 1
         self.serial[row] = self._serials
 
-    def unseat(self, request: Request) -> None:
-        """Takes the row back; the request keeps its tokens, prompt and output."""
+    def free(self, request: Request) -> None:
+        """Frees the row; the request keeps its tokens, prompt and output."""
         row = request.row
         request.tokens = self.tokens[row, : self.known[row]].copy()
         request.row = -1
@@ -150,7 +150,7 @@ class RowTable:
         rows = (self.phase == Phase.PREFILL).nonzero()[0].tolist()
         return sorted((row for row in rows if not self.held[row]), key=lambda row: self.request_in(row).arrival)
 
-    def seated(self) -> list[Request]:
+    def running_requests(self) -> list[Request]:
         return [r for r in self.requests if r is not None]
 
     def valid_tokens(self, row: int) -> int:

@@ -35,6 +35,6 @@ class Timeouts:
             due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
         if self._running_s is not None:
             text = f"The request ran longer than {self._running_s:g} s (--running-timeout-s)."
-            late = [r for r in table.seated() if r.ran_s + now - r.since > self._running_s]
+            late = [r for r in table.running_requests() if r.ran_s + now - r.since > self._running_s]
             due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
         return due

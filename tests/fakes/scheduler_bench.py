@@ -69,5 +69,5 @@ class Bench:
     def check(self) -> None:
         s = self.scheduler
         problems = s._cache.tree.check() + s._cache.pool.check()
-        audit = audit_pages(s._cache.pool, s._cache.tree, s._residents.held())
+        audit = audit_pages(s._cache.pool, s._cache.tree, s._batch.held())
         assert not problems and not audit.problems, (problems, audit.problems)

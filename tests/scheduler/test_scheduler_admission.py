@@ -7,16 +7,16 @@ import pytest
 
 from bough.memory.tree import PagePool, RadixTree
 from bough.scheduler.admission import (
+    CLIPPED_NEW_TOKENS,
     DECAY_STEPS,
-    FORESIGHT_TOKENS,
     Forecast,
     NewTokenRatio,
     prefill_budget,
     reserved_pages,
 )
 from bough.scheduler.prefix_cache import PrefixCache
-from bough.scheduler.residents import Residents
 from bough.scheduler.rows import RowTable
+from bough.scheduler.running_batch import RunningBatch
 from tests.fakes.boxes import waiting_request
 
 
@@ -55,7 +55,7 @@ def test_a_retraction_sets_the_ratio_from_what_is_left(
         ([(0, 4, 3)], 1.0, 4, 1),
         ([(0, 1, 0), (0, 1, 0)], 1.0, 64, 2),  # rows share no pages
         ([(0, 0, 5)], 1.0, 4, 0),
-        ([(0, 10**6, 0)], 1.0, 1, FORESIGHT_TOKENS),
+        ([(0, 10**6, 0)], 1.0, 1, CLIPPED_NEW_TOKENS),
     ],
 )
 def test_reserved_pages(rows: list[tuple[int, int, int]], ratio: float, page_size: int, expected: int) -> None:
@@ -80,11 +80,11 @@ def test_prefill_budget(chunk_tokens: int, max_prefill_tokens: int, page_size: i
 
 def test_a_forecast_weighs_a_request_against_those_that_run() -> None:
     cache = PrefixCache(PagePool(20), RadixTree(4), 4, share=True)
-    residents = Residents(RowTable(2, 64, 4), cache)
-    forecast = Forecast(residents, conservativeness=1.0)
+    batch = RunningBatch(RowTable(2, 64, 4), cache)
+    forecast = Forecast(batch, conservativeness=1.0)
     assert forecast.room() == 20
     assert forecast.need(waiting_request(prompt=[1] * 6, max_new_tokens=3)) == 3
     assert forecast.need(waiting_request(prompt=[1] * 6, prompt_len=4, max_new_tokens=3)) == 2  # 2 of 3 are there
     running = waiting_request(prompt=list(range(6)), max_new_tokens=20)
-    residents.admit(running, cache.match_and_lock(running.tokens, ""))
+    batch.admit(running, cache.match_and_lock(running.tokens, ""))
     assert forecast.room() == 20 - 5  # 6 of the prompt and 0.7 * 20 of the output, in pages of 4

@@ -16,8 +16,8 @@ from bough.scheduler.drafting import Drafts
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
 from bough.scheduler.rows import Phase, RowTable
+from bough.scheduler.running_batch import RunningBatch
 from tests.fakes.boxes import FakeOutbox, waiting_request
 
 EOS = 50
@@ -30,19 +30,17 @@ class Desk:
     def __init__(self) -> None:
         self.table = RowTable(4, 32, 1)
         self.cache = PrefixCache(PagePool(64), RadixTree(), 1, share=True)
-        self.residents = Residents(self.table, self.cache)
+        self.batch = RunningBatch(self.table, self.cache)
         self.out = FakeOutbox()
         self.forgotten: list[int] = []
-        grammars = GrammarSteps(self.residents, vocab_size=97, jump_forward=None)
-        self.committer = Committer(
-            self.residents, grammars, self.out, (EOS,), lambda r: self.forgotten.append(r.handle)
-        )
+        grammars = GrammarSteps(self.batch, vocab_size=97, jump_forward=None)
+        self.committer = Committer(self.batch, grammars, self.out, (EOS,), lambda r: self.forgotten.append(r.handle))
         self._assembly = Assembly(self.table)
 
     def seat(self, handle: int, **fields: Any) -> Request:
         request = waiting_request(handle, PROMPT, **fields)
         self.out.opened.add(handle)
-        self.residents.admit(request, self.cache.match_and_lock(request.tokens[:0], ""))
+        self.batch.admit(request, self.cache.match_and_lock(request.tokens[:0], ""))
         return request
 
     def prefill(self, *requests: Request, count: int = len(PROMPT)) -> PlannedStep:
@@ -51,7 +49,7 @@ class Desk:
             first = int(self.table.length[request.row])
             final = first + count == len(PROMPT)
             self.table.sampled[request.row] += final
-            chunks.append(Chunk(request, first, count, self.residents.grow(request.row, count), final))
+            chunks.append(Chunk(request, first, count, self.batch.grow(request.row, count), final))
         none = np.zeros(0, dtype=np.int32)
         decodes = Decodes(np.zeros(0, dtype=np.intp), Drafts(none, none, none), none, none)
         return self._assembly.assemble([], (), decodes, chunks)
@@ -61,7 +59,7 @@ class Desk:
         widths = np.full(len(rows), width, dtype=np.int32)
         drafts = Drafts(widths, np.zeros_like(widths), np.zeros(0, dtype=np.int32))
         self.table.count_samples(rows, widths)
-        return self._assembly.assemble([], (), Decodes(rows, drafts, *self.residents.grow_decodes(rows, widths)), [])
+        return self._assembly.assemble([], (), Decodes(rows, drafts, *self.batch.grow_decodes(rows, widths)), [])
 
     def commit(self, step: PlannedStep, *tokens: int, bad: tuple[int, ...] = (), **logprobs: Any) -> None:
         self.commit_several(step, *([token] for token in tokens), bad=bad, **logprobs)
@@ -210,7 +208,7 @@ def test_a_row_that_may_be_complete_goes_on_when_it_is_not() -> None:
     desk.commit_several(step, [7])
     assert table.phase[row] == Phase.DECODE and int(table.sampled[row]) == 2
     assert int(table.page_count[row]) == len(PROMPT) + 3  # what was taken for drafts serves the next tokens
-    assert desk.residents.pages_for_decodes(np.array([row]), 2) == 0
+    assert desk.batch.pages_for_decodes(np.array([row]), 2) == 0
     desk.commit_several(desk.decode(request, width=2), [8, 9])
     assert desk.out.ended == {1: FinishLength(4)} and desk.out.outputs[1] == [1, 7, 8, 9]
 

@@ -34,21 +34,21 @@ def test_a_machine_that_cannot_hold_the_tables_is_told_the_same(monkeypatch: pyt
 def test_a_row_forgets_its_owner_and_the_request_keeps_its_tokens() -> None:
     table = RowTable(2, 8, 1)
     request = waiting_request(prompt=[5, 6], max_new_tokens=3, stop_token_ids=(1,))
-    row = table.seat(request)
+    row = table.assign(request)
     serial = int(table.serial[row])
     assert (request.row, table.running, table.free_rows) == (row, 1, 1)
     assert table.phase[row] == Phase.PREFILL and table.has_stop_ids[row] and table.heeds_eos[row]
     table.tokens[row, 2], table.known[row] = 9, 3
-    table.unseat(request)
+    table.free(request)
     assert request.row == -1 and request.tokens.tolist() == [5, 6, 9] and request.generated == 1
     assert table.phase[row] == Phase.FREE and table.running == 0
-    assert table.seat(request) == row and table.serial[row] not in (0, serial)
+    assert table.assign(request) == row and table.serial[row] not in (0, serial)
     assert table.sampled[row] == 1
 
 
 def test_prompts_go_on_in_order_of_arrival() -> None:
     table = RowTable(4, 8, 1)
-    rows = {arrival: table.seat(waiting_request(arrival)) for arrival in (2, 0, 1)}
+    rows = {arrival: table.assign(waiting_request(arrival)) for arrival in (2, 0, 1)}
     assert table.prefilling() == [rows[0], rows[1], rows[2]]
     table.phase[rows[1]] = Phase.DECODE
     assert table.decoding().tolist() == [rows[1]]

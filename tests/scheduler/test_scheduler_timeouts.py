@@ -16,7 +16,7 @@ def due(timeouts: Timeouts, now: float, *, waiting: dict[int, float], running: d
     for arrival, since in waiting.items():
         queue.add(waiting_request(arrival, since=since))
     for arrival, (since, ran_s) in running.items():
-        table.seat(waiting_request(arrival, since=since, ran_s=ran_s))
+        table.assign(waiting_request(arrival, since=since, ran_s=ran_s))
     found = timeouts.due(now, queue, table)
     assert all(reason.status_code == 503 and reason.err_type == "TimeoutError" for _, reason in found)
     return " ".join(f"{r.arrival}:{'waited' if 'waited' in reason.message else 'ran'}" for r, reason in found)

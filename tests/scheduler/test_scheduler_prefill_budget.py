@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.plan import BatchPlan
-from bough.scheduler.pace import Pace
+from bough.scheduler.prefill_budget import PrefillBudget
 from tests.fakes.executor import Done, FakeExecutor
 from tests.fakes.scheduler_bench import Bench
 
 
-def spans(pace: Pace, *steps: tuple[int, float]) -> Pace:
+def spans(pace: PrefillBudget, *steps: tuple[int, float]) -> PrefillBudget:
     """Steps of so many prompt tokens, and the seconds they took."""
     for tokens, seconds in steps:
         pace.observe(tokens, (100.0, 100.0 + seconds))
@@ -22,7 +22,7 @@ def spans(pace: Pace, *steps: tuple[int, float]) -> Pace:
 
 
 def test_nothing_is_known_before_the_first_step_with_a_prompt() -> None:
-    assert Pace(0.04, 8192, 1).budget(streaming=True) == 8192
+    assert PrefillBudget(0.04, 8192, 1).budget(streaming=True) == 8192
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,19 @@ def test_nothing_is_known_before_the_first_step_with_a_prompt() -> None:
     ],
 )
 def test_the_budget_follows_what_steps_take(tokens: int, seconds: float, budget: int) -> None:
-    pace = spans(Pace(0.04, 8192, 1), (tokens, seconds))
+    pace = spans(PrefillBudget(0.04, 8192, 1), (tokens, seconds))
     assert pace.budget(streaming=True) == budget
     assert pace.budget(streaming=False) == 8192
 
 
 def test_short_steps_and_steps_without_a_clock_teach_nothing() -> None:
-    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (10, 5.0))
+    pace = spans(PrefillBudget(0.04, 8192, 1), (8192, 0.2), (10, 5.0))
     pace.observe(8192, None)
     assert pace.budget(streaming=True) == 1638
 
 
 def test_it_forgets_slowly() -> None:
-    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (4096, 0.2))
+    pace = spans(PrefillBudget(0.04, 8192, 1), (8192, 0.2), (4096, 0.2))
     assert 1024 < pace.budget(streaming=True) < 1638
     assert spans(pace, *[(4096, 0.2)] * 30).budget(streaming=True) == 1024
 
@@ -55,8 +55,8 @@ def test_it_forgets_slowly() -> None:
 @pytest.mark.parametrize("before", [[], [(8192, 0.18)]])
 @pytest.mark.parametrize("delay_s", [0.35, 3.0])
 def test_a_step_that_was_held_up_is_forgotten(before: list[tuple[int, float]], delay_s: float, decodes: int) -> None:
-    undisturbed = spans(Pace(0.04, 8192, 1, 512), (8192, 0.18))
-    pace = spans(Pace(0.04, 8192, 1, 512), *before, (1024, delay_s))
+    undisturbed = spans(PrefillBudget(0.04, 8192, 1, 512), (8192, 0.18))
+    pace = spans(PrefillBudget(0.04, 8192, 1, 512), *before, (1024, delay_s))
     for _ in range(30):
         cut = pace.budget(streaming=True, decodes=decodes)
         spans(pace, (cut, cut * 0.18 / 8192))
@@ -73,7 +73,7 @@ def test_a_step_that_was_held_up_is_forgotten(before: list[tuple[int, float]], d
 def test_steps_as_short_as_they_are_cut_teach(
     most: int, page_size: int, even: int, decodes: int, crowded: bool
 ) -> None:
-    pace = spans(Pace(0.04, most, page_size, even), (most, 60.0), (0, 0.01), (0, 60.0))
+    pace = spans(PrefillBudget(0.04, most, page_size, even), (most, 60.0), (0, 0.01), (0, 60.0))
     slow = cut = pace.budget(streaming=True, decodes=decodes, crowded=crowded)
     for _ in range(80):
         whole_pages = max(cut - cut % page_size, min(cut, page_size))
@@ -84,26 +84,26 @@ def test_steps_as_short_as_they_are_cut_teach(
 
 @pytest.mark.parametrize("first_s", [0.0, 1e-6, 1e-3])
 def test_what_is_learnt_too_cheap_does_not_last(first_s: float) -> None:
-    pace = spans(Pace(0.04, 8192, 1), (8192, first_s), *[(8192, 0.18)] * 3)
+    pace = spans(PrefillBudget(0.04, 8192, 1), (8192, first_s), *[(8192, 0.18)] * 3)
     assert pace.budget(streaming=True) < 5000
 
 
 def test_a_step_that_was_held_up_counts_for_little() -> None:
-    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2), (1024, 3.0))
+    pace = spans(PrefillBudget(0.04, 8192, 1), (8192, 0.2), (1024, 3.0))
     assert pace.budget(streaming=True) == int(1638 / 1.3)
 
 
 def test_without_a_target_every_step_takes_all() -> None:
-    assert spans(Pace(0.0, 8192, 1), (8192, 2.0)).budget(streaming=True) == 8192
+    assert spans(PrefillBudget(0.0, 8192, 1), (8192, 2.0)).budget(streaming=True) == 8192
 
 
 def test_a_page_always_fits() -> None:
-    assert spans(Pace(0.04, 256, 64), (256, 60.0)).budget(streaming=True) == 64
-    assert spans(Pace(0.04, 16, 64), (16, 60.0)).budget(streaming=True) == 16
+    assert spans(PrefillBudget(0.04, 256, 64), (256, 60.0)).budget(streaming=True) == 64
+    assert spans(PrefillBudget(0.04, 16, 64), (16, 60.0)).budget(streaming=True) == 16
 
 
 def test_gaps_may_be_longer_while_requests_wait_for_long() -> None:
-    pace = spans(Pace(0.04, 8192, 1), (8192, 0.2))
+    pace = spans(PrefillBudget(0.04, 8192, 1), (8192, 0.2))
     assert pace.budget(streaming=True, crowded=True) == 2457
     assert pace.budget(streaming=False, crowded=True) == 8192
 
@@ -122,7 +122,7 @@ def test_gaps_may_be_longer_while_requests_wait_for_long() -> None:
     ],
 )
 def test_a_step_has_an_even_number_of_tokens(seconds: float, decodes: int, budget: int) -> None:
-    pace = spans(Pace(0.04, 8192, 1, even=512), (8192, seconds))
+    pace = spans(PrefillBudget(0.04, 8192, 1, even=512), (8192, seconds))
     assert pace.budget(streaming=True, decodes=decodes) == budget
     assert pace.budget(streaming=False, decodes=decodes) == 8192
 
@@ -134,7 +134,9 @@ def test_a_step_has_an_even_number_of_tokens(seconds: float, decodes: int, budge
     cost_us=st.integers(1, 10_000),
 )
 def test_evening_changes_little(most: int, page_size: int, decodes: int, cost_us: int) -> None:
-    plain, evened = (spans(Pace(0.04, most, page_size, even), (most, 1e-6 * cost_us * most)) for even in (1, 512))
+    plain, evened = (
+        spans(PrefillBudget(0.04, most, page_size, even), (most, 1e-6 * cost_us * most)) for even in (1, 512)
+    )
     expected = plain.budget(streaming=True, decodes=decodes)
     found = evened.budget(streaming=True, decodes=decodes)
     assert min(most, page_size) <= found <= most

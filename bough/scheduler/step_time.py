@@ -1,9 +1,9 @@
-"""When the next step must be planned so that the device does not wait for it: as late as that, and no later.
+"""Estimates when the running step ends, so that the next one is planned as late as possible without a device idle.
 
-A step that is planned while another runs cannot take who comes afterwards. So where a step is known to take long, the
-next one is planned shortly before its end. How long steps take, and how long it takes the host to have one on the
-device, is learnt from those that ran; what is not known yet is taken to be over at once. It is a guess: whoever waits
-by it looks now and then whether the step has ended all the same.
+A planned step cannot take requests that arrive after it. So where a step is known to take long, the next one is
+planned shortly before its end. The estimate is learnt from steps that ran: their time on the device, and the host's
+time to plan and launch one. A step of unknown duration counts as ended. The loop polls the running step, because the
+estimate may be wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ TELLING_TOKENS = 512  # fewer prompt tokens in a step say nothing of what each c
 OWN_SHARE = 0.5  # of a step's time: if the host took longer to launch it, the device waited, and it says nothing at all
 
 
-class Foresight:
-    """Owns what is known of the time that steps take. Where plans may not be late, all are made at once."""
+class StepTimeEstimate:
+    """Owns the measured step times. Unless the executor allows late plans, every step is planned at once."""
 
     def __init__(self, late: bool) -> None:
         self._late = late

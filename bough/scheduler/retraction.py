@@ -1,7 +1,7 @@
-"""Pushes running requests out when there is no other way on: for a far more urgent one, or when pages run out.
+"""Retracts running requests: to preempt them for a far more urgent one, or when pages run out.
 
-What a retracted request has computed stays in the tree, so it loses little when it comes back. It may only be pushed
-out when no step is in flight, because its last token must have arrived. Which one goes is decided in `policy`; owns
+What a retracted request has computed stays in the tree, so it loses little when it resumes. A request may only be
+retracted when no step is in flight, because its last token must have arrived. `policy` decides which one goes. Owns
 nothing but the count of retractions.
 """
 
@@ -11,38 +11,38 @@ from bough.scheduler.admission import Forecast
 from bough.scheduler.policy import Running, preemption_order, retraction_order
 from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
-from bough.scheduler.residents import Residents
+from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.waiting_queue import WaitingQueue
 
 
-class RoomMaker:
+class Retraction:
     """Moves requests from their rows back to the queue."""
 
     def __init__(
         self,
-        residents: Residents,
+        batch: RunningBatch,
         queue: WaitingQueue,
         ranking: Ranking,
         forecast: Forecast,
         preemption_threshold: int,
     ) -> None:
-        self._residents = residents
-        self._table = residents.table
-        self._cache = residents.cache
+        self._batch = batch
+        self._table = batch.table
+        self._cache = batch.cache
         self._queue = queue
         self._ranking = ranking
         self._forecast = forecast
         self._preemption_threshold = preemption_threshold
         self.retracted = 0  # requests retracted since start
 
-    def make_room(self, now: float, *, drained: bool) -> bool:
-        """Sees to it that every decode can have its next page. False: the steps in flight must be committed first."""
+    def ensure_pages(self, now: float, *, drained: bool) -> bool:
+        """Retracts until every decode can have its next page. False: the steps in flight must be committed first."""
         if not self._preempt_for_urgent(now, drained):
             return False
         if self._cache.available > self._table.running:  # a page for everyone: no need to look who takes one
             return True
         decoding = self._table.decoding()
-        while self._residents.pages_for_decodes(decoding, 1) > self._cache.available or self._starved(len(decoding)):
+        while self._batch.pages_for_decodes(decoding, 1) > self._cache.available or self._starved(len(decoding)):
             if not drained:
                 return False
             self._retract(retraction_order(self._running())[0], now)
@@ -50,8 +50,8 @@ class RoomMaker:
         return True
 
     def clear(self, now: float) -> None:
-        """Sends everyone back to the queue; nothing may be in flight."""
-        for request in list(self._table.seated()):
+        """Retracts all requests; nothing may be in flight."""
+        for request in list(self._table.running_requests()):
             self._retract(request.row, now)
 
     def _starved(self, decodes: int) -> bool:
@@ -59,8 +59,8 @@ class RoomMaker:
         return decodes == 0 and self._cache.available == 0 and len(self._table.prefilling()) > 1
 
     def _preempt_for_urgent(self, now: float, drained: bool) -> bool:
-        """Pushes out less urgent requests when a much more urgent one could not start beside them. False: it should,
-        and cannot yet."""
+        """Retracts less urgent requests when a much more urgent one could not start beside them. False: it should, and
+        cannot yet."""
         if not self._ranking.by_priority or not len(self._queue):
             return True
         head = min(self._queue, key=lambda r: (-self._ranking.urgency(r), r.arrival))
@@ -83,15 +83,15 @@ class RoomMaker:
         table = self._table
         return [
             Running(r.row, int(table.known[r.row]) - r.prompt_len, r.prompt_len, r.arrival, self._ranking.urgency(r))
-            for r in table.seated()
+            for r in table.running_requests()
         ]
 
     def _retract(self, row: int, now: float) -> None:
         request = self._table.request_in(row)
-        self._residents.leave(request)
+        self._batch.leave(request)
         request.begin_waiting_again(now)
         self.retracted += 1
         self._queue.add(request)
-        rest = self._table.seated()
+        rest = self._table.running_requests()
         generated = sum(int(self._table.known[r.row]) - r.prompt_len for r in rest)
         self._forecast.ratio.after_retraction(generated, sum(r.max_new for r in rest), len(rest))

@@ -1,9 +1,9 @@
-"""How much of the prompts goes into one step while streams run: as much as keeps the gap between their tokens short.
+"""How many prompt tokens go into one step while streams run: as many as keep the gap between their tokens short.
 
-The executor's chunk is chosen for throughput: a large model may be busy with it for a fifth of a second, in which every
-stream stands still. What a prompt token costs is learnt from the steps that ran, so the same target suits any model and
-device. Steps that nobody watches take the whole chunk. While more comes than the device can do, gaps may be longer: in
-larger steps less is lost to the decodes beside the prompts, and whoever waits gains more than whoever reads loses.
+The executor's chunk is chosen for throughput: a large model may compute it for a fifth of a second, in which no stream
+gets a token. The cost of a prompt token is learnt from the steps that ran, so the same target suits any model and
+device. Steps without streams take the whole chunk. While requests queue for long, gaps may be longer: larger steps lose
+less to the decodes beside the prompts, and waiting requests gain more than streams lose.
 
 A device computes some numbers of tokens with less waste than their neighbours (`Limits.even_tokens`), so steps aim at
 these, decodes included.
@@ -20,7 +20,7 @@ CROWDED = 1.5  # times the target, while requests wait for long
 STRETCH, SHRINK = 1.15, 1.2
 
 
-class Pace:
+class PrefillBudget:
     """Owns what is known of the cost of a prompt token. `most` is the executor's chunk; a target of 0 is none."""
 
     def __init__(self, target_s: float, most: int, page_size: int, even: int = 1) -> None:

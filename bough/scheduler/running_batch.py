@@ -1,8 +1,8 @@
-"""Who lives in which row on which pages: admission of a request into memory, its growth, and its leaving.
+"""The running requests and their pages: admitting a request to a row, growing it, and releasing it.
 
 Owns the row table and the moves between it and the prefix cache. A chunk enters the tree as soon as it is planned:
-plans run in order and every layer stores before it attends, so whoever matches it reads it after it was written, even
-in the same plan.
+plans run in order and every layer stores before it attends, so a request that matches the chunk reads it after it was
+written, even in the same plan.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowIndex, RowTable
 
 
-class Residents:
-    """The running requests and their memory."""
+class RunningBatch:
+    """The rows in use and the pages that they hold."""
 
     def __init__(self, table: RowTable, cache: PrefixCache) -> None:
         self.table = table
@@ -30,9 +30,9 @@ class Residents:
         self._renewed: dict[int, RowSetup] = {}  # by row: what the next plan must tell the executor of rewound rows
 
     def admit(self, request: Request, match: Match) -> RowSetup:
-        """Seats the request on the pages of its cached prefix, whose lock passes to it."""
+        """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it."""
         table = self.table
-        row = table.seat(request)
+        row = table.assign(request)
         prefix = match.pages
         table.pages[row, : len(prefix)] = prefix
         table.page_count[row] = table.tree_pages[row] = len(prefix)
@@ -57,12 +57,12 @@ class Residents:
         table.length[row] = length
         table.sampled[row] = table.known[row] - table.prompt_len[row]
         table.phase[row] = Phase.PREFILL
-        table.disown(row)
+        table.drop_in_flight(row)
         self._edits = [edit for edit in self._edits if edit.row != row]  # the setup carries all pages
         self._renewed[row] = self._setup(request)
 
     def _setup(self, request: Request) -> RowSetup:
-        """All that the executor must know of a seated request."""
+        """All that the executor must know of a running request."""
         table, row = self.table, request.row
         known = int(table.known[row])
         return RowSetup(
@@ -129,7 +129,7 @@ class Residents:
         self._edits = [edit for edit in self._edits if edit.row != row]
         self._renewed.pop(row, None)
         self._move_lock(request, None)
-        table.unseat(request)
+        table.free(request)
 
     def take_edits(self) -> tuple[PageSwap, ...]:
         """What a new plan must tell the executor first. Pages that the last plan's rows swapped away are free from now
@@ -155,7 +155,7 @@ class Residents:
         table = self.table
         held = {
             f"request {r.handle}": table.pages[r.row, table.tree_pages[r.row] : table.page_count[r.row]]
-            for r in table.seated()  # by handle: users may give two requests the same rid
+            for r in table.running_requests()  # by handle: users may give two requests the same rid
         }
         held["swapped out"] = np.concatenate([NO_PAGES, *self._swapped_out])
         return held

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bough.core.plan import BatchPlan, StepResult
 from bough.messages.requests import Abort, Pause, Shutdown, ToScheduler
-from bough.scheduler.foresight import LEAD_S, SURE
 from bough.scheduler.loop import LONGEST_WAIT_S, SHORTEST_WAIT_S
+from bough.scheduler.step_time import LEAD_S, SURE
 from tests.fakes.boxes import FakeInbox, generate
 from tests.fakes.executor import Done, FakeExecutor, oracle
 from tests.fakes.scheduler_bench import Bench

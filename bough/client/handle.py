@@ -10,12 +10,10 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
-from bough.client.answer import Answer, News
 from bough.client.inputs import Inputs, Prompt
-from bough.client.piece import Piece
-from bough.client.watching import RequestWatcher
+from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
@@ -35,9 +33,24 @@ from bough.messages.requests import (
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from bough.client.outputs import RequestOutput
+
+
+class RequestWatcher(Protocol):
+    """Called in the request's own context, so logs and traces carry its id."""
+
+    def arrived(self, answer: RequestOutput) -> None:
+        """It was sent to the engine."""
+        ...
+
+    def ended(self, answer: RequestOutput) -> None:
+        """Its caller has all of it, or has disconnected (then it is not `done`)."""
+        ...
+
 
 class SchedulerPort(Protocol):
-    """The way to the scheduler."""
+    """Sends messages to the scheduler."""
 
     def send(self, *messages: Generate | Abort | Command) -> None:
         """Sends all of them, or raises and has sent none."""
@@ -56,18 +69,18 @@ class EngineClient:
         meter: RequestMeter | None = None,
         watchers: Sequence[RequestWatcher] = (),
     ) -> None:
-        """`number` tells the clients of one engine apart. All requests are counted by the meter and told to the
-        watchers."""
+        """`number` identifies this client among those of one engine. The meter counts all requests, the watchers are
+        notified of them."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._handles = itertools.count(first_handle(number))
-        self._answers: dict[int, Answer] = {}
-        self._rids: dict[str, Answer] = {}  # the latest with each id
+        self._answers: dict[int, RequestOutput] = {}
+        self._rids: dict[str, RequestOutput] = {}  # the latest with each id
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._death: EngineDeadError | None = None
         self._watchers = watchers
         self.meter = meter or RequestMeter()
-        self.heard_at = time.monotonic()  # when the last tokens came
+        self.last_output_at = time.monotonic()  # when the last tokens arrived
 
     # What callers use -------------------------------------------------------------------------------------------------
 
@@ -76,7 +89,7 @@ class EngineClient:
         answers = await self.answers(inputs)
         return [answer.to_dict() for answer in answers] if inputs.batched else answers[0].to_dict()
 
-    async def answers(self, inputs: Inputs) -> list[Answer]:
+    async def answers(self, inputs: Inputs) -> list[RequestOutput]:
         """All answers, complete, in the order of the prompts."""
         pieces = self.pieces(inputs, stream=False)
         return sorted([piece.answer async for piece in pieces], key=lambda answer: answer.index)
@@ -89,17 +102,17 @@ class EngineClient:
                 yield {**output, "index": piece.index} if inputs.batched else output
 
     async def pieces(self, inputs: Inputs, *, stream: bool) -> AsyncGenerator[Piece, None]:
-        """News of the answers in the order of their progress; with `stream` off each answer is one piece.
+        """The answers' output in the order in which it arrives; with `stream` off each answer is one piece.
 
-        The reader pulls: however long it stays away, it then finds each answer once, as far as it has come. Closing
-        the generator aborts what still runs. A lone request that is refused before it has shown anything raises; in a
-        batch its last piece carries the reason.
+        The reader pulls: a slow one finds each answer once, with everything since its last piece. Closing the generator
+        aborts what still runs. A single request that is refused before its first output raises; in a batch the last
+        piece carries the reason.
         """
-        answers, news = self._submit(inputs, stream=stream)
+        answers, updates = self._submit(inputs, stream=stream)
         try:
             unfinished = len(answers)
             while unfinished:
-                answer = await news.next()
+                answer = await updates.get()
                 if not answer.done and not stream:
                     continue
                 piece = answer.take()
@@ -120,7 +133,7 @@ class EngineClient:
         return await self._call(GetState)
 
     async def ping(self) -> Reply:
-        """Comes back when every process on the way of a request has had its turn."""
+        """Returns when every process on a request's path has answered."""
         return await self._call(Ping)
 
     async def pause(self, mode: PauseMode) -> Reply:
@@ -146,15 +159,15 @@ class EngineClient:
     def receive(self, message: ToClient) -> None:
         match message:
             case Deltas():
-                if any(delta.ids for delta in message.items):  # a refusal is no sign that tokens are made
-                    self.heard_at = time.monotonic()
+                if any(delta.ids for delta in message.items):  # a refusal does not show that tokens are generated
+                    self.last_output_at = time.monotonic()
                 now = time.perf_counter()
                 for replay in message.replays:
                     if (resumed := self._answers.get(replay.handle)) is not None:
-                        resumed.recall(replay)
+                        resumed.replay(replay)
                 for delta in message.items:
                     answer = self._answers.get(delta.handle)
-                    if answer is not None:  # else its caller has left
+                    if answer is not None:  # else its caller has disconnected
                         answer.add(delta, now)
             case Reply():
                 future = self._calls.pop(message.call, None)
@@ -164,7 +177,7 @@ class EngineClient:
                 assert_never(message)
 
     def die(self, error: EngineDeadError) -> None:
-        """The engine has ended: everyone who waits is told, and so is everyone who comes later."""
+        """The engine has died: waiting and later callers get the error."""
         self._death = error
         for answer in self._answers.values():
             answer.fail(error)
@@ -175,43 +188,45 @@ class EngineClient:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[Answer], News]:
+    def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
         if self._death is not None:
             raise self._death
         self._refuse_used_rids(inputs)
-        news = News()
+        updates = UpdateQueue()
         answers = [
-            Answer(next(self._handles), index, prompt, self._tokenizer, news, self.meter if inputs.watched else None)
+            RequestOutput(
+                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.watched else None
+            )
             for index, prompt in enumerate(inputs.prompts)
         ]
-        # Nothing can come back before this loop gets its turn again, so only what was sent needs to be known.
+        # Nothing can arrive before the event loop runs again, so registering after the send is early enough.
         self._scheduler.send(*(_generate_message(answer.handle, answer.prompt, stream) for answer in answers))
         self._answers |= {answer.handle: answer for answer in answers}
         self._rids |= {answer.prompt.rid: answer for answer in answers}
         for watcher in self._watchers if inputs.watched else ():
             for answer in answers:
                 watcher.arrived(answer)
-        return answers, news
+        return answers, updates
 
     def _refuse_used_rids(self, inputs: Inputs) -> None:
         seen: set[str] = set()
         for prompt in inputs.prompts:
             if prompt.resumption is not None:
-                continue  # it keeps its id; the stream that broke may not have been noticed here yet
+                continue  # it keeps its id, and the broken stream may still be open here
             user = self._rids.get(prompt.rid)
             if prompt.rid in seen or (user is not None and not user.done):
                 raise RequestError(f"rid {prompt.rid!r} is in use by another request; choose another.", field="rid")
             seen.add(prompt.rid)
 
-    def _release(self, answers: Sequence[Answer]) -> None:
-        """Forgets answers; those still running are aborted, because nobody waits for them any more."""
+    def _release(self, answers: Sequence[RequestOutput]) -> None:
+        """Forgets answers; those still running are aborted, because their caller has gone."""
         for answer in answers:
             del self._answers[answer.handle]
             if self._rids.get(answer.prompt.rid) is answer:
                 del self._rids[answer.prompt.rid]
             if not answer.done and self._death is None:
                 self._scheduler.send(Abort(answer.handle))
-                answer.leave()
+                answer.abandon()
 
     async def _call(self, command: Callable[[int], Command]) -> Reply:
         if self._death is not None:
@@ -244,7 +259,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
     )
 
 
-def raise_if_refused(answer: Answer) -> None:
+def raise_if_refused(answer: RequestOutput) -> None:
     """Turns a refusal into the error that its caller gets."""
     refusal = answer.refusal
     if refusal is not None:

@@ -1,5 +1,4 @@
-"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, shared options or a
-list.
+"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, options or lists.
 
 Everything that can be wrong with the form of a request is found here; what depends on the engine's limits is the
 scheduler's to judge. Pure apart from the tokenizer, and safe to call from any thread.
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bough.client.resumption import Resumption
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -24,6 +22,14 @@ from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
 from bough.messages.requests import LogprobRequest, Thinking
 from bough.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """`output_ids` may be empty: then the stream has begun and brought no token yet."""
+
+    output_ids: IntArray
+    seed: int | None = None  # None: that of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """How a model's thinking is marked in its text. `begun`: the prompt has opened it. With a `budget`, `cut` is said
-    for the model after so many tokens."""
+    """How a model's thinking is marked in its text. `begun`: the prompt has opened it. With a `budget`, `cut` is
+    inserted after so many tokens."""
 
     start: str
     end: str
@@ -243,7 +249,7 @@ def token_array(ids: Any, name: str = "input_ids") -> IntArray:
     """Token ids as one array; `name` is the field that is to blame where they are none."""
     if not _is_list(ids):
         raise RequestError(f"{name} must be a list of token ids, or a list of such lists.", field=name)
-    # Numpy looks at a prompt as a whole; looking at its ids one by one takes longer than computing them on a GPU.
+    # Numpy checks a prompt as a whole; checking its ids one by one takes longer than a GPU needs to compute them.
     with contextlib.suppress(ValueError):  # a list inside the list
         array = np.asarray(ids, dtype=None if len(ids) else np.int32)
         if array.ndim == 1 and array.dtype.kind == "i" and ((array >= -1) & (array <= INT32_MAX)).all():
@@ -290,7 +296,7 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
 
 
 def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:
-    """What is to be told of the tokens' logprobs; the fields must make sense where none are wanted, too."""
+    """Which logprobs the caller gets; the fields are checked even where none are wanted."""
     start, top = -1 if start is None else start, top or 0
     if not _is_int(start) or not -1 <= start <= INT32_MAX:
         raise RequestError(

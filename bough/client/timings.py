@@ -1,9 +1,18 @@
-"""Where the time of one answer went, and the form in which responses carry it."""
+"""Where the time of one answer went: the form in which responses carry it, and what the meter of the process counts.
+
+Times are those of the client, which is what a caller sees; only where the first token came together with others is the
+engine's own figure taken for it.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
+
+from bough.core.finish import FinishAbort
+from bough.messages.outputs import Delta, Started
+from bough.observability.request_meter import RequestMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,8 @@ class Timings:
         }
 
     def to_header(self, *, finished: bool = True) -> str:
-        """The value of a `Server-Timing` header, in milliseconds. Of an answer that still grows it tells what cannot
-        change: how long it waited and how its prompt was computed."""
+        """The value of a `Server-Timing` header, in milliseconds. An unfinished answer shows only what
+        cannot change: its time in the queue and its prefill."""
         parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
         if finished:
             parts |= {"decode": self.decode_s, "total": self.total_s}
@@ -57,3 +66,46 @@ class Timings:
         if finished and rate is not None:
             entries.append(f'tokens_per_second;desc="{rate:.3f}"')
         return ", ".join(entries)
+
+
+class LatencyRecorder:
+    """Reports one request's latencies to the meter, from its arrival to its end."""
+
+    __slots__ = ("_ended", "_last_at", "_meter", "_received_at", "_tokens")
+
+    def __init__(self, meter: RequestMeter, received_at: float) -> None:
+        self._meter = meter
+        self._received_at = self._last_at = received_at
+        self._tokens = 0
+        self._ended = False
+
+    def add(self, delta: Delta, tokens: int, now: float) -> None:
+        more = tokens
+        if delta.started is not None:
+            more -= self._start(delta.started, tokens, now)
+        if more:
+            self._meter.more_tokens(more, now - self._last_at)
+            self._last_at = now
+        self._tokens += tokens
+        if delta.finish is not None:
+            self._end(now, delta.retractions, incomplete=isinstance(delta.finish, FinishAbort))
+
+    def abandon(self, retractions: int) -> None:
+        """The caller no longer waits."""
+        if not self._ended:
+            self._end(time.perf_counter(), retractions, incomplete=True)
+
+    def _start(self, started: Started, tokens: int, now: float) -> bool:
+        """The prompt has been computed. Returns whether a first token came with it, which is then counted."""
+        self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
+        if not tokens:
+            return False
+        self._last_at = now
+        if tokens > 1:
+            self._last_at = min(self._received_at + started.queue_time_s + started.prefill_time_s, now)
+        self._meter.first_token(self._last_at - self._received_at)
+        return True
+
+    def _end(self, now: float, retractions: int, *, incomplete: bool) -> None:
+        self._ended = True
+        self._meter.ended(self._tokens, now - self._received_at, retractions, incomplete=incomplete)

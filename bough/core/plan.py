@@ -22,7 +22,8 @@ everything about pages is a tuple with one array per group. Page 0 belongs to no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,12 @@ from bough.core.sampling_params import SamplingParams
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
+
+
+def ranks(counts: IntArray) -> IntArray:
+    """0, 1, … for each of the counts, back to back: where repeated things stand among their like."""
+    ends = counts.cumsum(dtype=np.int32)
+    return np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) - (ends - counts).repeat(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,18 @@ class PositionLogprobs:
     top_logprobs: FloatArray  # [n, top]
     top_ids: IntArray  # [n, top]
     id_logprobs: FloatArray  # [n, ids]
+
+    def first(self, count: int) -> PositionLogprobs:
+        """Those of the first tokens of the run."""
+        return PositionLogprobs(*(getattr(self, f.name)[:count] for f in fields(self)))
+
+    @staticmethod
+    def joined(runs: Sequence[PositionLogprobs]) -> PositionLogprobs:
+        """Logprobs of consecutive positions as one run."""
+        if len(runs) == 1:
+            return runs[0]
+        names = [f.name for f in fields(PositionLogprobs)]
+        return PositionLogprobs(*(np.concatenate([getattr(run, name) for run in runs]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.core.plan import BatchPlan, IntArray, Limits
-from bough.executor.layout import RowMirror
+from bough.executor.layout import RowMirror, has_drafts
 
 
 class DeviceRows:
@@ -28,7 +28,8 @@ class DeviceRows:
         batch = AttentionBatch(
             rows=torch.from_numpy(layout.rows),
             lengths=torch.from_numpy(layout.lengths),
-            decodes=int((plan.given < plan.query_lens).sum()),
+            # Decodes with drafts attend as prompts do.
+            decodes=0 if has_drafts(plan) else int((plan.given < plan.query_lens).sum()),
             query_lens=layout.query_lens,
             query_starts=layout.query_starts,
             context_lens=layout.context_lens,
@@ -42,3 +43,7 @@ class DeviceRows:
     def advance(self, rows: IntArray, tokens: npt.NDArray[np.int64]) -> None:
         """Notes the tokens that these rows have just sampled: their next decode begins with them."""
         self._last_tokens[rows] = tokens
+
+    def give_back(self, rows: IntArray, missing: IntArray) -> None:
+        """So many drafts of these rows did not hold."""
+        self._mirror.give_back(rows, missing)

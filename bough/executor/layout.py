@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup, ranks
 
 LongArray = npt.NDArray[np.int64]
 
@@ -100,6 +100,10 @@ class RowMirror:
             from_device=from_device,
         )
 
+    def give_back(self, rows: IntArray, missing: IntArray) -> None:
+        """So many of the tokens that these rows computed last did not hold."""
+        self._lengths[rows] -= missing
+
     def _set_up(self, setup: RowSetup) -> TableWrites:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
@@ -121,7 +125,7 @@ class RowMirror:
         receivers = rows.repeat(counts)
         places = receivers * self._width + self._page_counts[receivers]
         if counts.max() > 1:
-            places += np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
+            places += ranks(counts)
         self._flat_pages[places] = pages
         self._page_counts[rows] += counts
         return TableWrites(places, pages)
@@ -148,16 +152,29 @@ def _place_tokens(plan: BatchPlan, starts: IntArray) -> LongArray:
         ids[:] = plan.tokens
     elif len(plan.tokens):
         first = starts[:-1] + (plan.given < plan.query_lens)
-        offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(plan.given) - plan.given, plan.given)
-        ids[np.repeat(first, plan.given) + offsets] = plan.tokens
+        ids[first.repeat(plan.given) + ranks(plan.given)] = plan.tokens
     return ids
 
 
+def sample_widths(plan: BatchPlan) -> IntArray:
+    """From how many of its tokens each row that samples does: a decode from all, a prompt from its last."""
+    return np.where(plan.given < plan.query_lens, plan.query_lens, 1)[plan.sample]
+
+
+def has_drafts(plan: BatchPlan) -> bool:
+    return bool(((plan.given < plan.query_lens) & (plan.query_lens > 1)).any())
+
+
 def sampled_tokens(plan: BatchPlan, query_starts: IntArray) -> LongArray:
-    """The places of the tokens that sample: their rows' last ones. Never empty, because no product likes to be: of a
-    step in which nobody samples, the last token. [n] int64"""
+    """The places of the tokens that are sampled from: the rows' last ones, and of decodes with drafts all, row by row.
+    Never empty, because no product likes to be: of a step in which nobody samples, the last token. [n] int64"""
     ends = query_starts[1:]
-    return (ends[plan.sample] if plan.sample.any() else ends[-1:]).astype(np.int64) - 1
+    if not plan.sample.any():
+        return ends[-1:].astype(np.int64) - 1
+    if not has_drafts(plan):
+        return ends[plan.sample].astype(np.int64) - 1
+    widths = sample_widths(plan)
+    return ((ends[plan.sample] - widths).repeat(widths) + ranks(widths)).astype(np.int64)
 
 
 def prompt_targets(plan: BatchPlan, want: InputLogprobs) -> LongArray:

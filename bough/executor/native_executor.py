@@ -21,10 +21,11 @@ from bough.core.plan import (
     StepResult,
     TokenMasks,
 )
-from bough.executor.layout import LongArray, RowMirror, StepLayout, prompt_targets
+from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_spans import NO_SPANS, PromptLengths, bounds_of, spans
 from bough.executor.native_tapes import NativeTapes
+from bough.executor.verification import verify
 from bough.native.tape import Step
 from bough.sampling.logprobs import input_logprobs, output_logprobs
 from bough.sampling.masks import BatchMasks
@@ -68,9 +69,10 @@ class NativeExecutor:
         layout = self._mirror.apply(plan)
         prompts = self._prompts.marks(layout)
         layout.token_ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
-        wanted = layout.query_starts[1:][plan.sample].astype(np.int64) - 1
+        wanted = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: dict[int, PositionLogprobs] = {}
-        if plan.input_logprobs:
+        drafts = has_drafts(plan)
+        if plan.input_logprobs or drafts:  # of each row more than its last token is asked for
             hidden = self._forward_whole(layout, prompts)
             inputs = {
                 w.index: self._input_logprobs(plan, w, hidden, prompts, layout.query_starts)
@@ -83,6 +85,8 @@ class NativeExecutor:
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         sampling_rows = plan.rows[plan.sample]
+        if drafts:
+            return self._verify(plan, logits, BatchMasks.on_host(plan, masks), inputs)
         drawn = self._sample(logits, sampling_rows, BatchMasks.on_host(plan, masks))
         self._last_tokens[sampling_rows] = drawn.tokens
         return StepResult(
@@ -93,6 +97,20 @@ class NativeExecutor:
             output_logprobs=self._output_logprobs(plan, logits, drawn.tokens),
             input_logprobs=inputs,
         )
+
+    def _verify(
+        self, plan: BatchPlan, logits: torch.Tensor, masks: BatchMasks | None, inputs: dict[int, PositionLogprobs]
+    ) -> StepResult:
+        """The result of a step with drafts."""
+
+        def draw(lines: LongArray, rows: IntArray, masks: BatchMasks | None) -> tuple[LongArray, BoolArray]:
+            drawn = self._sample(logits[torch.from_numpy(lines)], rows, masks)
+            return drawn.tokens, drawn.bad
+
+        verified, rows = verify(plan, draw, masks), plan.rows[plan.sample]
+        self._last_tokens[rows] = verified.last
+        self._mirror.give_back(rows, verified.widths - verified.counts)
+        return verified.result(plan, logits, self._sampling.specs(rows), inputs)
 
     def _forward(self, layout: StepLayout, wanted: LongArray, prompts: BoolArray) -> torch.Tensor:
         """The logits of the wanted tokens, until the next step: the first lines of what is returned."""

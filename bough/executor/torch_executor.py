@@ -15,6 +15,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
 from bough.core.plan import (
     BatchPlan,
+    BoolArray,
     InputLogprobs,
     IntArray,
     Limits,
@@ -24,7 +25,8 @@ from bough.core.plan import (
     TokenMasks,
 )
 from bough.executor.device_rows import DeviceRows
-from bough.executor.layout import prompt_targets, sampled_tokens
+from bough.executor.layout import LongArray, has_drafts, prompt_targets, sampled_tokens
+from bough.executor.verification import verify
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import input_logprobs, output_logprobs
@@ -64,6 +66,8 @@ class TorchExecutor:
         if plan.input_logprobs:
             hidden = hidden.index_select(0, last)
         logits = self._model.logits(hidden).float()
+        if has_drafts(plan):
+            return self._verify(plan, logits, BatchMasks.on_host(plan, masks), inputs)
         sampled = sample(self._sampling, logits, sampling_rows, BatchMasks.on_host(plan, masks))
         tokens = sampled.tokens.numpy()
         self._rows.advance(sampling_rows, tokens)
@@ -75,6 +79,20 @@ class TorchExecutor:
             output_logprobs=self._output_logprobs(plan, logits, sampled.tokens),
             input_logprobs=inputs,
         )
+
+    def _verify(
+        self, plan: BatchPlan, logits: torch.Tensor, masks: BatchMasks | None, inputs: dict[int, PositionLogprobs]
+    ) -> StepResult:
+        """The result of a step with drafts."""
+
+        def draw(lines: LongArray, rows: IntArray, masks: BatchMasks | None) -> tuple[LongArray, BoolArray]:
+            sampled = sample(self._sampling, logits[torch.from_numpy(lines)], rows, masks)
+            return sampled.tokens.numpy(), sampled.bad.numpy()
+
+        verified, rows = verify(plan, draw, masks), plan.rows[plan.sample]
+        self._rows.advance(rows, verified.last)
+        self._rows.give_back(rows, verified.widths - verified.counts)
+        return verified.result(plan, logits, self._sampling.specs(rows), inputs)
 
     def _output_logprobs(
         self, plan: BatchPlan, logits: torch.Tensor, tokens: torch.Tensor

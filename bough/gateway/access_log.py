@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 from bough.gateway.call import Call
-from bough.server.responses import encode_json
+from bough.server.endpoint import encode_json
 
 
 class AccessLog:

@@ -17,8 +17,8 @@ from bough.gateway.known import Known, read_known
 from bough.gateway.response import Response
 from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure
 from bough.gateway.worker import Lease
+from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
-from bough.server.responses import encode_json
 
 JSON = b"application/json"
 STREAM_TYPES = ("text/event-stream", "application/x-ndjson")

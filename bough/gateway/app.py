@@ -18,11 +18,9 @@ from bough.gateway.headers import upstream_headers
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
 from bough.gateway.routes import Request, RouteTable
-from bough.server.app import shape_of
-from bough.server.endpoint import Access
-from bough.server.errors import Failure, HttpError, failure_of
-from bough.server.request_id import SCOPE_KEY
-from bough.server.responses import encode_json
+from bough.server.app import REQUEST_ID_KEY
+from bough.server.endpoint import Access, encode_json
+from bough.server.errors import Failure, HttpError, failure_of, shape_of
 
 LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")
@@ -128,7 +126,7 @@ def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None)
     query: bytes = scope.get("query_string", b"")
     raw_path: bytes = scope.get("raw_path") or path.encode()
     target = (raw_path + b"?" + query if query else raw_path).decode("latin-1")
-    request_id: str = scope[SCOPE_KEY]
+    request_id: str = scope[REQUEST_ID_KEY]
     return Call(
         method=scope["method"],
         path=path,

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bough.gateway.rate_limits import TokenBucket, take_from_all
-from bough.server.endpoint import Access
+from bough.server.endpoint import Access, sent_keys, unauthorised
 from bough.server.errors import HttpError
-from bough.server.keys import sent_keys, unauthorised
 
 
 @dataclass(frozen=True, slots=True)

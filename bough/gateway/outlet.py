@@ -12,8 +12,8 @@ from starlette.types import Send
 
 from bough.gateway.answers import Answer, error_shape
 from bough.gateway.call import Call
+from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
-from bough.server.responses import encode_json
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
 MOST_RECENT = 1 << 16

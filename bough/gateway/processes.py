@@ -32,8 +32,8 @@ from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.routes import Handler, Request, Route
 from bough.gateway.worker import Worker
+from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
-from bough.server.responses import encode_json
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from bough.core.errors import RequestError
 from bough.gateway.answers import JSON, Answer
 from bough.gateway.call import Call
 from bough.gateway.worker import Worker
-from bough.server.endpoint import Access
-from bough.server.responses import encode_json
+from bough.server.endpoint import Access, encode_json
 
 T = TypeVar("T")
 

@@ -30,11 +30,9 @@ from bough.gateway.management import Management
 from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided, private_folder
 from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
-from bough.server.app import with_cors
+from bough.server.app import Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
-from bough.server.front import Front, Phase
-from bough.server.http import LAST_WORDS_S, HttpServer
-from bough.server.listening import is_loopback, open_listener, url_of
+from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of
 from bough.server.tracing import check_tracing
 
 log = logging.getLogger(__name__)
@@ -81,7 +79,7 @@ async def serve(
             children.tell_to_end()
         await _drain(front, gateway, settings.drain_timeout_s)
         if grpc is not None:
-            await grpc.stop(LAST_WORDS_S)
+            await grpc.stop(SHUTDOWN_GRACE_S)
         http.should_exit = True
         await serving
     if ending.cause is not None:
@@ -193,7 +191,7 @@ async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
     if not await front.drained(limit_s):
         log.warning("%d requests are cut off: --drain-timeout-s is over", front.active)
         gateway.cut_off()
-        await front.drained(LAST_WORDS_S)
+        await front.drained(SHUTDOWN_GRACE_S)
 
 
 async def _until(ending: asyncio.Event, serving: asyncio.Task[None]) -> None:

@@ -18,7 +18,7 @@ from bough.gateway.breaker import Breaker, BreakerSettings
 from bough.gateway.policies import WorkerView
 from bough.gateway.scopes import end_scope
 
-LAST_WORDS_S = 2.0  # of silence, after which a stream that cannot move is taken for dead with its worker
+SHUTDOWN_GRACE_S = 2.0  # of silence, after which a stream that cannot move is taken for dead with its worker
 
 
 class WorkerState(StrEnum):
@@ -142,7 +142,7 @@ class Lease:
         elif self.movable:
             end_scope(self._scope)
         else:
-            end_scope(self._scope, LAST_WORDS_S)
+            end_scope(self._scope, SHUTDOWN_GRACE_S)
 
     def bounded(self, timeout_s: float | None) -> _Bounded:
         """A scope for waiting on the worker: ends with `TimeoutError` after a time, with `WorkerLostError` when the
@@ -167,7 +167,7 @@ class _Bounded:
         if self._lease.called_back:
             if self._lease.movable:
                 raise WorkerLostError
-            timeout_s = None if self._lease.worker.in_rotation else LAST_WORDS_S
+            timeout_s = None if self._lease.worker.in_rotation else SHUTDOWN_GRACE_S
         self._scope = asyncio.timeout(timeout_s)
         await self._scope.__aenter__()
         self._lease.enter_scope(self._scope)

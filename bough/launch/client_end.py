@@ -14,8 +14,7 @@ from typing import Any
 
 import zmq
 
-from bough.client.handle import EngineClient
-from bough.client.watching import RequestWatcher
+from bough.client.handle import EngineClient, RequestWatcher
 from bough.core.errors import EngineDeadError
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.outputs import ToClient

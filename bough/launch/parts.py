@@ -36,7 +36,7 @@ def bounded_tokenizer(
     tokenizer: Tokenizer | None, context_length: int, settings: SchedulerSettings
 ) -> Tokenizer | None:
     """The tokenizer for what comes over HTTP: from anybody, and of any length."""
-    from bough.tokenizer.bound import TextBound
+    from bough.tokenizer.tokenizer import TextBound
 
     return tokenizer and tokenizer.bounded(TextBound(context_length, cut=settings.allow_auto_truncate))
 

@@ -20,7 +20,7 @@ from bough.launch.spec import ChildSpec, ServerSpec
 from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
 from bough.server.context import ServerContext
-from bough.server.http import LAST_WORDS_S
+from bough.server.http import SHUTDOWN_GRACE_S
 from bough.server.watchdog import Watchdog
 
 MAIN_GONE = "The server's main process has ended, and the engine with it."
@@ -53,7 +53,7 @@ async def _run(
         error = EngineDeadError(MAIN_GONE)
         end.die(error)
         serving.die(error)
-        ended.wait(LAST_WORDS_S)
+        ended.wait(SHUTDOWN_GRACE_S)
 
     async def prepare(cleanup: contextlib.AsyncExitStack) -> ServerContext:
         cleanup.callback(end.close)

@@ -31,12 +31,10 @@ from bough.launch.supervisor import Supervisor
 from bough.launch.watching import connect_watched
 from bough.observability.logs import set_up_logging
 from bough.server.context import ServerContext
-from bough.server.http import LAST_WORDS_S
-from bough.server.listening import open_listener, url_of
+from bough.server.http import SHUTDOWN_GRACE_S, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.tracing import check_tracing
 from bough.server.watchdog import Watchdog
-from bough.server.welcome import welcome_text
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class Service:
 
         self._serving = Serving(self._settings, self._listener)
         try:
-            await self._serving.run(self._prepare, welcome, self._dismiss_workers)
+            await self._serving.run(self._prepare, welcome, self._stop_tokenizer_workers)
         finally:
             if self._shared_listener is not None:
                 self._shared_listener.close()
@@ -106,7 +104,7 @@ class Service:
         await in_thread(replica.wait_until_ready)
         model = describe(replica)
         tokenizer = bounded_tokenizer(tokenizer, model.context_length, settings.scheduler)
-        await self._start_workers(replica, model)
+        await self._start_tokenizer_workers(replica, model)
         client = connect_watched(end, tokenizer, settings, model.name, cleanup)
         return ServerContext(
             client=client,
@@ -117,7 +115,7 @@ class Service:
             watchdog=self._watch(client, supervisor, cleanup),
         )
 
-    async def _start_workers(self, replica: Replica, model: ModelInfo) -> None:
+    async def _start_tokenizer_workers(self, replica: Replica, model: ModelInfo) -> None:
         if self._shared_listener is None:
             return
         flat = self._settings.to_flat()
@@ -128,9 +126,9 @@ class Service:
         )
         await in_thread(replica.wait_until_ready)
 
-    async def _dismiss_workers(self) -> None:
+    async def _stop_tokenizer_workers(self) -> None:
         """They drain like this process does, and are waited for; when the engine has died they have heard of it."""
-        limit_s = self._settings.server.drain_timeout_s + 2 * LAST_WORDS_S
+        limit_s = self._settings.server.drain_timeout_s + 2 * SHUTDOWN_GRACE_S
         if self._supervisor is not None and self._shared_listener is not None:
             supervisor = self._supervisor
             await in_thread(lambda: supervisor.dismiss("server", limit_s))

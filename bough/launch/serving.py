@@ -20,12 +20,10 @@ from typing import Any, TypeVar
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.garbage import settle_garbage
-from bough.server.app import App, with_cors
+from bough.server.app import App, Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
-from bough.server.front import Front, Phase
-from bough.server.http import LAST_WORDS_S, HttpServer
-from bough.server.listening import is_loopback
+from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import with_tracing
 
@@ -106,7 +104,7 @@ class Serving:
     async def _drain(self, context: ServerContext) -> None:
         """Nobody is let in any more; those inside finish, up to a limit, and are then told that they cannot."""
         if self._death is not None:
-            await self._front.drained(LAST_WORDS_S)
+            await self._front.drained(SHUTDOWN_GRACE_S)
             return
         self._front.phase = Phase.DRAINING
         limit_s = self._settings.server.drain_timeout_s
@@ -115,7 +113,7 @@ class Serving:
         if not await self._front.drained(limit_s):
             log.warning("%d requests are aborted: --drain-timeout-s is over", self._front.active)
             context.client.abort(abort_all=True)
-            await self._front.drained(LAST_WORDS_S)
+            await self._front.drained(SHUTDOWN_GRACE_S)
 
     async def _stop_http(self, serving: asyncio.Task[None]) -> None:
         self._http.should_exit = True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from bough.client.handle import EngineClient
-from bough.client.watching import RequestWatcher
+from bough.client.handle import EngineClient, RequestWatcher
 from bough.core.settings import Settings
 from bough.launch.aside import in_thread
 from bough.launch.client_end import ClientEnd

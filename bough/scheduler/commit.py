@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult
+from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, ranks
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import Ended, LogprobRun, Open, Started, StepOutput
 from bough.scheduler.assembly import Chunk, PlannedStep
@@ -20,7 +20,7 @@ from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.residents import Residents
-from bough.scheduler.rows import RowIndex, ranks
+from bough.scheduler.rows import RowIndex
 
 NO_TOKEN = -1  # of a row that got none
 BAD_LOGITS = FinishAbort(
@@ -145,10 +145,12 @@ class Committer:
         for place in table.wants_logprobs[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             count = int(sent_to[place] - before[place])
-            scored = [*request.forced_logprobs, *_first(logprobs.pop(request.handle, None), count)]
+            scored, sampled = list(request.forced_logprobs), logprobs.pop(request.handle, None)
             request.forced_logprobs.clear()
+            if sampled is not None and count > 0:
+                scored.append(sampled.first(count))
             if scored:
-                logprobs[request.handle] = scored[0] if len(scored) == 1 else _joined(scored)
+                logprobs[request.handle] = PositionLogprobs.joined(scored)
         return sent_from, sent_to
 
     def _packed(self, rows: RowIndex, first: IntArray, end: IntArray) -> tuple[bytes, bytes, bytes]:
@@ -203,29 +205,14 @@ class Committer:
                         request.prompt_len,
                         request.cached_tokens,
                         request.queue_time_s,
-                        pack_logprobs(_joined(request.input_logprobs)) if request.input_logprobs else None,
+                        pack_logprobs(PositionLogprobs.joined(request.input_logprobs))
+                        if request.input_logprobs
+                        else None,
                         request.ran_s + self._clock() - request.since,
                         () if request.constraint is None else request.constraint.warnings,
                     )
                 )
         return started
-
-
-def _first(run: PositionLogprobs | None, count: int) -> list[PositionLogprobs]:
-    """The run of the first `count` tokens, if there is one."""
-    if run is None or count <= 0:
-        return []
-    if len(run.tokens) == count:
-        return [run]
-    return [
-        PositionLogprobs(
-            run.tokens[:count],
-            run.logprobs[:count],
-            run.top_logprobs[:count],
-            run.top_ids[:count],
-            run.id_logprobs[:count],
-        )
-    ]
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:
@@ -236,15 +223,4 @@ def pack_logprobs(run: PositionLogprobs) -> LogprobRun:
         run.top_logprobs.tobytes(),
         run.top_ids.tobytes(),
         run.id_logprobs.tobytes(),
-    )
-
-
-def _joined(runs: Sequence[PositionLogprobs]) -> PositionLogprobs:
-    """Logprobs of consecutive positions as one run."""
-    return PositionLogprobs(
-        np.concatenate([r.tokens for r in runs]),
-        np.concatenate([r.logprobs for r in runs]),
-        np.concatenate([r.top_logprobs for r in runs]),
-        np.concatenate([r.top_ids for r in runs]),
-        np.concatenate([r.id_logprobs for r in runs]),
     )

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bough.core.plan import IntArray, PageSwap, RowSetup
+from bough.core.plan import IntArray, PageSwap, RowSetup, ranks
 from bough.memory.tree import Match, Node
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
-from bough.scheduler.rows import Phase, RowIndex, RowTable, ranks
+from bough.scheduler.rows import Phase, RowIndex, RowTable
 
 
 class Residents:

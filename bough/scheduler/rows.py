@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import ResourceError
-from bough.core.plan import IntArray
+from bough.core.plan import IntArray, ranks
 from bough.scheduler.request import Request
 
 MAX_TABLE_BYTES = 2**36  # of address space; memory is taken only as rows are used
@@ -156,12 +156,6 @@ class RowTable:
     def valid_tokens(self, row: int) -> int:
         """Tokens whose value is known and whose keys and values are computed by a launched step."""
         return int(min(self.length[row], self.known[row]))
-
-
-def ranks(counts: IntArray) -> IntArray:
-    """0, 1, … for each of the counts, back to back."""
-    ends = counts.cumsum(dtype=np.int32)
-    return np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) - (ends - counts).repeat(counts)
 
 
 def _large_tables(rows: int, context_length: int, pages_per_row: int) -> tuple[IntArray, IntArray]:

@@ -1,39 +1,54 @@
-"""Finds the endpoint of a request and lets in whom its keys allow.
+"""What every request passes before its endpoint: the phase of the server, its id, rules for browsers, route and key.
 
-Owns the table of routes: exact paths are looked up, the few with parameters are matched. Paths work with and without
-the prefix of `--root-path`, because some proxies cut it off and some do not.
+`Front` is the outermost layer. It owns the server's phase and the count of requests in progress. The port is open from
+the first moment; until the engine is ready, and again while the server stops, every request gets a 503 that says so,
+except `/metrics`. `App` owns the table of routes: exact paths are looked up, the few with parameters are
+matched. Paths work with and without the prefix of `--root-path`, because some proxies cut it off and some do not.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+import time
+import uuid
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
+from urllib.parse import quote
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.settings import ServerSettings
+from bough.observability.logs import current_request
 from bough.server.bodies import SETTINGS_KEY
-from bough.server.browsers import allowed_origins
-from bough.server.endpoint import Endpoint
-from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, native_shape, ollama_shape, openai_shape
-from bough.server.keys import Keys
-from bough.server.request_id import HEADER
-from bough.server.responses import error_response
-
-Methods = dict[str, Endpoint]
-
-# Which protocol's errors a path gets that leads to no endpoint.
-SHAPES: tuple[tuple[str, Shape], ...] = (
-    ("/v1/messages", anthropic_shape),
-    ("/v1/", openai_shape),
-    ("/api/", ollama_shape),
+from bough.server.browsers import BrowserRules, allowed_origins
+from bough.server.endpoint import Endpoint, Keys, error_response
+from bough.server.errors import (
+    Failure,
+    HttpError,
+    shape_of,
 )
 
+log = logging.getLogger(__name__)
 
-def shape_of(path: str) -> Shape:
-    return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), native_shape)
+REQUEST_ID_HEADER = "X-Request-Id"
+REQUEST_ID_KEY = "bough.request_id"
+ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
+
+
+def assign_request_id(scope: Scope) -> str:
+    """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    chosen = given.decode() if ALLOWED_ID.fullmatch(given) else uuid.uuid4().hex
+    scope[REQUEST_ID_KEY] = chosen
+    return chosen
+
+
+Methods = dict[str, Endpoint]
 
 
 class Root:
@@ -101,7 +116,7 @@ def with_cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=[HEADER, "Server-Timing", "Retry-After"],
+        expose_headers=[REQUEST_ID_HEADER, "Server-Timing", "Retry-After"],
     )
 
 
@@ -114,3 +129,105 @@ def _no_endpoint(path: str, method: str, methods: Methods) -> Failure:
         return Failure(404, f"There is no {path} here; /docs lists the routes.", "NotFoundError")
     allowed = ", ".join(sorted(methods))
     return Failure(405, f"{path} takes {allowed}, not {method}.", "MethodNotAllowedError", headers={"Allow": allowed})
+
+
+class Phase(Enum):
+    """The message of a 503 in each phase of the server's life."""
+
+    LOADING = "The model is loading; try again soon."
+    SERVING = ""
+    DRAINING = "The server is shutting down and takes no more requests."
+    DEAD = "The engine has ended."
+
+
+class Front:
+    """Serves once `open` has given it an application."""
+
+    def __init__(
+        self, *, log_requests: bool = False, root_path: str = "", browsers: BrowserRules | None = None
+    ) -> None:
+        self.phase = Phase.LOADING
+        self._app: ASGIApp | None = None
+        self._log_requests = log_requests
+        self._root = Root(root_path)
+        self._browsers = browsers
+        self._active = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def open(self, app: ASGIApp) -> None:
+        self._app = app
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.SERVING
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Waits for the requests in progress; False if some still are when the time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # a lifespan or a websocket, which this server does not have
+            return
+        identity = assign_request_id(scope)
+        token = current_request.set(identity)
+        status = 0
+        began = time.perf_counter()
+
+        async def named_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (REQUEST_ID_HEADER.lower().encode(), identity.encode()),
+                ]
+            await send(message)
+
+        counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
+        if counted:
+            self._begin()
+        try:
+            refusal = None if self._browsers is None else self._browsers.refusal(scope)
+            if refusal is not None:
+                await self._refuse(refusal, scope, receive, named_send)
+            elif self._app is not None and self._accepts(scope["path"]):
+                await self._app(scope, receive, named_send)
+            else:
+                await self._refuse(self._closed(), scope, receive, named_send)
+        finally:
+            if counted:
+                self._end()
+            if self._log_requests:
+                took = (time.perf_counter() - began) * 1000
+                path = quote(scope["path"])  # a decoded one may hold line breaks
+                log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)
+            current_request.reset(token)
+
+    def _accepts(self, path: str) -> bool:
+        """Monitors can read /metrics while the server drains."""
+        monitoring = self._root.without(path) == "/metrics"
+        return self.phase is Phase.SERVING or (self.phase is Phase.DRAINING and monitoring)
+
+    def _closed(self) -> Failure:
+        headers = {"Retry-After": "1", "Connection": "close"}
+        return Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
+
+    async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)
+
+    def _begin(self) -> None:
+        self._active += 1
+        self._quiet.clear()
+
+    def _end(self) -> None:
+        self._active -= 1
+        if not self._active:
+            self._quiet.set()

@@ -1,7 +1,7 @@
-"""Reads request bodies: bounded, decoded straight into structs, with errors that name the field.
+"""Reads request bodies: bounded, decoded straight into structs, checked, with errors that name the field.
 
-Native requests refuse fields that nobody knows (their structs say so); on the routes of other protocols such fields are
-let through and named once in the log, because real clients send fields of their own.
+Native requests refuse unknown fields (their structs say so); other protocols accept them and log each once, because
+real clients send fields of their own. Ranges stand in the schemas, unsupported features in a table of each protocol.
 """
 
 from __future__ import annotations
@@ -11,28 +11,177 @@ import difflib
 import functools
 import gc
 import itertools
+import json
 import logging
+import math
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from bough.core.errors import RequestError
+from bough.core.sampling_params import INT32_MAX, MAX_STOPS
 from bough.core.settings import ServerSettings
 from bough.server.errors import HttpError
-from bough.server.json_faults import unacceptable, unreadable
 
 log = logging.getLogger(__name__)
+
+MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop too long
+
+
+def json_error(raw: bytes, error: Exception) -> RequestError:
+    """For a body that is no JSON, or holds what no text or number can be."""
+    return _unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
+
+
+def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -> RequestError | None:
+    """For a body that is JSON, but not the struct's; None where the decoder's own message is good."""
+    choice = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(.*)`", complaint)
+    if choice is not None:
+        given, path = choice.groups()
+        allowed = ", ".join(map(repr, _choices(struct, re.sub(r"\[.*?\]", "", path).split("."))))
+        return RequestError(f"{path} must be one of {allowed}; got {given}.", field=path.split("[")[0])
+    return _unrepresentable_value(raw) if complaint.startswith("Number out of range") else None
+
+
+def _unrepresentable_value(raw: bytes) -> RequestError | None:
+    """The first value of which JSON can write what Python's text and floats cannot hold."""
+    if len(raw) > MAX_DIAGNOSED_BYTES:
+        return None
+    try:
+        body = json.loads(raw, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    for path, value in _leaves(body, ""):
+        field = path.rpartition(".")[2].split("[")[0] or None
+        if isinstance(value, float) and not math.isfinite(value):
+            return RequestError(f"{path} is a number that is too large to be represented.", field=field)
+        if isinstance(value, str) and re.search(r"[\ud800-\udfff]", value):
+            return RequestError(f"{path or 'The body'} holds a lone surrogate, which is no text.", field=field)
+    return None
+
+
+def _refuse(literal: str) -> None:
+    raise ValueError(f"{literal} is no JSON")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield path, name
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def _choices(hint: Any, path: list[str]) -> list[Any]:
+    """The values that the type allows where the path leads."""
+    found: list[Any] = []
+    for kind in (hint, *_parts(hint)):
+        if typing.get_origin(kind) is typing.Literal and not path:
+            found += typing.get_args(kind)
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and path:
+            hints = typing.get_type_hints(kind)
+            found += _choices(hints[path[0]], path[1:]) if path[0] in hints else []
+    return found
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """The types that a type is made of: the members of a union, the elements of a list."""
+    if typing.get_origin(hint) is not typing.Literal:
+        for part in typing.get_args(hint):
+            yield part
+            yield from _parts(part)
+
+
+# -1 turns it off; the engine refuses 0, which would leave no token to choose from.
+TOP_K = msgspec.Meta(extra_json_schema={"minimum": -1, "maximum": INT32_MAX, "not": {"const": 0}})
+
+# By field, the values that ask for nothing besides empty ones; with None among them even an empty one asks.
+Harmless = Mapping[str, tuple[Any, ...]]
+
+
+def between(low: float, high: float) -> msgspec.Meta:
+    """The range of a number, for the OpenAPI page and for `check_ranges`, whose errors name both ends."""
+    return msgspec.Meta(extra_json_schema={"minimum": low, "maximum": high})
+
+
+def above(low: float, high: float) -> msgspec.Meta:
+    """The same without the lower end."""
+    return msgspec.Meta(extra_json_schema={"exclusiveMinimum": low, "maximum": high})
+
+
+def check_ranges(request: msgspec.Struct) -> None:
+    """Raises a `RequestError` that names the first field whose number is out of its range."""
+    for name, (low, high, exclusive) in _ranges(type(request)).items():
+        value = getattr(request, name)
+        if value is None or (low <= value <= high and not (exclusive and value == low)):
+            continue
+        allowed = f"above {low} and at most {high}" if exclusive else f"between {low} and {high}"
+        raise RequestError(f"{name} must be {allowed}, got {value}.", field=name)
+
+
+def check_stops(stops: Any, name: str) -> None:
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise RequestError(f"{name} has {len(stops)} entries; at most {MAX_STOPS} are taken.", field=name)
+
+
+def refuse_unsupported(request: msgspec.Struct, unsupported: Harmless) -> None:
+    """Raises for the first field that asks for a feature which this engine does not have."""
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if name in unsupported and value is not None and not _harmless(value, unsupported[name]):
+            raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
+
+
+def asks_nothing(value: Any) -> bool:
+    """Whether a field is empty; null and false ask for nothing also where they stand in a list or in an object."""
+    if not value:
+        return True
+    left = [value]
+    while left:
+        match left.pop():
+            case dict() as given:
+                left += given.values()
+            case list() as given:
+                left += given
+            case None | False:
+                continue
+            case _:
+                return False
+    return True
+
+
+def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
+    return (asks_nothing(value) and None not in harmless) or value in harmless
+
+
+@functools.cache
+def _ranges(struct: type[msgspec.Struct]) -> dict[str, tuple[float, float, bool]]:
+    """By field, the range that its annotation gives, and whether the lower end is outside of it."""
+    ranges = {}
+    for name, hint in typing.get_type_hints(struct, include_extras=True).items():
+        for note in getattr(hint, "__metadata__", ()):
+            schema = note.extra_json_schema or {}
+            if "maximum" in schema and "not" not in schema:  # a range with a hole is the engine's to check and explain
+                exclusive = "exclusiveMinimum" in schema
+                low = schema["exclusiveMinimum" if exclusive else "minimum"]
+                ranges[name] = (low, schema["maximum"], exclusive)
+    return ranges
+
 
 S = TypeVar("S", bound=msgspec.Struct)
 MEBIBYTE = 1 << 20
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
-MAX_NOTICED, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
-SETTINGS_KEY = "bough.settings"  # where the application leaves the server's settings for its endpoints
+MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
+SETTINGS_KEY = "bough.settings"  # key in the ASGI scope of the server's settings
 
 
 def settings_of(request: Request) -> ServerSettings:
@@ -50,7 +199,7 @@ async def read_lenient_body(request: Request, struct: type[S]) -> S:
     refused."""
     raw = await read_bytes(request)
     body = decode_body(raw, struct)
-    _notice_unknown(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
+    _log_unknown_fields(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
     return body
 
 
@@ -73,21 +222,21 @@ async def read_bytes(request: Request) -> bytes:
 def decode_body(raw: bytes, struct: type[S]) -> S:
     """Bad JSON and wrong types raise; so does text that is not UTF-8."""
     try:
-        with _undisturbed(len(raw)):
+        with _garbage_collection_paused(len(raw)):
             body: S = _decode(raw or b"{}", struct)
     except msgspec.ValidationError as error:
         _suggest_field(str(error), struct)
-        better = unacceptable(raw, str(error), struct)
+        better = validation_error(raw, str(error), struct)
         raise (better or error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(raw, error) from None
+        raise json_error(raw, error) from None
     return body
 
 
 @contextlib.contextmanager
-def _undisturbed(size: int) -> Iterator[None]:
+def _garbage_collection_paused(size: int) -> Iterator[None]:
     """The garbage collector looks at all new objects again and again while there are ever more of them; with a body of
-    millions that takes ten times as long as reading it, and nobody is served meanwhile."""
+    millions that takes ten times as long as reading it, and blocks the event loop meanwhile."""
     pauses = size > LARGE and gc.isenabled()
     if pauses:
         gc.disable()
@@ -110,7 +259,7 @@ def _decode(raw: bytes, struct: type[S]) -> S:
 
 
 def _number(literal: str) -> int | float:
-    """JSON does not tell 1 from 1.0, and neither do all clients; a number that is whole may stand for either."""
+    """JSON does not distinguish 1 from 1.0, and neither do all clients; a whole number is accepted for either."""
     value = float(literal)
     return int(value) if value.is_integer() and abs(value) <= EXACT_FLOAT else value
 
@@ -133,26 +282,26 @@ def decoder_of(struct: type[S]) -> msgspec.json.Decoder[S]:
 
 
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)  # null: an object that was not given
-_noticed: set[tuple[str, str]] = set()
+_logged_fields: set[tuple[str, str]] = set()
 
 
-def _notice_unknown(
+def _log_unknown_fields(
     raw: bytes | msgspec.Raw, struct: type[msgspec.Struct], path: str, *, strict: bool, inside: str = ""
 ) -> None:
     """`inside` is where in the body the object stands, such as "stream_options."."""
     known, objects = _known_fields(struct), _object_fields(struct)
-    for field, value in itertools.islice((_RAW_FIELDS.decode(raw) or {}).items(), 10 * MAX_NOTICED):
+    for field, value in itertools.islice((_RAW_FIELDS.decode(raw) or {}).items(), 10 * MAX_LOGGED_FIELDS):
         name = inside + field
         if field in objects:
-            _notice_unknown(value, objects[field], path, strict=strict, inside=f"{name}.")
+            _log_unknown_fields(value, objects[field], path, strict=strict, inside=f"{name}.")
         if field in known:
             continue
         if strict:
             raise RequestError(f"Unknown field {name!r} (--strict-fields).", field=name)
         name = name[:NAME_SHOWN]
-        if (path, name) not in _noticed and len(_noticed) < MAX_NOTICED:
-            _noticed.add((path, name))
-            log.warning("%s: the field %r is unknown and has no effect; this is said once", path, name)
+        if (path, name) not in _logged_fields and len(_logged_fields) < MAX_LOGGED_FIELDS:
+            _logged_fields.add((path, name))
+            log.warning("%s: the field %r is unknown and has no effect; this is logged once", path, name)
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""Which requests of browsers are let in: no web page may drive a server that its reader happens to reach.
+"""Which requests of browsers are accepted: no web page may use a server that its visitor happens to reach.
 
 A browser says where a request comes from (`Origin`, `Sec-Fetch-Site`); programs such as curl, SDKs and probes say
-nothing and are not asked. A page whose own name was made to point here (DNS rebinding) looks like the server's own:
-only the name that it asks for, in `Host`, gives it away. Values in, a verdict out; nothing here is kept.
+nothing and are not asked. A page whose own name was made to point here (DNS rebinding) looks like the server's own;
+only the name in `Host` shows it. Pure: headers in, a verdict out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bough.server.errors import Failure
 Headers = Mapping[bytes, bytes]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-OWN_SITES = (None, b"same-origin", b"none")  # `none`: whoever sits at the browser typed the address
+OWN_SITES = (None, b"same-origin", b"none")  # `none`: the user typed the address
 DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 LOCAL_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*?#@]+")
@@ -31,7 +31,7 @@ SHOWN = 100  # characters of a header in a message
 
 
 class BrowserRules:
-    """Whom one server lets in. `loopback`: it is bound to an address that only this machine reaches."""
+    """Which requests one server accepts. `loopback`: it is bound to an address that only this machine reaches."""
 
     def __init__(self, settings: ServerSettings, *, loopback: bool) -> None:
         self._origins = frozenset(origin.encode() for origin in allowed_origins(settings))
@@ -40,16 +40,16 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope) -> Failure | None:
-        """What to answer instead of serving the request; None lets it in."""
+        """The error to answer with; None accepts the request."""
         headers: Headers = dict(scope["headers"])
         host = headers.get(b"host")
         if host and self._hosts is not None and not self._knows(host, scope):
-            return _foreign_host(host)
+            return _unknown_host(host)
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is None and site is None:
             return None
-        if not self._lets_in(origin, site, headers, scope):
-            return _foreign_page(origin)
+        if not self._allows(origin, site, headers, scope):
+            return _cross_site_page(origin)
         if _has_body(headers) and not _is_json(headers) and not scope["path"].startswith(UPLOADS):
             return _not_json(origin)
         return None
@@ -57,10 +57,10 @@ class BrowserRules:
     def _knows(self, host: bytes, scope: Scope) -> bool:
         assert self._hosts is not None
         name = _name_in(host)
-        # The address that the connection came to is no name that somebody else could point here.
+        # The address of the connection itself cannot be a rebound DNS name.
         return name in self._hosts or name.strip(b"[]").decode("latin-1") == (scope.get("server") or (None,))[0]
 
-    def _lets_in(self, origin: bytes | None, site: bytes | None, headers: Headers, scope: Scope) -> bool:
+    def _allows(self, origin: bytes | None, site: bytes | None, headers: Headers, scope: Scope) -> bool:
         if self._any_origin or origin in self._origins:
             return True
         return site in OWN_SITES and (origin is None or self._is_own(origin, site, headers, scope))
@@ -70,11 +70,11 @@ class BrowserRules:
         if scheme not in DEFAULT_PORTS:
             return False
         hosts, schemes = [headers.get(b"host")], [scope["scheme"].encode()]
-        # Pages cannot forge these: a foreign one would be asked about them in a preflight, which has none of them.
+        # Pages cannot forge these headers: a cross-site request with them needs a preflight, which does not carry them.
         if self._trusts(scope.get("client")):
             hosts.append(_first(headers.get(b"x-forwarded-host")))
             schemes.append(_first(headers.get(b"x-forwarded-proto")))
-        # A proxy that speaks TLS in the server's place may not say so; then the browser's word stands for it.
+        # A proxy that terminates TLS may not say so; then the browser's `Sec-Fetch-Site` decides.
         if scheme not in schemes and site != b"same-origin":
             return False
         port = DEFAULT_PORTS[scheme]
@@ -170,7 +170,7 @@ def _not_json(origin: bytes | None) -> Failure:
     return Failure(415, message, "UnsupportedMediaTypeError", headers=readable)
 
 
-def _foreign_host(host: bytes) -> Failure:
+def _unknown_host(host: bytes) -> Failure:
     shown = host[:SHOWN].decode("latin-1")
     return Failure(
         403,
@@ -180,7 +180,7 @@ def _foreign_host(host: bytes) -> Failure:
     )
 
 
-def _foreign_page(origin: bytes | None) -> Failure:
+def _cross_site_page(origin: bytes | None) -> Failure:
     if origin is None:
         message = (
             "Another site's web page sent this request. Open the address directly, or start the server with "

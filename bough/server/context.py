@@ -6,7 +6,7 @@ Made once, when the engine is ready; routes keep nothing else between requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,23 +15,25 @@ from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
 from bough.observability.metrics import State
+from bough.parsers import AnswerFormat
+from bough.server.messages import Message, Rendered, render, text_size
 from bough.server.model_info import ModelInfo
+from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
-from bough.tokenizer.bound import TextBound
-from bough.tokenizer.tokenizer import Tokenizer
+from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 T = TypeVar("T")
 
 # Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
-# its own: the tokenizer lets go of the interpreter, so other requests' tokens go out meanwhile.
+# its own: the tokenizer releases the GIL, so other requests' tokens go out in the meantime.
 LONG_TEXT = 10_000
 
-# Prompts of one HTTP request, times their samples. Making them ready takes some ten microseconds each, during which
-# nobody else is served; offline callers, whom nobody waits for, have no such limit.
+# Prompts of one HTTP request, times their samples. Preparing each blocks the event loop for about ten
+# microseconds; offline callers block only themselves and have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
 
-# Logprobs of the prompts of one HTTP request: they come all at once, and making JSON of a million takes about half a
-# second, during which nobody else is served. Those of outputs come token by token.
+# Logprobs of the prompts of one HTTP request: they come all at once, and encoding a million as JSON blocks the
+# event loop for about half a second. Those of outputs come token by token.
 MAX_PROMPT_LOGPROBS = 1 << 21
 
 STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide what else is known
@@ -57,7 +59,7 @@ class ServerContext:
         return self.tokenizer
 
     async def state(self) -> State | None:
-        """The scheduler's state, which it tells between two steps; None when it does not answer."""
+        """The scheduler's state, which it sends between two steps; None when it does not answer."""
         try:
             async with asyncio.timeout(STATE_TIMEOUT_S):
                 return (await self.client.state()).data
@@ -67,13 +69,35 @@ class ServerContext:
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
         if given.get("input_ids") is not None:
-            given["input_ids"] = self._within_reach(given["input_ids"])
+            given["input_ids"] = self._bounded_ids(given["input_ids"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
-        inputs = await aside(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
+        inputs = await offload(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
         _check_logprobs(inputs)
         return inputs
 
-    def _within_reach(self, ids: Any) -> Any:
+    async def render(self, messages: Sequence[Message], *, field: str = "messages", **options: Any) -> Rendered:
+        """`messages.render` with the model's tokenizer; a long conversation in a thread."""
+        tokenizer = self.require_tokenizer(field)
+        return await offload(text_size(messages), lambda: render(tokenizer, messages, **options))
+
+    async def plan_inputs(
+        self,
+        plan: AnswerPlan,
+        prompt: Rendered,
+        given: Mapping[str, Any],
+        continued: str = "",
+        budget: int | None = None,
+    ) -> tuple[Inputs, AnswerFormat]:
+        """The inputs of a rendered conversation, `given` being the reader's other arguments, and how its answers are
+        parsed. `continued` is the text of the assistant's that they continue, `budget` the most tokens of thinking."""
+        sampling = plan.sampling(given["sampling_params"])
+        thinking = plan.marks(sampling, prompt.text, continued, budget)
+        inputs = await self.read_inputs(
+            **{**given, "input_ids": prompt.ids, "sampling_params": sampling, "thinking": thinking}
+        )
+        return inputs, plan.answers(prompt.text, continued)
+
+    def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
         most = TextBound(self.model.context_length).tokens
         if not isinstance(ids, list) or len(ids) <= most or isinstance(ids[0], list):
@@ -86,8 +110,8 @@ class ServerContext:
         )
 
 
-async def aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, whose cost grows with `size` characters; long work does not hold up the event loop."""
+async def offload(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, whose cost grows with `size` characters; long work runs in a thread."""
     return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
 

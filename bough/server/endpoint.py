@@ -1,30 +1,59 @@
-"""One route, said once: how it is reached, guarded, described, and how its errors look.
+"""One route, declared once: how it is reached, which key it needs, what it takes and returns, and how its errors look.
 
-An endpoint is an ASGI application: whatever its handler or its response raises before the first byte has gone out
-becomes an error response in the protocol's own shape.
+An endpoint is an ASGI application: whatever its handler or its response raises before the first byte is sent becomes an
+error response in the protocol's own shape. API keys come as `Authorization: Bearer` or `x-api-key`, are compared in
+constant time, and never appear in a response or a log line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from bough.server.errors import Shape, failure_of, native_shape
-from bough.server.names import in_spoken_names, speak_plainly
-from bough.server.responses import error_response
+from bough.server.errors import (
+    Failure,
+    HttpError,
+    Shape,
+    anthropic_shape,
+    failure_of,
+    native_shape,
+    ollama_shape,
+    openai_shape,
+    set_field_names,
+)
+
+_ENCODER = msgspec.json.Encoder()
+encode_json = _ENCODER.encode
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON body; NaN and infinities become null."""
+    return Response(encode_json(content), status, headers, "application/json")
+
+
+def error_response(failure: Failure, shape: Shape) -> Response:
+    return json_response(shape(failure), failure.status, failure.headers)
+
 
 Handler = Callable[[Request], Awaitable[Response]]
 EVENTS = "text/event-stream"
+GET = ("GET",)
 Access = Literal["open", "api", "admin"]  # no key; the API's key; the key for management
+# What all endpoints of a protocol share.
+OPENAI: dict[str, Any] = {"shape": openai_shape, "tag": "openai"}
+ANTHROPIC: dict[str, Any] = {"shape": anthropic_shape, "tag": "anthropic"}
+OLLAMA: dict[str, Any] = {"shape": ollama_shape, "tag": "ollama"}
 
 
-class ClientGoneError(Exception):
-    """The client has left while its answer was being made; nobody is there to be told."""
+class ClientDisconnectedError(Exception):
+    """The client disconnected while its answer was being made; there is no one to send an error to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +65,14 @@ class Query:
     about: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A path with its handler. `body` and `answer` are types whose JSON schema goes on the OpenAPI page."""
 
     path: str
     handler: Handler
     summary: str
+    _: KW_ONLY
     methods: tuple[str, ...] = ("POST",)
     access: Access = "api"
     shape: Shape = native_shape
@@ -61,15 +91,62 @@ class Endpoint:
             begun = True
             await send(message)
 
-        speak_plainly()
+        set_field_names({})  # a request that follows on its connection begins in its context
         request = Request(scope, receive)
         try:
             response = await self.handler(request)
             await response(scope, receive, watched_send)
-        except (ClientGoneError, ClientDisconnect):
+        except (ClientDisconnectedError, ClientDisconnect):
             return
         except Exception as error:
-            # Not swallowed: the client is told, and a defect is logged with its traceback.
+            # Not swallowed: the client gets an error, and a defect is logged with its traceback.
             if begun:
                 raise
-            await error_response(failure_of(in_spoken_names(error)), self.shape)(scope, receive, send)
+            await error_response(failure_of(error), self.shape)(scope, receive, send)
+
+
+class Keys:
+    """With only an API key, that opens management too; with both, only the admin key does."""
+
+    def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
+        self._one_for_all = admin_api_key is None
+        self._needed: dict[Access, bytes | None] = {
+            "open": None,
+            "api": _encoded(api_key),
+            "admin": _encoded(admin_api_key if admin_api_key is not None else api_key),
+        }
+
+    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises a 401 unless the headers carry the key that `access` needs."""
+        needed = self._needed[access]
+        if needed is None:
+            return
+        given = sent_keys(headers)
+        # Every candidate is compared in full, so that the time reveals nothing.
+        if not any([hmac.compare_digest(key, needed) for key in given]):  # noqa: C419
+            raise unauthorised("api" if self._one_for_all else access, given)
+
+
+def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Every key that a request carries, in whichever header."""
+    sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
+    return [key for key in sent if key]
+
+
+def unauthorised(access: Access, given: list[bytes]) -> HttpError:
+    what = "admin key" if access == "admin" else "API key"
+    problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
+    hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+    return HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})
+
+
+def _encoded(key: str | None) -> bytes | None:
+    return None if key is None else key.encode()
+
+
+def _bearer(value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
+    return key if scheme.lower() == b"bearer" else b""
+
+
+READERS: dict[bytes, Callable[[bytes], bytes]] = {b"authorization": _bearer, b"x-api-key": bytes}

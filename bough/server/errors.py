@@ -1,7 +1,7 @@
 """From errors to what clients of each protocol see.
 
 `failure_of` says what happened, once; a shape turns that into the JSON of its protocol. Errors that are neither the
-client's nor the engine's are defects: they are logged with their traceback and answered with a 500 that says no more.
+client's nor the engine's are defects: they are logged with their traceback and answered with a 500 without details.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -51,12 +53,12 @@ class HttpError(Exception):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to tell the client."""
+    """The error as the client gets it."""
     match error:
         case HttpError():
             return error.failure
         case RequestError():
-            return _failure(error.status_code, error.message, error.err_type, error.field)
+            return _request_failure(error)
         case msgspec.ValidationError():
             return _validation_failure(str(error))
         case EngineDeadError():
@@ -68,9 +70,12 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(500, "Internal error; the server's log has the details.", "InternalServerError")
 
 
-def _failure(status: int, message: str, type: str, field: str | None) -> Failure:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else {}
-    return Failure(status, message, type, field, headers)
+def _request_failure(error: RequestError) -> Failure:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status_code == 429 else {}
+    message, names = error.message, _field_names.get()
+    places = [(message.find(name), theirs) for name, theirs in names.items() if "#" in name and name in message]
+    field = min(places)[1].partition("#")[0] if places else names.get(error.field or "", error.field)
+    return Failure(error.status_code, in_client_names(message), error.err_type, field, headers)
 
 
 def _validation_failure(text: str) -> Failure:
@@ -88,6 +93,49 @@ def _validation_failure(text: str) -> Failure:
     complaint = complaint[0].lower() + complaint[1:]
     message = f"{path}: {complaint}." if path else f"The body: {complaint}."
     return Failure(400, message, "BadRequestError", path.split("[")[0] or None)
+
+
+# ---- field names
+#
+# The engine names fields as SGLang does. A protocol says, for the request in progress, what its client calls them;
+# errors and warnings get these names once, where they are written for the client. A name may also be a place inside a
+# field, such as `structural_tag#/format/tags/0/content/json_schema`, where the server put a tool's parameters.
+
+FieldNames = Mapping[str, str]  # the engine's name to the client's
+_field_names: ContextVar[FieldNames] = ContextVar(
+    "field names of the request in progress", default=MappingProxyType({})
+)
+
+
+def set_field_names(names: FieldNames) -> None:
+    _field_names.set(names)
+
+
+def add_field_names(names: FieldNames) -> None:
+    """More names of the request in progress; they win over those that are set."""
+    _field_names.set({**_field_names.get(), **names})
+
+
+def client_name(name: str) -> str:
+    """What the client of the request in progress calls one of the engine's fields."""
+    return _field_names.get().get(name, name)
+
+
+def in_client_names(text: str) -> str:
+    """A message of the engine's with the client's field names. An identifier or a path is a name wherever it stands; a
+    plain word (`prompt`, `regex`) is one only at the beginning of the message and before a path."""
+    names = _field_names.get()
+    for name in sorted(names, key=len, reverse=True):
+        theirs = names[name]
+        path = theirs if "#" in theirs else f"{theirs}#"
+        text = text.replace(f"{name}#/", f"{path}/")
+        if "#" in name:
+            text = text.replace(f"{name}/", f"{path}/")
+        if "_" in name:
+            text = text.replace(name, theirs)
+        elif text.startswith(tuple(f"{name}{end}" for end in " ,:.[")):
+            text = theirs + text[len(name) :]
+    return text
 
 
 # ---- shapes
@@ -139,3 +187,15 @@ def anthropic_shape(failure: Failure) -> dict[str, Any]:
 
 def ollama_shape(failure: Failure) -> dict[str, Any]:
     return {"error": failure.message}
+
+
+# Which protocol's errors a path gets that leads to no endpoint.
+SHAPES: tuple[tuple[str, Shape], ...] = (
+    ("/v1/messages", anthropic_shape),
+    ("/v1/", openai_shape),
+    ("/api/", ollama_shape),
+)
+
+
+def shape_of(path: str) -> Shape:
+    return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), native_shape)

@@ -1,7 +1,7 @@
-"""What an answer must match, in the words of each protocol: from OpenAI's, vLLM's and Ollama's fields to the engine's.
+"""What an answer must match: from OpenAI's, vLLM's and Ollama's fields to the engine's.
 
 Pure. A protocol asks for the sampling fields that its request means, and for the names under which the client knows
-them, so that the engine's errors speak of what was sent. Native fields (`json_schema`, `regex`, ...) need no reading.
+them, so that the engine's errors name what was sent. Native fields (`json_schema`, `regex`, ...) need no reading.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def format_fields(given: Mapping[str, Any], name: str = "response_format") -> di
     )
 
 
-def _is_strict(name: str, *said: Mapping[str, Any]) -> bool:
-    """What the first of these objects says that says anything."""
-    strict = next((found for each in said if (found := each.get("strict")) is not None), False)
+def _is_strict(name: str, *objects: Mapping[str, Any]) -> bool:
+    """`strict` of the first of these objects that has it."""
+    strict = next((found for each in objects if (found := each.get("strict")) is not None), False)
     if not isinstance(strict, bool):
         raise RequestError(f"{name}: strict must be true or false, got {strict!r}.", field=name)
     return strict

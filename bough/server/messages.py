@@ -20,7 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
-MAX_VALUES = 1 << 17  # of a conversation: reading as many takes some tenths of a second; meanwhile nobody is served
+MAX_VALUES = 1 << 17  # of a conversation: reading them blocks the event loop for some tenths of a second
 
 Message = dict[str, Any]
 
@@ -43,7 +43,7 @@ def read_messages(
 
 
 def check_size(given: Sequence[Any], field: str) -> None:
-    """Raises for a conversation of more parts than anybody could mean; stops counting when it is known."""
+    """Raises for a conversation with too many parts; stops counting at the limit."""
     left: list[Any] = [given]
     count = 0
     while left:
@@ -101,6 +101,11 @@ def read_content(content: Any, where: str, *, optional: bool = False) -> str:
 def text_size(messages: Sequence[Message]) -> int:
     """Characters of content: what rendering and tokenising the messages costs."""
     return sum(len(message["content"]) for message in messages)
+
+
+def continues(messages: Sequence[Message]) -> bool:
+    """Whether the answer continues the assistant's own text."""
+    return messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
 
 
 def read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:

@@ -1,4 +1,4 @@
-"""What is known of the model that is served. Light: every process of an engine loads this, to read what it is told."""
+"""The model that is served. A light module: every process of an engine imports it to decode its messages."""
 
 from __future__ import annotations
 

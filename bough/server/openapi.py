@@ -1,23 +1,83 @@
-"""The OpenAPI page, made of what the endpoints declare and of the very structs that their bodies are decoded into."""
+"""The OpenAPI page, made of what the endpoints declare and of the structs that their bodies are decoded into."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from bough.core.settings import ServerSettings
-from bough.server.docs_page import DOCS_PAGE
-from bough.server.endpoint import EVENTS, Endpoint
-from bough.server.error_objects import ERROR_TYPES
-from bough.server.responses import encode_json
+from bough.server.endpoint import EVENTS, Endpoint, encode_json
+from bough.server.errors import Shape, anthropic_shape, native_shape, ollama_shape, openai_shape
 from bough.version import __version__
 
+
+class NativeErrorBody(msgspec.Struct, kw_only=True):
+    """What went wrong, in one sentence, and whether it helps to try again."""
+
+    message: str
+    type: str
+    code: int
+    retryable: bool
+    param: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class NativeError(msgspec.Struct):
+    """An error of the native routes."""
+
+    error: NativeErrorBody
+
+
+class OpenAIErrorBody(msgspec.Struct):
+    """What went wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(msgspec.Struct):
+    """An error of OpenAI's routes."""
+
+    error: OpenAIErrorBody
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """An error of Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
+class OllamaError(msgspec.Struct):
+    """An error of Ollama's routes."""
+
+    error: str
+
+
+ERROR_TYPES: dict[Shape, Any] = {
+    native_shape: NativeError,
+    openai_shape: OpenAIError,
+    anthropic_shape: AnthropicError,
+    ollama_shape: OllamaError,
+}
+
+
+DOCS_PAGE = Path(__file__).parent / "docs.html"  # reads openapi.json and shows it; needs no other server
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
 OTHER_TYPES = {
@@ -44,19 +104,13 @@ def described(endpoints: Sequence[Endpoint], settings: ServerSettings) -> list[E
         return Response(document(), media_type=JSON)
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(DOCS_PAGE)
+        return HTMLResponse(DOCS_PAGE.read_bytes())
 
     common: dict[str, Any] = {"methods": ("GET",), "access": "open", "tag": "pages"}
     everything = [
         *endpoints,
-        Endpoint(
-            path="/openapi.json",
-            handler=openapi,
-            summary="This description, for programs",
-            answer=dict[str, Any],
-            **common,
-        ),
-        Endpoint(path="/docs", handler=docs, summary="This description, for people", media_type="text/html", **common),
+        Endpoint("/openapi.json", openapi, "This description, for programs", answer=dict[str, Any], **common),
+        Endpoint("/docs", docs, "This description, for people", media_type="text/html", **common),
     ]
     return everything
 

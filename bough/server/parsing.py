@@ -1,21 +1,22 @@
-"""From an answer's text to what a protocol shows of it: which parsers a request's answers go through, and how far each
-of its streams has come.
+"""Tool calls and reasoning of an answer, in all protocols: which tools it may or must call, the grammar for them, and
+which parsers its text goes through.
 
-A plan is made before the request is sent, because it adds to the sampling parameters: markers must stay in the text,
-and calls that must come are forced by a grammar.
+Each protocol reads its own fields into a `ToolUse`. `plan_answers` is called before the request is sent, because the
+plan adds to the sampling parameters: markers must stay in the text, and required calls are forced by a grammar.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bough.client.inputs import ThinkingMarks
-from bough.client.piece import Piece
+from bough.client.outputs import Piece
 from bough.core.errors import RequestError
-from bough.core.sampling_params import GRAMMAR_FIELDS
+from bough.core.sampling_params import GRAMMAR_FIELDS, require_utf8
 from bough.core.settings import Settings
 from bough.parsers import (
     AnswerFormat,
@@ -23,19 +24,227 @@ from bough.parsers import (
     Call,
     CallBegin,
     CallEnd,
+    CallGrammar,
     Event,
     Reasoning,
     ReasoningFormat,
+    can_watch,
+    forced_calls,
     forced_format,
     forced_openings,
+    has_json_arguments,
     reasoning_format,
     tool_format,
+    watched_calls,
 )
 from bough.parsers.formats.base import ToolFormat
-from bough.server.call_rules import CallRules, asked_for
-from bough.server.names import speak_also
-from bough.server.tools import NO_TOOLS, ToolUse
+from bough.server.errors import add_field_names, client_name
 from bough.tokenizer.tokenizer import Tokenizer
+
+NAME = re.compile(r"[\w.:/\-]{1,256}")  # so that a name cannot be taken for a marker of some format
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function, and how it is shown to the template."""
+
+    name: str
+    parameters: Mapping[str, Any]  # a JSON schema
+    shown: Mapping[str, Any]  # in OpenAI's form, which is what templates know
+    where: str = "tools"  # what the client calls the schema
+    strict: bool | None = None  # whether the arguments must match it; None: the client does not say
+    eager: bool = False  # its calls are shown while they are written, though they may turn out to be text
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that an answer may call; none, where it may not. `must`: it is nothing but calls."""
+
+    tools: tuple[Tool, ...] = ()
+    must: bool = False
+    single: bool = False  # at most one call
+
+    @property
+    def shown(self) -> list[Mapping[str, Any]] | None:
+        """What the template is given."""
+        return [tool.shown for tool in self.tools] or None
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        return {tool.name: tool.parameters for tool in self.tools}
+
+    @property
+    def strict_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools if tool.strict)
+
+    @property
+    def eager_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools if tool.eager)
+
+    def where(self, name: str, pointer: str) -> str:
+        """What the client calls a place in a tool's parameters."""
+        found = next(tool.where for tool in self.tools if tool.name == name)
+        return f"{found}#{pointer}" if pointer else found
+
+
+NO_TOOLS = ToolUse()
+
+
+def read_function(function: Any, where: str, schema_field: str = "parameters") -> Tool:
+    """A function's declaration; its shown form has what OpenAI's has."""
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{where} must be an object with a name.", field=where)
+    name, parameters, about = function.get("name"), function.get(schema_field), function.get("description")
+    strict = function.get("strict")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}.name must have 1 to 256 letters, digits and characters of _-.:/; got {name!r}.",
+            field=f"{where}.name",
+        )
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(f"{where}.{schema_field} must be a JSON schema.", field=f"{where}.{schema_field}")
+    if about is not None and not isinstance(about, str):
+        raise RequestError(f"{where}.description must be a string.", field=f"{where}.description")
+    require_utf8(about or "", f"{where}.description")
+    if strict is not None and not isinstance(strict, bool):
+        raise RequestError(f"{where}.strict must be true or false.", field=f"{where}.strict")
+    schema = parameters or {"type": "object", "properties": {}}
+    shown = {"name": name, "description": about or "", "parameters": schema}
+    return Tool(name, schema, {"type": "function", "function": shown}, f"{where}.{schema_field}", strict)
+
+
+def read_functions(tools: Sequence[Any] | None, where: str = "tools") -> list[Tool]:
+    """Tools in OpenAI's form: `{"type": "function", "function": {...}}`."""
+    read = []
+    for i, tool in enumerate(tools or ()):
+        kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+        if kind != "function":
+            raise RequestError(
+                f"{where}[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field=where
+            )
+        read.append(read_function(tool.get("function"), f"{where}[{i}].function"))
+    return read
+
+
+def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, field: str = "tool_choice") -> ToolUse:
+    """The model's own choice, or, with `must`, its choice among calls."""
+    names = [tool.name for tool in tools]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise RequestError(f"tools: there are two tools called {twice!r}.", field="tools")
+    if must and not tools:
+        raise RequestError(f"{field} asks for a call, but there are no tools.", field=field)
+    return ToolUse(tuple(tools), must, single)
+
+
+def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> ToolUse:
+    """A call of the tool by this name."""
+    found = [tool for tool in tools if tool.name == name]
+    if not found:
+        known = ", ".join(tool.name for tool in tools) or "none"
+        raise RequestError(f"{field}: there is no tool {name!r} among the tools ({known}).", field=field)
+    return any_of(found, must=True, single=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """`calls` is the format of the model's own calls; `tags`: grammars may be structural tags."""
+
+    tools: ToolUse
+    calls: ToolFormat | None
+    tags: bool
+    tokenizer: Tokenizer | None = None
+
+    def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+        """What the tools ask of the answer, beside or instead of what its request asks."""
+        try:
+            return self._grammar(given)
+        except RecursionError:
+            raise RequestError("tools: a schema is nested too deep for a grammar.", field="tools") from None
+
+    def _grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+        tools, asked = self.tools, asked_for(given)
+        if tools.must:
+            if asked is not None:
+                raise RequestError(
+                    f"{asked} and tool_choice each say what the answer must match; give one of them.",
+                    field="tool_choice",
+                )
+            grammar = forced_calls(self.forcible, tools.schemas, single=tools.single)
+            lenient = all(tool.strict is False for tool in tools.tools)
+            return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
+        if asked is not None:
+            return self._beside(asked, given[asked])
+        if not self.watched or self.calls is None:
+            return None
+        return watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single)
+
+    def _beside(self, asked: str, value: Any) -> CallGrammar | None:
+        """Calls, or what the request asks for; None where the request's own grammar holds alone: there
+        are no tools to call, or a call could match neither."""
+        tools, calls = self.tools, self.calls
+        if calls is None or not tools.tools or not (self.watched or asked == "json_schema"):
+            return None
+        if isinstance(value, str | list) and not value:  # which is the engine's to refuse
+            return None
+        held = tools.strict_names if has_json_arguments(calls) else frozenset(tools.schemas)
+        if not self._can_watch(held):
+            return None
+        otherwise = _as_format(asked, value)
+        add_field_names({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
+        return watched_calls(calls, tools.schemas, held, single=tools.single, otherwise=otherwise)
+
+    @property
+    def watched(self) -> bool:
+        """Whether calls are the model's own choice, but those of strict tools are held to their form, once begun."""
+        strict = self.tools.strict_names
+        return bool(strict) and not self.tools.must and self._can_watch(strict)
+
+    def _can_watch(self, names: Collection[str]) -> bool:
+        schemas = [self.tools.schemas[name] for name in names]
+        return self.tags and can_watch(self.calls, schemas) and self._in_plain_tokens()
+
+    def _in_plain_tokens(self) -> bool:
+        """Whether the model writes the format without special tokens, which grammars do not see: under one it could not
+        begin a call as it is used to."""
+        if self.calls is None or self.calls.shape is None or self.tokenizer is None:
+            return True
+        texts = self.tokenizer.encode_batch(self.calls.shape.markers, add_special_tokens=False)
+        return not any(self.tokenizer.special_ids.intersection(ids) for ids in texts)
+
+    @property
+    def assured(self) -> frozenset[str]:
+        """The tools whose calls a grammar guards, so that they cannot turn out to be text."""
+        if self.tools.must:
+            return frozenset(self.tools.schemas)
+        return self.tools.strict_names if self.watched else frozenset()
+
+    @property
+    def forcible(self) -> ToolFormat | None:
+        """The format of calls that must come; None where they are a list."""
+        return self.calls if self.tags else None
+
+
+def asked_for(sampling: Mapping[str, Any]) -> str | None:
+    """The field that says what the answer must match."""
+    return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
+
+
+def _as_format(name: str, asked: Any) -> dict[str, Any]:
+    """What a field asks for, as a format inside of a structural tag."""
+    match name:
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": asked}
+        case "regex":
+            return {"type": "regex", "pattern": asked}
+        case "ebnf":
+            return {"type": "grammar", "grammar": asked}
+        case "choices":
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in asked]}
+    raise RequestError(
+        f"{name} and tools that are strict each say what the answer must match; set strict to false.", field=name
+    )
+
 
 WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
 
@@ -64,7 +273,7 @@ class AnswerPlan:
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
     ) -> ThinkingMarks | None:
-        """What the engine must know of the thinking: a grammar holds behind it, and a budget cuts it short."""
+        """How the engine finds the thinking: a grammar applies after it, and a budget cuts it short."""
         kind = self.thinking
         if kind is None:
             if budget is not None:
@@ -81,8 +290,8 @@ class AnswerPlan:
         return ThinkingMarks(kind.start, kind.end, kind.cut, begun, budget)
 
     def sampling(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling parameters with what the plan adds to them. A client that wants markers hidden gets that. What
-        is said of a grammar over tools later is said of the tools."""
+        """The sampling parameters with what the plan adds to them. A client may hide markers itself. Errors and
+        warnings about the grammar of the tools name the tools."""
         added: dict[str, Any] = {}
         if self.reasoning is not None or self.tools.tools:
             added["skip_special_tokens"] = False
@@ -91,13 +300,13 @@ class AnswerPlan:
         grammar = self.rules.grammar(given)
         if grammar is None:
             return {**given, **added}
-        speak_also({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
-        speak_also({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
+        add_field_names({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
+        add_field_names({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
 
     def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
-        """How answers to a prompt are read; `continued` are the words of the assistant that they go on with."""
+        """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
             calls = forced_format(self.rules.forcible) if self.tools.must else self.calls
@@ -121,8 +330,8 @@ def plan_answers(
     separate: bool = True,
     stream_reasoning: bool = True,
 ) -> AnswerPlan:
-    """The plan of a request, by the server's parsers and the model's tokenizer. `separate`: thinking is set apart where
-    there is a parser."""
+    """The plan of a request, by the server's parsers and the model's tokenizer. `separate`: thinking is shown apart
+    where there is a parser."""
     calls, thinking = settings.model.tool_call_parser, settings.model.reasoning_parser
     if tools.tools and not tools.must and calls is None:
         raise RequestError(
@@ -142,7 +351,7 @@ def plan_answers(
 
 
 class CallIds:
-    """Names the calls of one answer: by the model's own ids where it has them and they are different, else by lot."""
+    """Names the calls of one answer: by the model's own ids where it gives unique ones, else random."""
 
     def __init__(self, prefix: str = "call_") -> None:
         self._prefix = prefix
@@ -154,8 +363,8 @@ class CallIds:
         return chosen
 
 
-class AnswerTrack:
-    """How far one streamed answer has come."""
+class StreamParser:
+    """Parses one streamed answer; remembers its calls' ids and its reasoning."""
 
     def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
@@ -168,14 +377,14 @@ class AnswerTrack:
         return "".join(self._reasoning)
 
     def events(self, piece: Piece) -> list[Event]:
-        """What a piece brings."""
+        """The events of a piece."""
         events = self._parser.feed(piece.text) if piece.text else []
         if piece.finish is not None:
             events += self._parser.finish()
         return self._noted(events)
 
-    def recall(self, text: str) -> list[Event]:
-        """What the reader has had of a resumed answer: it decides how the rest is read, and is not to be sent again."""
+    def replay(self, text: str) -> list[Event]:
+        """The events of text that was delivered before the stream was resumed; they are not sent again."""
         return self._noted(self._parser.feed(text) if text else [])
 
     def _noted(self, events: list[Event]) -> list[Event]:

@@ -10,7 +10,7 @@ import logging
 
 import msgspec
 
-from bough.client.answer import Answer
+from bough.client.outputs import RequestOutput
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class RequestLog:
         self._level = level
         self._tokenizer = tokenizer
 
-    def arrived(self, answer: Answer) -> None:
+    def arrived(self, answer: RequestOutput) -> None:
         prompt = answer.prompt
         parts = [f"{len(prompt.ids)} prompt tokens"]
         if self._level >= SAMPLING:
@@ -36,7 +36,7 @@ class RequestLog:
             parts.append(f"prompt {self._prompt_text(answer)}")
         log.info("request %r came: %s", prompt.rid, ", ".join(parts))
 
-    def ended(self, answer: Answer) -> None:
+    def ended(self, answer: RequestOutput) -> None:
         timings = answer.timings
         times = {
             "queue": timings.queue_s,
@@ -53,13 +53,13 @@ class RequestLog:
             parts.append(f"output {self._output_text(answer)}")
         log.info("request %r ended (%s): %s", answer.prompt.rid, finish_word(answer), ", ".join(parts))
 
-    def _prompt_text(self, answer: Answer) -> str:
+    def _prompt_text(self, answer: RequestOutput) -> str:
         ids = answer.prompt.ids if self._level >= WHOLE_TEXTS else answer.prompt.ids[:SHOWN]
         if self._tokenizer is None:
             return str(ids.tolist())
         return self._quoted(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
-    def _output_text(self, answer: Answer) -> str:
+    def _output_text(self, answer: RequestOutput) -> str:
         if self._tokenizer is None:
             return str(answer.ids if self._level >= WHOLE_TEXTS else answer.ids[:SHOWN])
         return self._quoted(answer.text)
@@ -68,7 +68,7 @@ class RequestLog:
         return repr(text if self._level >= WHOLE_TEXTS else text[:SHOWN])
 
 
-def finish_word(answer: Answer) -> str:
+def finish_word(answer: RequestOutput) -> str:
     """How a request ended, in a word or two; what stopped it is part of its text."""
     match answer.finish:
         case None:

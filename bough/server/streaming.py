@@ -1,19 +1,206 @@
-"""Answers as they grow, in any protocol: what the engine's client brings, a writer turns into bytes."""
+"""Responses that grow: server-sent events, the writers that make them, and streams that resume on another server.
+
+Each event is awaited into the socket before the next is pulled, so a slow client is bounded by its socket's buffer and
+finds more text in each event. Nothing is sent before the first event, so that a request which is refused at once gets a
+proper status; when the first event takes long (a long prefill), the stream is opened and comments keep it alive. A
+client that disconnects ends the generator, and with it the requests behind it.
+
+A client that sends `X-Bough-Resume: 1` (a gateway) finds comments in front of the events: `: seed N` once,
+`: ids 12,34` wherever tokens were delivered, and `: events N` where several events must be passed on together or not at
+all. With these it can ask any server of the same model, in the body's `resume`, for what follows.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from bough.client.answer import Answer
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from bough.client.handle import EngineClient
-from bough.client.inputs import Inputs
-from bough.client.piece import Piece
-from bough.server.errors import Failure
-from bough.server.responses import encode_json
-from bough.server.sse import EventStream
-from bough.server.timing import timing_headers
+from bough.client.inputs import Inputs, Resumption, token_array
+from bough.client.outputs import Piece, RequestOutput
+from bough.client.timings import Timings
+from bough.core.errors import RequestError
+from bough.core.sampling_params import INT64_MAX
+from bough.server.endpoint import EVENTS, ClientDisconnectedError, encode_json, json_response
+from bough.server.errors import Failure, failure_of
+
+T = TypeVar("T")
+
+EMPTY_IDS = b'"token_ids":[]'
+
+
+class PreparedChunk:
+    """A chunk with room for text and, if it shows them, token ids."""
+
+    def __init__(self, chunk: bytes, text_field: str) -> None:
+        """`chunk` is ready to be sent, with empty text and, to show ids, an empty list of them."""
+        # Inside JSON strings quotes are escaped, so the first match is the field itself, whatever the model's name.
+        place = b'"%b":""' % text_field.encode()
+        before, found, after = chunk.partition(place)
+        assert found, f"the chunk has no empty {text_field}"
+        self._before = before + place[:-2]
+        middle, found, end = after.partition(EMPTY_IDS)
+        self._shows_ids = bool(found)
+        self._middle = middle + EMPTY_IDS[:-2] if found else after
+        self._end = end
+
+    def fill(self, text: str, ids: list[int]) -> bytes:
+        if self._shows_ids:
+            return b"".join((self._before, encode_json(text), self._middle, encode_json(ids), self._end))
+        return b"".join((self._before, encode_json(text), self._middle))
+
+
+KEEP_ALIVE_S = 15.0
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """One event of JSON that is already encoded."""
+    return b"data: %b\n\n" % data
+
+
+def json_event(content: object) -> bytes:
+    return event(encode_json(content))
+
+
+class EventStream(Response):
+    """Sends what `events` yields, as it comes.
+
+    `on_failure` makes the last bytes of a stream that breaks after it has begun. `headers` may be a function: it is
+    called when the first event is there, for headers that depend on it.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_failure: Callable[[Failure], bytes],
+        *,
+        headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
+        media_type: str = EVENTS,
+        keep_alive: bytes = KEEP_ALIVE,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._on_failure = on_failure
+        self._more_headers = headers
+        self._content_type = media_type
+        self._keep_alive = keep_alive
+        self._keep_alive_s = keep_alive_s
+        self._begun = False
+        self._sent = False  # something was sent since the last check
+        self._sending = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.create_task(self._pump(send))
+        watch = asyncio.create_task(self._watch(receive, send))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (pump, watch):
+                task.cancel()
+            await asyncio.gather(pump, watch, return_exceptions=True)
+        if not pump.cancelled():
+            pump.result()
+        else:
+            watch.result()
+
+    async def _pump(self, send: Send) -> None:
+        """Sends each event. An error before the first byte is the caller's; a later one ends the stream."""
+        async with contextlib.aclosing(self._events) as events:
+            try:
+                async for chunk in events:
+                    await self._send(send, chunk)
+            except Exception as error:
+                if not self._begun:
+                    raise
+                await self._send(send, self._on_failure(failure_of(error)))
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, chunk: bytes) -> None:
+        async with self._sending:
+            await self._begin(send)
+            self._sent = True
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def _begin(self, send: Send) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        more = self._more_headers() if callable(self._more_headers) else self._more_headers
+        self.init_headers(
+            {
+                "content-type": self._content_type,
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",  # proxies must pass events on as they come
+                **(more or {}),
+            }
+        )
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Sends keep-alive comments where nothing else was sent for a while; raises when the client disconnects."""
+        while True:
+            try:
+                async with asyncio.timeout(self._keep_alive_s):
+                    message = await receive()
+            except TimeoutError:
+                if not self._sent and not self._sending.locked():
+                    await self._send(send, self._keep_alive)
+                self._sent = False
+                continue
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnectedError
+
+
+TIMING_HEADER = "Server-Timing"
+
+
+def timing_headers(answers: Sequence[RequestOutput]) -> dict[str, str]:
+    return {TIMING_HEADER: slowest_timings(answers).to_header(finished=all(answer.done for answer in answers))}
+
+
+def slowest_timings(answers: Sequence[RequestOutput]) -> Timings:
+    """Of the answer that took longest: that is what the client waited for."""
+    return max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Call it when the body has been read: the next message can then only be the disconnect."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_until_disconnect(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnectedError
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _until_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def whole_response(
+    client: EngineClient, request: Request, inputs: Inputs, form: Callable[[list[RequestOutput]], Any], *, timed: bool
+) -> Response:
+    """The response that is not streamed; `form` makes its JSON of the finished answers."""
+    answers = await while_connected(request, client.answers(inputs))
+    return json_response(form(answers), headers=timing_headers(answers) if timed else None)
 
 
 class NamedEvent(Protocol):
@@ -49,9 +236,9 @@ def stream_answers(
     on_close: Callable[[], None] = lambda: None,
     **form: Any,
 ) -> EventStream:
-    """The response that streams `inputs`' answers. `on_close` is called once it is over, be it by an error or by the
-    client's leaving. `form` are `EventStream`'s options for streams that are not SSE."""
-    seen: list[Answer] = []
+    """The response that streams `inputs`' answers. `on_close` is called once it is over, also after an error or a
+    disconnect. `form` are `EventStream`'s options for streams that are not SSE."""
+    seen: list[RequestOutput] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
         pieces = client.pieces(inputs, stream=True)
@@ -71,3 +258,76 @@ def stream_answers(
         return timing_headers(seen) if timed and seen else {}
 
     return EventStream(events(), on_failure, headers=headers, **form)
+
+
+RESUME_HEADER = "x-bough-resume"
+EVENT_END = b"\n\n"
+
+
+class Resume(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Goes on with a stream that broke: `output_ids` are the tokens that were delivered (those of all `: ids` comments,
+    in order), `seed` is the value of `: seed`, `id` and `created` are those of the broken stream."""
+
+    output_ids: list[int | list[int]]
+    id: str | None = None
+    created: int | None = None
+    seed: int | None = None
+
+
+def read_resumption(resume: Resume | None, stream: bool | None) -> dict[str, Any]:
+    """What `InputReader.read` is to be given for it; nothing, if the request is an ordinary one."""
+    if resume is None:
+        return {}
+    if not stream:
+        raise RequestError("resume goes on with a stream; set stream to true.", field="resume")
+    if any(isinstance(entry, list) for entry in resume.output_ids):
+        raise RequestError(
+            "resume.output_ids must be the token ids of one answer; streams of several cannot be resumed.",
+            field="resume.output_ids",
+        )
+    if resume.seed is not None and not -INT64_MAX - 1 <= resume.seed <= INT64_MAX:
+        raise RequestError(
+            f"resume.seed must be a 64-bit whole number (-2**63 to 2**63 - 1), got {resume.seed}.", field="resume.seed"
+        )
+    return {"resumption": Resumption(token_array(resume.output_ids, "resume.output_ids"), resume.seed)}
+
+
+def resumable(request: Request, inputs: Inputs, writer: Writer, *, opening_events: int = 0) -> Writer:
+    """The writer, with the announcements that the request asked for. Streams of several answers have none.
+    `opening_events` is how many events stand in front of the first token, unless the stream was itself resumed."""
+    if request.headers.get(RESUME_HEADER) != "1" or inputs.batched:
+        return writer
+    (prompt,) = inputs.prompts
+    return AnnouncingWriter(writer, prompt.seed, opening_events if prompt.resumption is None else 0)
+
+
+class AnnouncingWriter:
+    """Puts comments in front of another writer's events. Tokens that show nothing are announced with the next event;
+    the last piece and the end of the stream are one group, so that a stream is never left without its end alone."""
+
+    def __init__(self, writer: Writer, seed: int, opening_events: int) -> None:
+        self._writer = writer
+        self._ids: list[int] = []  # not announced yet
+        self._first = f": seed {seed}\n".encode()
+        self._opening_events = opening_events
+
+    def chunk(self, piece: Piece) -> bytes:
+        self._ids += piece.ids
+        events = self._writer.chunk(piece)
+        if piece.finish is not None:
+            events += self._writer.end()
+        return self._announced(events) if events else b""
+
+    def end(self) -> bytes:
+        return b""  # it went with the last piece
+
+    def _announced(self, events: bytes) -> bytes:
+        count = events.count(EVENT_END)  # JSON has no line breaks
+        parts = [self._first, b": events %d\n" % count if count > 1 else b""]
+        for _ in range(self._opening_events):
+            opening, end, events = events.partition(EVENT_END)
+            parts += [opening, end]
+        if self._ids:
+            parts.append(b": ids %b\n" % ",".join(map(str, self._ids)).encode())
+        self._first, self._ids, self._opening_events = b"", [], 0
+        return b"".join([*parts, events])

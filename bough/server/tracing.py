@@ -1,7 +1,7 @@
 """Traces of requests for OpenTelemetry (`--otlp-endpoint`): one span each, with its time in queue, prefill and decode.
 
-The packages are an optional extra and are imported only when an endpoint is given; without one, nothing here is part of
-a request's way. The parent of a span is what the client says in its `traceparent` header.
+The packages are an optional extra and are imported only when an endpoint is given; without one, requests
+are not traced. The parent of a span is what the client says in its `traceparent` header.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bough.client.answer import Answer
+from bough.client.outputs import RequestOutput
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
 from bough.observability.logs import current_request
@@ -59,7 +59,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class RequestTraces:
-    """Makes the spans, which leave in the background; a watcher of the engine's client. Owns the open spans."""
+    """Makes the spans, which are exported in the background; a watcher of the engine's client. Owns the open spans."""
 
     def __init__(self, exporter: SpanExporter, model_name: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -73,11 +73,11 @@ class RequestTraces:
         self._model_name = model_name
         self._open: dict[int, tuple[Span, int]] = {}  # by handle, with its beginning in nanoseconds
 
-    def arrived(self, answer: Answer) -> None:
+    def arrived(self, answer: RequestOutput) -> None:
         began = time.time_ns()
         self._open[answer.handle] = self._tracer.start_span("generate", start_time=began), began
 
-    def ended(self, answer: Answer) -> None:
+    def ended(self, answer: RequestOutput) -> None:
         from opentelemetry.trace import StatusCode
 
         span, began = self._open.pop(answer.handle)
@@ -102,11 +102,11 @@ class RequestTraces:
         span.end(began + int(timings.total_s * NS))
 
     def close(self) -> None:
-        """Sends what is left; blocks meanwhile."""
+        """Sends what is left; blocks until it is sent."""
         self._provider.shutdown()
 
     def _add_stages(self, span: Span, began: int, seconds: tuple[float, float, float]) -> None:
-        """A child span for each stage, one behind the other."""
+        """A child span for each stage, one after the other."""
         from opentelemetry.trace import set_span_in_context
 
         parent = set_span_in_context(span)

@@ -1,8 +1,8 @@
-"""Notices an engine that lives but does not move.
+"""Notices an engine that is alive but makes no progress.
 
-A ping takes the way of a request through all processes. One that does not come back in time means that something on the
-way is stuck: the server then says so on `/health`, and every process is made to print where it is. When the engine
-moves again, so does the server.
+A ping takes the path of a request through all processes. One that does not return in time means that a process on the
+path hangs: `/health` then returns a 503, and every process prints its stacks. When the engine makes progress again,
+`/health` recovers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bough.core.errors import EngineDeadError
 
 log = logging.getLogger(__name__)
 
-# Shares of the watchdog's time: a hang is noticed when a ping was sent after it began and has not come back, so the
-# pause between two pings and the patience with one make up the whole.
-PAUSE, PATIENCE = 0.25, 0.75
-LONGEST_PAUSE_S = 10.0
+# Shares of the watchdog's time: a hang is noticed when a ping was sent after it began and has not returned, so the
+# interval between two pings and the timeout of one add up to the whole.
+PING_INTERVAL, PING_TIMEOUT = 0.25, 0.75
+MAX_PING_INTERVAL_S = 10.0
 
 
 class Watchdog:
-    """Owns the question whether the engine moves. `on_stuck` prints the stacks."""
+    """Owns whether the engine hangs. `on_stuck` prints the stacks."""
 
     def __init__(self, client: EngineClient, timeout_s: float, on_stuck: Callable[[], None]) -> None:
         self._client = client
@@ -33,14 +33,14 @@ class Watchdog:
         self.stuck = False
 
     @property
-    def complaint(self) -> str:
+    def message(self) -> str:
         return f"The engine has not moved for {self._timeout_s:g} s (--watchdog-timeout); the log shows where it is."
 
     async def run(self) -> None:
         """Watches until cancelled, or until the engine has died, which others report."""
-        pause_s = min(self._timeout_s * PAUSE, LONGEST_PAUSE_S)
+        interval_s = min(self._timeout_s * PING_INTERVAL, MAX_PING_INTERVAL_S)
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(interval_s)
             try:
                 await self._ping()
             except EngineDeadError:
@@ -50,10 +50,10 @@ class Watchdog:
         sent = time.monotonic()
         ping = asyncio.ensure_future(self._client.ping())
         try:
-            await asyncio.wait({ping}, timeout=self._timeout_s * PATIENCE)
+            await asyncio.wait({ping}, timeout=self._timeout_s * PING_TIMEOUT)
             if not ping.done():
                 self.stuck = True
-                log.error("%s", self.complaint)
+                log.error("%s", self.message)
                 self._on_stuck()
             await ping
         finally:

@@ -22,7 +22,7 @@ from bough.core.errors import RequestError, SettingsError
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-# Marks the end of the message to continue. Its trailing space tells whether the template trimmed the message.
+# Marks the end of the message to continue. Its trailing space shows whether the template trimmed the message.
 CONTINUE_MARK = "<<<bough-continues-here>>> "
 
 
@@ -152,7 +152,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _with_continue_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The conversation with the mark behind its last text."""
+    """The conversation with the mark after its last text."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if isinstance(content, str):

@@ -1,11 +1,11 @@
-"""Tokens in, text out: the process that alone sends a request's last word.
+"""Tokens in, text out: the only process that sends a request's terminal message.
 
 Stop strings exist only in text, so they are found here: the text, ids and logprobs are cut at the match, the client
 gets its terminal delta, and the scheduler is told to stop; tokens that come later find no stream and are dropped. One
 message in (the tokens of a step) makes at most one message out (the deltas of that step).
 
 A request that was resumed comes with tokens that were delivered before. They go through the same decoder and the same
-search for stops, so that what follows is what would have followed; their text is told to the client as known.
+search for stops, so that what follows is what would have followed; their text goes to the client as a replay.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Detokenizer:
 
     def _resume(self, message: Open, stream: Stream) -> None:
         """Takes in what the request had generated before. If that has ended it, all of its text was delivered with it,
-        even what is held back until the end; only the end itself is still to be told."""
+        even what is held back until the end; only the end itself is still to be sent."""
         ids = np.frombuffer(message.output_ids, dtype=np.int32).tolist()
         stopped = None
         for i, token in enumerate(ids):
@@ -140,7 +140,7 @@ class Detokenizer:
         for handle, until in zip(handles, ends, strict=True):
             first, begin = begin, until
             stream = self._streams.get(handle)
-            if stream is None:  # it ended at a stop string, and the scheduler had not heard of it yet
+            if stream is None:  # it ended at a stop string, and the scheduler has not processed that yet
                 continue
             if message.logprobs and handle in message.logprobs:
                 stream.logprobs.append(message.logprobs[handle])

@@ -3,7 +3,7 @@
 What the joined text equals, for a prompt P and output ids O, however O was cut into pushes:
 
 - Byte-level BPE: `tokenizer.decode(O)`. An output that begins or ends inside a character shows U+FFFD there.
-- SentencePiece: the text that O adds behind P, `decode(P + O)[len(decode(P)):]`, so a continuation keeps its leading
+- SentencePiece: the text that O adds after P, `decode(P + O)[len(decode(P)):]`, so a continuation keeps its leading
   space; only when P shows no text (it is empty, or only special tokens) is the first space dropped, as the decoder does
   where a text begins.
 - Any other decoder: the same as SentencePiece, found by decoding a window of recent tokens. It can differ from decoding
@@ -104,7 +104,7 @@ class IncrementalDecoder:
 
 
 class _Window:
-    """Decodes undecided tokens behind a few earlier ones, and takes what they add to the text."""
+    """Decodes undecided tokens after a few earlier ones, and takes what they add to the text."""
 
     __slots__ = ("_context", "_decode", "_undecided", "_visible")
 

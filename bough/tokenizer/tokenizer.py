@@ -2,21 +2,67 @@
 
 It joins a `tokenizers.Tokenizer` (which does the encoding) with what that object does not know: which ids end a text,
 the model's chat template, and the table that makes decoding cheap. Where its parts come from is left to `load`.
+
+`TextBound` says how much of a text is worth tokenising. A token costs some hundred bytes and microseconds while a text
+is encoded, so a text as large as a request's body may be would take minutes and gigabytes, only to be refused for its
+length. With a bound, its tokens are counted piece by piece, and the counting ends where the result is known.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
 from bough.core.errors import RequestError
-from bough.tokenizer.bound import TextBound
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.incremental import IncrementalDecoder
 from bough.tokenizer.pieces import TokenPieces, find_piece_rule
+
+PIECE = 1 << 16  # characters that are counted at once
+LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is
+BYTES_PER_TOKEN = 4  # of ordinary prompts; those that fit into the context are not looked at twice
+
+
+@dataclass(frozen=True, slots=True)
+class TextBound:
+    """For a model that reads `context` tokens. A text with more than `tokens` tokens is refused or, with `cut`, read
+    only so far that the engine, which cuts it to the token, still finds more than it can use."""
+
+    context: int
+    cut: bool = False
+    least: int = LEAST_BOUND
+
+    @property
+    def tokens(self) -> int:
+        """At least twice the context: pieces are counted by themselves, so a count may be somewhat too high."""
+        return max(2 * self.context, self.least)
+
+    def apply(self, text: str, count: Callable[[str], int], *, whole: bool = False) -> str:
+        """What is to be encoded of the text: all of it, or its beginning where it may be cut (`whole`: it may not)."""
+        if self._surely_fits(text):
+            return text
+        counted = 0
+        for end in range(PIECE, len(text) + PIECE, PIECE):
+            counted += count(text[end - PIECE : end])
+            if counted > self.tokens:
+                if self.cut and not whole:
+                    return text[:end]
+                raise RequestError(
+                    f"The prompt has more than {self.tokens} tokens, the context is {self.context} tokens. "
+                    "Shorten the prompt.",
+                    field="input_ids",
+                )
+        return text
+
+    def _surely_fits(self, text: str) -> bool:
+        """No token has less than a byte."""
+        most = BYTES_PER_TOKEN * self.tokens
+        return len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most)
+
 
 GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that
 
@@ -49,7 +95,7 @@ class Tokenizer:
             self._skipped = TokenPieces(backend, rule.token_bytes, hidden=self.special_ids)
 
     def bounded(self, bound: TextBound) -> Tokenizer:
-        """The same tokenizer for texts of strangers."""
+        """The same tokenizer for untrusted texts, which may be far too long."""
         twin = copy.copy(self)
         twin.bound = bound
         return twin

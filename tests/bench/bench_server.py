@@ -10,10 +10,8 @@ from typing import Any
 
 from bough.core.finish import FinishReason
 from bough.messages.requests import Generate
-from bough.server.app import App
-from bough.server.front import Front
-from bough.server.http import HttpServer
-from bough.server.listening import open_listener, url_of
+from bough.server.app import App, Front
+from bough.server.http import HttpServer, open_listener, url_of
 from bough.server.protocols import all_endpoints
 from tests.server.native_engine import NativeEngine
 

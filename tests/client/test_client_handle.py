@@ -11,7 +11,7 @@ import pytest
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader
-from bough.client.piece import Piece
+from bough.client.outputs import Piece
 from bough.client.timings import Timings
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishAbort, FinishLength

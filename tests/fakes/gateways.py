@@ -15,11 +15,9 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.core import Gateway
 from bough.gateway.management import Management
-from bough.server.app import with_cors
+from bough.server.app import Front, with_cors
 from bough.server.browsers import BrowserRules
-from bough.server.front import Front
-from bough.server.http import HttpServer
-from bough.server.listening import is_loopback, open_listener, url_of
+from bough.server.http import HttpServer, is_loopback, open_listener, url_of
 from tests.fakes.workers import FakeWorker
 
 PATIENCE_S = 30.0

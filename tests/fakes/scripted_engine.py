@@ -14,10 +14,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from bough.client.answer import Answer, News
-from bough.client.handle import EngineClient
+from bough.client.handle import EngineClient, RequestWatcher
 from bough.client.inputs import InputReader, Prompt
-from bough.client.watching import RequestWatcher
+from bough.client.outputs import RequestOutput, UpdateQueue
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.settings import Settings
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Started
@@ -89,8 +88,8 @@ def deltas_of(
     return deltas
 
 
-def fresh_answer(tokenizer: Tokenizer, prompt: Prompt, index: int = 0) -> Answer:
-    return Answer(index + 1, index, prompt, tokenizer, News())
+def fresh_answer(tokenizer: Tokenizer, prompt: Prompt, index: int = 0) -> RequestOutput:
+    return RequestOutput(index + 1, index, prompt, tokenizer, UpdateQueue())
 
 
 class ScriptedEngine:

@@ -12,7 +12,7 @@ import pytest
 from bough.cli.gateway import _parser, settings_from
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import service
-from bough.server.listening import open_listener
+from bough.server.http import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, workers
 

@@ -17,7 +17,7 @@ from bough.gateway import service
 from bough.gateway.admin_client import AdminClient
 from bough.gateway.roll import roll
 from bough.gateway.top import figures, picture
-from bough.server.listening import open_listener
+from bough.server.http import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
 

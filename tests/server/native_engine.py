@@ -22,9 +22,8 @@ from bough.messages.requests import (
     StartProfile,
     StopProfile,
 )
-from bough.server.app import App, with_cors
+from bough.server.app import App, Front, with_cors
 from bough.server.browsers import BrowserRules
-from bough.server.front import Front
 from bough.server.protocols import all_endpoints
 from tests.fakes.scripted_engine import ScriptedEngine
 

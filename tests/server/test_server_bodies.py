@@ -32,7 +32,7 @@ def test_the_collector_does_not_run_while_millions_of_values_are_read() -> None:
 
 
 def test_unknown_fields_fill_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_noticed", set())
+    monkeypatch.setattr(bodies, "_logged_fields", set())
     monkeypatch.setattr(logging.getLogger("bough"), "propagate", True)
     unknown = {f"{i}{'x' * 9999}": 1 for i in range(1100)}
 

@@ -13,10 +13,10 @@ import pytest
 from bough.core.errors import SettingsError
 from bough.core.settings import ServerSettings, Settings
 from bough.launch.serving import Serving
+from bough.server.app import Front, Phase
 from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.context import ServerContext
-from bough.server.front import Front, Phase
-from bough.server.listening import is_loopback, open_listener
+from bough.server.http import is_loopback, open_listener
 from bough.server.protocols import all_endpoints
 from tests.server.native_engine import NativeEngine, open_server
 

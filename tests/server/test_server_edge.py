@@ -15,22 +15,20 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.settings import Settings
 from bough.observability.logs import set_up_logging
-from bough.server.app import App
-from bough.server.endpoint import Endpoint
+from bough.server.app import App, Front, Phase
+from bough.server.endpoint import Endpoint, Keys, json_response
 from bough.server.errors import (
     Failure,
     HttpError,
     anthropic_shape,
+    failure_of,
     native_shape,
     ollama_shape,
     openai_shape,
+    set_field_names,
 )
-from bough.server.front import Front, Phase
-from bough.server.keys import Keys
-from bough.server.names import in_names_of
+from bough.server.http import curl_text
 from bough.server.protocols import all_endpoints
-from bough.server.responses import json_response
-from bough.server.welcome import curl_text
 from tests.server.native_engine import NativeEngine, open_server
 
 
@@ -192,9 +190,10 @@ def test_the_call_to_paste_never_shows_a_key() -> None:
 
 def test_errors_name_the_fields_of_the_protocol_and_leave_prose_alone() -> None:
     def told(message: str, field: str) -> tuple[str, str | None]:
-        with pytest.raises(RequestError) as caught, in_names_of({"prompt": "text", "max_new_tokens": "max_tokens"}):
-            raise RequestError(message, field=field)
-        return caught.value.message, caught.value.field
+        set_field_names({"prompt": "text", "max_new_tokens": "max_tokens"})
+        failure = failure_of(RequestError(message, field=field))
+        set_field_names({})
+        return failure.message, failure.field
 
     assert told("prompt must be a string.", "prompt") == ("text must be a string.", "text")
     assert told("n or max_new_tokens is wrong.", "n") == ("n or max_tokens is wrong.", "n")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from bough.server.anthropic.conversation import read_conversation
-from bough.server.anthropic.schema import CountTokensRequest
+from bough.server.anthropic.requests import CountTokensRequest, read_conversation
 from bough.server.messages import MAX_VALUES, check_size
-from bough.server.openai.response_input import read_input
+from bough.server.openai.response_items import read_input
 from tests.server.test_server_native import ask
 
 USER = {"role": "user", "content": "a"}

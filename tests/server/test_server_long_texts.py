@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bough.client.inputs import InputReader
-from bough.tokenizer.bound import PIECE, TextBound
+from bough.tokenizer.tokenizer import PIECE, TextBound
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine, open_server
 

@@ -10,16 +10,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.client.answer import Answer
-from bough.client.piece import Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
 from bough.server.anthropic import writing as anthropic
 from bough.server.anthropic.objects import ContentBlockDelta, TextDelta
 from bough.server.anthropic.writing import MessageForm, MessageWriter
+from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
 from bough.server.ollama import writing as ollama
 from bough.server.ollama.writing import KEEP_ALIVE, AnswerForm, LineWriter, line
-from bough.server.responses import encode_json
 from bough.server.streaming import named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 from tests.server.stream_scripts import SCRIPTS, Script
@@ -28,12 +27,12 @@ ENGINE = ScriptedEngine(lambda request: None)
 NAME = 'a "text":"" "content":"" "response":"" model é'  # what would mislead a careless search
 
 
-def new_answer() -> Answer:
+def new_answer() -> RequestOutput:
     (prompt,) = ENGINE.reader.read(input_ids=[1, 2]).prompts
     return fresh_answer(ENGINE.tokenizer, prompt)
 
 
-def pieces_of(answer: Answer, script: Script) -> Iterator[Piece]:
+def pieces_of(answer: RequestOutput, script: Script) -> Iterator[Piece]:
     for delta in deltas_of(ENGINE.tokenizer, answer.handle, answer.prompt, script.ids, script.cuts, script.finish):
         answer.add(delta)
         yield answer.take()

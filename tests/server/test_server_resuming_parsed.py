@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from bough.server import anthropic
+from bough.server import anthropic, openai
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
-from bough.server.openai.generation import generation_routes
 from tests.server.protocol_desk import Desk
 from tests.server.test_server_resuming import MARKED, Group, groups_of, resume_body
 from tests.server.tool_desk import FUNCTION, MALFORMED, SCHEMA, TOOL, TWO_CALLS, NotingReader, say
@@ -25,7 +24,7 @@ MESSAGE = {
     "max_tokens": 2000,
     "stream": True,
 }
-PROTOCOLS = [("/v1/chat/completions", CHAT, generation_routes), ("/v1/messages", MESSAGE, anthropic.routes)]
+PROTOCOLS = [("/v1/chat/completions", CHAT, openai.routes), ("/v1/messages", MESSAGE, anthropic.routes)]
 
 
 @pytest.mark.parametrize(("path", "body", "routes"), PROTOCOLS)

@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
 from bough.server import tracing
-from bough.server.app import App
-from bough.server.front import Front
+from bough.server.app import App, Front
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import RequestTraces, check_tracing, otlp_exporter, with_tracing
 from tests.server.native_engine import NativeEngine, Play

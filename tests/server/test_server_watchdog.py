@@ -23,7 +23,7 @@ def test_it_notices_stillness_and_recovery() -> None:
         engine.silent = True
         while not watchdog.stuck:
             await asyncio.sleep(0.001)
-        assert barks == [1] and "--watchdog-timeout" in watchdog.complaint
+        assert barks == [1] and "--watchdog-timeout" in watchdog.message
         engine.silent = False
         last = engine.commands[-1]
         assert isinstance(last, Ping)

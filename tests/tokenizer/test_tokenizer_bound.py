@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.errors import RequestError
-from bough.tokenizer import bound as bound_module
-from bough.tokenizer.bound import PIECE, TextBound
+from bough.tokenizer.tokenizer import PIECE, TextBound
 from tests.fakes.scripted_engine import byte_level_tokenizer
 
 PLAIN = byte_level_tokenizer()
@@ -55,6 +54,6 @@ def test_groups_change_nothing(texts: list[str]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "GROUP", 20)
-        patch.setattr(bound_module, "PIECE", 7)
+        patch.setattr(module, "PIECE", 7)
         grouped = list(PLAIN.bounded(TextBound(1000)).encode_each(texts))
     assert grouped == [PLAIN.encode(text) for text in texts]

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from bough.core.errors import ModelError
-from bough.tokenizer.gguf_tokenizer import build_backend
+from bough.tokenizer.gguf_tokenizer import SPLIT_RULES, build_backend, find_split_rule
 from bough.tokenizer.load import load_tokenizer
-from bough.tokenizer.pre_tokenizers import SPLIT_RULES, find_split_rule
 from bough.tokenizer.tokenizer import Tokenizer
 
 shared = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

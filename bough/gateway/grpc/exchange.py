@@ -9,7 +9,7 @@ from typing import Self
 
 from starlette.types import ASGIApp, Message
 
-LAST_WORDS_S = 5.0  # for an application whose client has left to notice
+SHUTDOWN_GRACE_S = 5.0  # for an application whose client has left to notice
 
 
 class Exchange:
@@ -65,7 +65,7 @@ class Exchange:
         self._left.set()
         while not self._pieces.empty():
             self._pieces.get_nowait()  # whoever waits for room can end
-        await asyncio.wait({self._task}, timeout=LAST_WORDS_S)
+        await asyncio.wait({self._task}, timeout=SHUTDOWN_GRACE_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -1,7 +1,7 @@
 """Anthropic's protocol: messages, whole and streamed, and the count of their tokens.
 
-`schema` is what clients send and `objects` what they get; `reading` turns the first into the engine's requests,
-`writing` turns answers into the second, and `routes` connects both ends.
+`requests` is what clients send and what the engine makes of it, `objects` is what they get, `writing` turns answers
+into it, and `routes` connects both ends.
 """
 
 from __future__ import annotations

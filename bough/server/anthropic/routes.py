@@ -7,32 +7,27 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.server.anthropic.conversation import read_conversation
 from bough.server.anthropic.objects import Message, TokensCount
-from bough.server.anthropic.reading import (
+from bough.server.anthropic.requests import (
+    CountTokensRequest,
+    MessagesRequest,
     check_request,
     check_thinking,
-    goes_on,
     names_of,
-    prompt_of,
+    read_conversation,
     read_request,
     read_tools,
+    template_variables,
     thinking_budget,
 )
-from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
-from bough.server.endpoint import EVENTS, Endpoint
-from bough.server.errors import anthropic_shape
-from bough.server.messages import Rendered, text_size
-from bough.server.names import in_names_of
+from bough.server.context import ServerContext
+from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
+from bough.server.errors import set_field_names
+from bough.server.messages import Rendered, continues
 from bough.server.parsing import AnswerPlan, plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.resuming import resumable
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
+from bough.server.streaming import resumable, stream_answers, whole_response
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
@@ -40,23 +35,21 @@ def routes(context: ServerContext) -> list[Endpoint]:
     api = Anthropic(context)
     return [
         Endpoint(
-            path="/v1/messages",
-            handler=api.messages,
-            summary="Answer a conversation",
+            "/v1/messages",
+            api.messages,
+            "Answer a conversation",
             body=MessagesRequest,
             answer=Message,
             other_types=(EVENTS,),
-            shape=anthropic_shape,
-            tag="anthropic",
+            **ANTHROPIC,
         ),
         Endpoint(
-            path="/v1/messages/count_tokens",
-            handler=api.count_tokens,
-            summary="How many tokens a conversation has",
+            "/v1/messages/count_tokens",
+            api.count_tokens,
+            "How many tokens a conversation has",
             body=CountTokensRequest,
             answer=TokensCount,
-            shape=anthropic_shape,
-            tag="anthropic",
+            **ANTHROPIC,
         ),
     ]
 
@@ -71,20 +64,17 @@ class Anthropic:
         body = await read_lenient_body(request, MessagesRequest)
         id = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
         timed = bool(body.return_timings)
-        with in_names_of(names_of(body)):
-            plan = self._plan(body)
-            prompt, continued = await self._prompt(body, plan)
-            given = read_request(body, id)
-            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-            given["thinking"] = plan.marks(sampling, prompt.text, continued, thinking_budget(body.thinking))
-            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
-        form = MessageForm(id, self._context.model.name, timed, plan.answers(prompt.text, continued))
+        set_field_names(names_of(body))
+        plan = self._plan(body)
+        prompt, continued = await self._prompt(body, plan)
+        given, budget = read_request(body, id), thinking_budget(body.thinking)
+        inputs, answers = await self._context.plan_inputs(plan, prompt, given, continued, budget)
+        form = MessageForm(id, self._context.model.name, timed, answers)
         client = self._context.client
         if body.stream:
             writer = resumable(request, inputs, MessageWriter(form), opening_events=form.opening_events)
             return stream_answers(client, inputs, writer, broken_stream, timed=timed)
-        (answer,) = await while_connected(request, client.answers(inputs))
-        return json_response(form.whole(answer), headers=timing_headers([answer]) if timed else None)
+        return await whole_response(client, request, inputs, lambda answers: form.whole(*answers), timed=timed)
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read_lenient_body(request, CountTokensRequest)
@@ -97,8 +87,13 @@ class Anthropic:
         return plan_answers(self._context.settings, read_tools(body), self._context.tokenizer)
 
     async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the assistant's words that the answer goes on with."""
+        """The prompt, and the text of the assistant's that the answer continues."""
         turns = read_conversation(body)
-        tokenizer = self._context.require_tokenizer("messages")
-        prompt = await aside(text_size(turns), lambda: prompt_of(body, turns, tokenizer, plan.tools))
-        return prompt, turns[-1]["content"] if goes_on(turns) else ""
+        prompt = await self._context.render(
+            turns,
+            tools=plan.tools.shown,
+            variables=template_variables(body),
+            continue_final_message=continues(turns),
+            whole=not isinstance(body, MessagesRequest),  # a count is one of all tokens
+        )
+        return prompt, turns[-1]["content"] if continues(turns) else ""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
-from bough.server.native.control import control_routes
+from bough.server.native.control import control_routes, profile_routes
 from bough.server.native.generate import generate_routes
-from bough.server.native.info import info_routes
-from bough.server.native.loads import load_routes
-from bough.server.native.parsers import parser_routes
-from bough.server.native.profile import profile_routes
-from bough.server.native.tokens import token_routes
+from bough.server.native.info import info_routes, load_routes
+from bough.server.native.text import parser_routes, token_routes
 
 
 def routes(context: ServerContext) -> list[Endpoint]:

@@ -1,4 +1,4 @@
-"""Management: empty the cache, end requests, pause and go on."""
+"""Management: empty the cache, abort requests, pause and continue, record a profile."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.messages.outputs import Reply
-from bough.server.bodies import read_body
+from bough.server.bodies import given_fields, read_body, settings_of
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint, Query
-from bough.server.native.schemas import AbortBody, Nothing, Outcome, PauseBody
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
+from bough.server.endpoint import Endpoint, Query, json_response
+from bough.server.errors import HttpError
+from bough.server.native.schemas import AbortBody, Nothing, Outcome, PauseBody, ProfileBody
+from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
@@ -26,34 +26,34 @@ LONGEST_WAIT_S = 3600.0
 def control_routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint(
-            path="/flush_cache",
+            "/flush_cache",
+            partial(flush_cache, context),
+            "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
             methods=("GET", "POST"),
-            handler=partial(flush_cache, context),
-            summary="Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
             access="admin",
             answer=Outcome,
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
         ),
         Endpoint(
-            path="/abort_request",
-            handler=partial(abort_request, context),
-            summary="End a request, or all",
+            "/abort_request",
+            partial(abort_request, context),
+            "End a request, or all",
             access="admin",
             body=AbortBody,
             answer=Outcome,
         ),
         Endpoint(
-            path="/pause_generation",
-            handler=partial(pause_generation, context),
-            summary="Stop computing until /continue_generation; requests that come meanwhile wait",
+            "/pause_generation",
+            partial(pause_generation, context),
+            "Stop computing until /continue_generation; requests that arrive in the meantime wait",
             access="admin",
             body=PauseBody,
             answer=Outcome,
         ),
         Endpoint(
-            path="/continue_generation",
-            handler=partial(continue_generation, context),
-            summary="Go on after /pause_generation",
+            "/continue_generation",
+            partial(continue_generation, context),
+            "Go on after /pause_generation",
             access="admin",
             body=Nothing,
             answer=Outcome,
@@ -62,7 +62,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
 
 
 def outcome_of(reply: Reply) -> Response:
-    """The engine's word on a command; a refusal is the caller's to change."""
+    """The engine's reply to a command; a refusal becomes a 400."""
     if not reply.ok:
         raise RequestError(reply.message)
     return json_response(Outcome(True, reply.message))
@@ -112,3 +112,48 @@ async def pause_generation(context: ServerContext, request: Request) -> Response
 async def continue_generation(context: ServerContext, request: Request) -> Response:
     await read_body(request, Nothing)
     return outcome_of(await while_connected(request, context.client.resume()))
+
+
+OPTIONS = ("output_dir", "start_step", "num_steps", "with_stack", "record_shapes")
+
+
+def profile_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            "/start_profile",
+            partial(start_profile, context),
+            "Record a trace until /stop_profile, or for num_steps steps",
+            methods=("GET", "POST"),
+            access="admin",
+            body=ProfileBody,
+            answer=Outcome,
+        ),
+        Endpoint(
+            "/stop_profile",
+            partial(stop_profile, context),
+            "End the recording and write its file",
+            methods=("GET", "POST"),
+            access="admin",
+            body=Nothing,
+            answer=Outcome,
+        ),
+    ]
+
+
+async def start_profile(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, ProfileBody)
+    for name in ("profile_by_stage", "merge_profiles"):
+        if getattr(body, name):
+            raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
+    settings = settings_of(request)
+    if body.output_dir is not None and settings.api_key is not None and settings.admin_api_key is None:
+        message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
+        raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
+    options = given_fields(body, OPTIONS)
+    starting = context.client.start_profile(**options, activities=tuple(body.activities or ()))
+    return outcome_of(await while_connected(request, starting))
+
+
+async def stop_profile(context: ServerContext, request: Request) -> Response:
+    await read_body(request, Nothing)
+    return outcome_of(await while_connected(request, context.client.stop_profile()))

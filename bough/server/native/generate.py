@@ -8,25 +8,24 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
-from bough.client.piece import Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.bodies import given_fields, read_body
+from bough.server.bodies import given_fields, read_body, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
-from bough.server.errors import Failure, native_shape
-from bough.server.limits import asks_nothing
-from bough.server.names import in_names_of
-from bough.server.native.schemas import UNBUILT_BODY_FIELDS, GenerateBody, GenerateOutput
+from bough.server.errors import Failure, native_shape, set_field_names
+from bough.server.native.schemas import GenerateBody, GenerateOutput, UnsupportedFields
 from bough.server.parsing import plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.resuming import read_resumption, resumable
-from bough.server.sse import DONE, json_event
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
+from bough.server.streaming import (
+    DONE,
+    json_event,
+    read_resumption,
+    resumable,
+    stream_answers,
+    whole_response,
+)
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
@@ -50,10 +49,10 @@ OPTIONS = (
 def generate_routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint(
-            path="/generate",
+            "/generate",
+            partial(generate, context),
+            "Continue one prompt or many, given as text or token ids",
             methods=("POST", "PUT"),
-            handler=partial(generate, context),
-            summary="Continue one prompt or many, given as text or token ids",
             body=GenerateBody,
             answer=GenerateOutput | list[GenerateOutput],
             other_types=(EVENTS,),
@@ -63,26 +62,23 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
 
 async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_body(request, GenerateBody)
-    _refuse_unbuilt(body)
+    refuse_unsupported(body, dict.fromkeys(UnsupportedFields.__struct_fields__, ()))
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
-    with in_names_of(TEXT_NAMES if body.input_ids is None else {}):
-        inputs = await read_inputs(context, body)
+    set_field_names(TEXT_NAMES if body.input_ids is None else {})
+    inputs = await read_inputs(context, body)
     timed = bool(body.return_timings)
     if body.stream:
         writer = OutputWriter(batched=inputs.batched, timed=timed)
         return stream_answers(context.client, inputs, resumable(request, inputs, writer), broken_stream, timed=timed)
-    answers = await while_connected(request, context.client.answers(inputs))
-    if all(answer.refusal is not None for answer in answers):
-        raise_if_refused(answers[0])
-    outputs = [output_of(answer, timed) for answer in answers]
-    return json_response(outputs if inputs.batched else outputs[0], headers=timing_headers(answers) if timed else None)
 
+    def whole(answers: list[RequestOutput]) -> Any:
+        if all(answer.refusal is not None for answer in answers):
+            raise_if_refused(answers[0])
+        outputs = [output_of(answer, timed) for answer in answers]
+        return outputs if inputs.batched else outputs[0]
 
-def _refuse_unbuilt(body: GenerateBody) -> None:
-    for name in UNBUILT_BODY_FIELDS:
-        if not asks_nothing(getattr(body, name)):
-            raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
+    return await whole_response(context.client, request, inputs, whole, timed=timed)
 
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
@@ -93,8 +89,8 @@ async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
 
 
 def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
-    """The marks of thinking, for those who ask for a budget or for a grammar behind it. The prompts of one call are
-    taken to be alike."""
+    """The marks of thinking, for requests with a budget or with a grammar after it. The prompts of one call are taken
+    to be alike."""
     if body.max_thinking_tokens is None and not body.require_reasoning:
         return None
     plan = plan_answers(context.settings)
@@ -139,7 +135,7 @@ def broken_stream(failure: Failure) -> bytes:
     return json_event(native_shape(failure)) + DONE
 
 
-def output_of(answer: Answer, timed: bool) -> dict[str, Any]:
+def output_of(answer: RequestOutput, timed: bool) -> dict[str, Any]:
     output = answer.to_dict()
     if timed:
         output["meta_info"]["timings"] = answer.timings.to_dict()

@@ -1,4 +1,8 @@
-"""Whether the server is well, and what it serves."""
+"""Whether the server is healthy, what it serves and how busy it is.
+
+The figures of /v1/loads are those of /metrics, which need no key, like /health. Counts are those of all tokenizer
+workers; the scheduler is asked for its state, which it returns between two steps.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +11,138 @@ import dataclasses
 import time
 import uuid
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import WEIGHT_VERSION
 from bough.client.inputs import Inputs
+from bough.client.outputs import WEIGHT_VERSION
 from bough.core.errors import RequestError
-from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint
+from bough.observability.metrics import State, state_figures
+from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
+from bough.server.context import STATE_TIMEOUT_S, ServerContext
+from bough.server.endpoint import GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError
-from bough.server.native.schemas import Status
-from bough.server.responses import json_response
+from bough.server.native.schemas import BriefLoad, Load, Loads, Status
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
 
+
+def metrics_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            "/metrics",
+            partial(metrics, context),
+            "Counters, gauges and histograms in Prometheus' text format",
+            methods=GET,
+            access="open",
+            tag="pages",
+            media_type="text/plain",
+        )
+    ]
+
+
+async def metrics(context: ServerContext, request: Request) -> Response:
+    state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
+    page = metrics_page(context.client.meter.totals(), state, context.model.name)
+    return Response(page, headers={"content-type": CONTENT_TYPE})
+
+
+def load_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            "/v1/loads",
+            partial(loads, context),
+            "How busy the engine is",
+            methods=GET,
+            answer=Loads,
+            other_types=("text/plain",),
+            queries=(
+                Query("include", str, "accepted for SGLang's clients; everything is always included"),
+                Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
+            ),
+        ),
+        Endpoint(
+            "/get_load",
+            partial(brief_load, context),
+            "How busy the engine is, in the older form",
+            methods=GET,
+            answer=list[BriefLoad],
+        ),
+    ]
+
+
+async def known_state(context: ServerContext) -> State:
+    state = await context.state()
+    if state is None:
+        raise HttpError(503, f"The engine did not answer within {STATE_TIMEOUT_S:g} s.", "EngineStuckError")
+    return state
+
+
+async def loads(context: ServerContext, request: Request) -> Response:
+    form = request.query_params.get("format", "json")
+    if form not in ("json", "prometheus"):
+        raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
+    state = await known_state(context)
+    if form == "prometheus":
+        return Response(state_page(state, context.model.name), headers={"content-type": CONTENT_TYPE})
+    figures = state_figures(state)
+    load = Load(
+        dp_rank=0,
+        num_running_reqs=state["num_running_reqs"],
+        num_waiting_reqs=state["num_waiting_reqs"],
+        num_used_tokens=state["num_used_tokens"],
+        max_total_num_tokens=state["max_total_num_tokens"],
+        token_usage=figures["token_usage"],
+        gen_throughput=figures["gen_throughput"],
+        cache_hit_rate=figures["cache_hit_rate"],
+    )
+    return json_response(Loads(time.time(), __version__, 1, [load]))
+
+
+async def brief_load(context: ServerContext, request: Request) -> Response:
+    state = await known_state(context)
+    requests = state["num_running_reqs"] + state["num_waiting_reqs"]
+    return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])
+
+
 HEALTH_TIMEOUT_S = 20.0
-LOOK_S = 0.5  # how often one looks whether others' tokens have come
+LOOK_S = 0.5  # how often to check for other requests' tokens
 
 
 def info_routes(context: ServerContext) -> list[Endpoint]:
-    get: dict[str, Any] = {"methods": ("GET",)}
-    open_get: dict[str, Any] = {"methods": ("GET",), "access": "open"}
     well = partial(health, context)
     info = partial(model_info, context)
     server = partial(server_info, context)
     return [
         Endpoint(
-            path="/health",
-            handler=well,
-            summary="200 while the engine answers; 503 while it loads, drains or is stuck",
+            "/health",
+            well,
+            "200 while the engine answers; 503 while it loads, drains or is stuck",
             answer=Status,
-            **open_get,
+            methods=GET,
+            access="open",
         ),
         Endpoint(
-            path="/health_generate",
-            handler=partial(health_generate, context),
-            summary="Generate one token, to see that the whole way works",
+            "/health_generate",
+            partial(health_generate, context),
+            "Generate one token, to see that the whole way works",
             answer=Status,
-            **get,
+            methods=GET,
         ),
-        Endpoint(path="/model_info", handler=info, summary="What is served", answer=dict[str, Any], **get),
-        Endpoint(path="/get_model_info", handler=info, summary="Same as /model_info", answer=dict[str, Any], **get),
-        Endpoint(
-            path="/server_info", handler=server, summary="Settings, limits and load", answer=dict[str, Any], **get
-        ),
-        Endpoint(path="/get_server_info", handler=server, summary="Same as /server_info", answer=dict[str, Any], **get),
-        Endpoint(path="/ping", handler=well, summary="Same as /health, for SageMaker", answer=Status, **open_get),
-        Endpoint(path="/", handler=here, summary="That there is a server", answer=Status, **open_get),
+        Endpoint("/model_info", info, "What is served", answer=dict[str, Any], methods=GET),
+        Endpoint("/get_model_info", info, "Same as /model_info", answer=dict[str, Any], methods=GET),
+        Endpoint("/server_info", server, "Settings, limits and load", answer=dict[str, Any], methods=GET),
+        Endpoint("/get_server_info", server, "Same as /server_info", answer=dict[str, Any], methods=GET),
+        Endpoint("/ping", well, "Same as /health, for SageMaker", answer=Status, methods=GET, access="open"),
+        Endpoint("/", here, "That there is a server", answer=Status, methods=GET, access="open"),
     ]
 
 
 async def health(context: ServerContext, request: Request) -> Response:
     if context.watchdog is not None and context.watchdog.stuck:
-        raise HttpError(503, context.watchdog.complaint, "EngineStuckError")
+        raise HttpError(503, context.watchdog.message, "EngineStuckError")
     return json_response(Status("ok"))
 
 
@@ -70,7 +151,7 @@ async def here(request: Request) -> Response:
 
 
 async def health_generate(context: ServerContext, request: Request) -> Response:
-    """Any output counts, that of others too: on a busy server the one token may have to wait for its turn."""
+    """Any output counts, also that of others: on a busy server this one token may have to wait."""
     inputs = context.reader.read(
         input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}"
     )
@@ -83,7 +164,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
             if task.done():
                 task.result()
                 return json_response(Status("ok"))
-            if context.client.heard_at > began:
+            if context.client.last_output_at > began:
                 return json_response(Status("ok"))
     except RequestError as error:
         raise HttpError(503, f"The engine refuses to generate: {error.message}", "EngineStuckError") from None
@@ -94,7 +175,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
 
 
 async def _answered(context: ServerContext, inputs: Inputs) -> None:
-    """Comes back with the token. A full queue has no place for it, and is no illness: then others' tokens must tell."""
+    """Returns with the token. A full queue refuses it, which is no hang: then others' tokens must show that."""
     try:
         await context.client.answers(inputs)
     except RequestError as error:

@@ -19,7 +19,7 @@ from bough.core.sampling_params import (
     RANGES,
     SamplingParams,
 )
-from bough.server.resuming import Resume
+from bough.server.streaming import Resume
 
 
 def _sampling_schema() -> dict[str, Any]:
@@ -59,7 +59,24 @@ class Timings(msgspec.Struct):
     total_s: float
 
 
-class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class UnsupportedFields(msgspec.Struct, kw_only=True):
+    """Fields whose feature this engine does not have: accepted when they ask for nothing."""
+
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    return_hidden_states: Any = None
+    routing_key: Any = None
+    routed_dp_rank: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+
+
+class GenerateBody(UnsupportedFields, forbid_unknown_fields=True, kw_only=True):
     """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
 
     text: str | list[str] | None = None
@@ -75,41 +92,13 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_prompt_token_ids: bool | None = None
     return_timings: bool | None = None
     max_thinking_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
-    require_reasoning: bool | None = None  # what the answer must match holds behind the thinking
+    require_reasoning: bool | None = None  # the grammar applies after the thinking
     priority: int | None = None
     extra_key: str | list[str | None] | None = None
     cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
-    # Fields whose feature this engine does not have: accepted when they ask for nothing.
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    return_hidden_states: Any = None
-    routing_key: Any = None
-    routed_dp_rank: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
 
-
-UNBUILT_BODY_FIELDS = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "lora_path",
-    "session_params",
-    "return_hidden_states",
-    "routing_key",
-    "routed_dp_rank",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-)
 
 Logprob = tuple[float | None, int, str | None]
 
@@ -273,7 +262,7 @@ class Load(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """The loads of all replicas behind this server: one."""
+    """The loads of all replicas of this server: one."""
 
     timestamp: float
     version: str

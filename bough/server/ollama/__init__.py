@@ -1,7 +1,7 @@
 """Ollama's protocol: chats and completions as lines of JSON, and what there is to know of the model.
 
-`schema` is what clients send and `objects` what they get; `reading` turns the first into the engine's requests,
-`writing` turns answers into the second; `routes` and `models` connect both ends.
+`requests` is what clients send and what the engine makes of it, `objects` is what they get, `writing` turns answers
+into it; `routes` connects both ends.
 """
 
 from __future__ import annotations

@@ -1,61 +1,119 @@
-"""Ollama's endpoints of generation: reads requests, runs them on the engine's client, answers in lines or whole."""
+"""Ollama's endpoints: chats and completions, in lines or whole; the one model that is served."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
+from bough.core.settings import Settings
 from bough.parsers import AnswerFormat
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
-from bough.server.endpoint import Endpoint
-from bough.server.errors import ollama_shape
+from bough.server.context import ServerContext
+from bough.server.endpoint import GET, OLLAMA, Endpoint, json_response
+from bough.server.errors import set_field_names
 from bough.server.grammars import ollama_format
-from bough.server.messages import Message, Rendered, render, text_size
-from bough.server.names import in_names_of
-from bough.server.ollama.models import model_routes
-from bough.server.ollama.objects import ChatAnswer, GenerateAnswer
-from bough.server.ollama.reading import (
+from bough.server.messages import Message, continues
+from bough.server.model_info import ModelInfo
+from bough.server.ollama.objects import (
+    ChatAnswer,
+    GenerateAnswer,
+    ModelDescription,
+    ModelDetails,
+    ModelEntry,
+    ModelList,
+)
+from bough.server.ollama.requests import (
     NAMES,
+    AnswerFields,
+    ChatRequest,
+    GenerateRequest,
+    Options,
+    ShowRequest,
     check_request,
     read_chat,
     read_prompt,
     sampling_of,
     template_variables,
 )
-from bough.server.ollama.schema import AnswerFields, ChatRequest, GenerateRequest, Options
-from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream
-from bough.server.parsing import AnswerPlan, plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
-from bough.server.tools import any_of, read_functions
+from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
+from bough.server.parsing import AnswerPlan, any_of, plan_answers, read_functions
+from bough.server.streaming import stream_answers, whole_response
+
+
+def model_routes(context: ServerContext) -> list[Endpoint]:
+    async def tags(request: Request) -> Response:
+        return json_response(ModelList([model_entry(context.model)]))
+
+    async def show(request: Request) -> Response:
+        await read_lenient_body(request, ShowRequest)
+        return json_response(describe(context.model, context.settings))
+
+    return [
+        Endpoint("/api/tags", tags, "The models that are served: one", methods=GET, answer=ModelList, **OLLAMA),
+        Endpoint("/api/show", show, "What is known of the model", body=ShowRequest, answer=ModelDescription, **OLLAMA),
+    ]
+
+
+def model_entry(model: ModelInfo) -> ModelEntry:
+    return ModelEntry(
+        name=model.name,
+        model=model.name,
+        modified_at=timestamp(model.created),
+        size=0,  # the HTTP process does not read weights
+        digest=hashlib.sha256(model.name.encode()).hexdigest(),
+        details=model_details(model),
+    )
+
+
+def describe(model: ModelInfo, settings: Settings) -> ModelDescription:
+    """Clients ask about the name that they will chat with, and every name is served by the one model."""
+    details = model_details(model)
+    parsers = {"tools": settings.model.tool_call_parser, "thinking": settings.model.reasoning_parser}
+    return ModelDescription(
+        modelfile=f"FROM {model.name}",
+        details=details,
+        model_info={
+            "general.architecture": details.family,
+            "general.basename": model.name,
+            f"{details.family}.context_length": model.context_length,
+            f"{details.family}.vocab_size": model.vocab_size,
+        },
+        capabilities=["completion", *(name for name, parser in parsers.items() if parser is not None)],
+        modified_at=timestamp(model.created),
+    )
+
+
+def model_details(model: ModelInfo) -> ModelDetails:
+    family = model.architecture.removesuffix("ForCausalLM").lower()
+    kind = "gguf" if model.path.endswith(".gguf") else "safetensors"
+    return ModelDetails(format=kind, family=family, families=[family])
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
     """Every endpoint of Ollama's API that this server has."""
     api = Ollama(context)
-    common: dict[str, Any] = {"other_types": (LINES,), "shape": ollama_shape, "tag": "ollama"}
     return [
         Endpoint(
-            path="/api/chat",
-            handler=api.chat,
-            summary="Answer a conversation; streamed as lines of JSON unless stream is false",
+            "/api/chat",
+            api.chat,
+            "Answer a conversation; streamed as lines of JSON unless stream is false",
             body=ChatRequest,
             answer=ChatAnswer,
-            **common,
+            other_types=(LINES,),
+            **OLLAMA,
         ),
         Endpoint(
-            path="/api/generate",
-            handler=api.generate,
-            summary="Answer a prompt; streamed as lines of JSON unless stream is false",
+            "/api/generate",
+            api.generate,
+            "Answer a prompt; streamed as lines of JSON unless stream is false",
             body=GenerateRequest,
             answer=GenerateAnswer,
-            **common,
+            other_types=(LINES,),
+            **OLLAMA,
         ),
         *model_routes(context),
     ]
@@ -69,26 +127,26 @@ class Ollama:
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
-        with in_names_of(NAMES):
-            sampling = self._read(body)
-            plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)), self._context.tokenizer)
-            if not body.messages:
-                return json_response(self._form(body, AnswerFormat(), chat=True).loaded())
-            inputs, answers = await self._templated(read_chat(body), body, sampling, plan)
+        set_field_names(NAMES)
+        sampling = self._read(body)
+        plan = plan_answers(self._context.settings, any_of(read_functions(body.tools)), self._context.tokenizer)
+        if not body.messages:
+            return json_response(self._form(body, AnswerFormat(), chat=True).loaded())
+        inputs, answers = await self._templated(read_chat(body), body, sampling, plan)
         return await self._answer(request, body, inputs, self._form(body, answers, chat=True))
 
     async def generate(self, request: Request) -> Response:
         body = await read_lenient_body(request, GenerateRequest)
         answers = AnswerFormat()
-        with in_names_of(NAMES):
-            sampling = self._read(body)
-            if not body.prompt:
-                return json_response(self._form(body, answers, chat=False).loaded())
-            if self._is_plain(body):
-                inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
-            else:
-                plan = plan_answers(self._context.settings)
-                inputs, answers = await self._templated(read_prompt(body), body, sampling, plan)
+        set_field_names(NAMES)
+        sampling = self._read(body)
+        if not body.prompt:
+            return json_response(self._form(body, answers, chat=False).loaded())
+        if self._is_plain(body):
+            inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
+        else:
+            plan = plan_answers(self._context.settings)
+            inputs, answers = await self._templated(read_prompt(body), body, sampling, plan)
         return await self._answer(request, body, inputs, self._form(body, answers, chat=False))
 
     def _form(self, body: AnswerFields, answers: AnswerFormat, *, chat: bool) -> AnswerForm:
@@ -110,19 +168,13 @@ class Ollama:
     async def _templated(
         self, turns: list[Message], body: AnswerFields, sampling: dict[str, Any], plan: AnswerPlan
     ) -> tuple[Inputs, AnswerFormat]:
-        """A conversation that ends with the assistant's words is answered from there on."""
-        tokenizer = self._context.require_tokenizer("messages")
-        last, variables = turns[-1], template_variables(body)
-        goes_on = last["role"] == "assistant" and not last.get("tool_calls")
-
-        def rendered() -> Rendered:
-            return render(tokenizer, turns, tools=plan.tools.shown, variables=variables, continue_final_message=goes_on)
-
-        prompt = await aside(text_size(turns), rendered)
-        sampling, continued = plan.sampling(sampling), last["content"] if goes_on else ""
-        marks = plan.marks(sampling, prompt.text, continued)
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, sampling_params=sampling, thinking=marks)
-        return inputs, plan.answers(prompt.text, continued)
+        """An answer to a conversation that ends with the assistant's text continues it."""
+        goes_on = continues(turns)
+        prompt = await self._context.render(
+            turns, tools=plan.tools.shown, variables=template_variables(body), continue_final_message=goes_on
+        )
+        continued = turns[-1]["content"] if goes_on else ""
+        return await self._context.plan_inputs(plan, prompt, {"sampling_params": sampling}, continued)
 
     async def _answer(self, request: Request, body: AnswerFields, inputs: Inputs, form: AnswerForm) -> Response:
         client = self._context.client
@@ -136,5 +188,4 @@ class Ollama:
                 media_type=LINES,
                 keep_alive=KEEP_ALIVE,
             )
-        (answer,) = await while_connected(request, client.answers(inputs))
-        return json_response(form.whole(answer), headers=timing_headers([answer]) if form.timed else None)
+        return await whole_response(client, request, inputs, lambda answers: form.whole(*answers), timed=form.timed)

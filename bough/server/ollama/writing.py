@@ -11,16 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
-from bough.client.piece import Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import finish_to_dict
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.errors import Failure, ollama_shape
-from bough.server.names import in_spoken_words
+from bough.server.endpoint import encode_json
+from bough.server.errors import Failure, in_client_names, ollama_shape
 from bough.server.ollama.objects import CalledFunction, ChatAnswer, ChatMessage, GenerateAnswer, ToolCall
-from bough.server.parsing import AnswerTrack
-from bough.server.responses import encode_json
+from bough.server.parsing import StreamParser
 
 LINES = "application/x-ndjson"
 # Clients read line by line, and JSON may begin with a space: this keeps a connection open without making a line.
@@ -43,17 +41,17 @@ class AnswerForm:
     model: str
     chat: bool
     timed: bool
-    clock: Callable[[], float] = time.time  # each object, and so each line of a stream, tells when it was made
+    clock: Callable[[], float] = time.time  # each object, and so each line of a stream, has its own time
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
-    def whole(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
+    def whole(self, answer: RequestOutput) -> ChatAnswer | GenerateAnswer:
         """The answer that is not streamed."""
         if self.answers.plain:
             return self._finished(answer, self.message(answer.text))
         parsed = self.answers.parse(answer.text)
         return self._finished(answer, self.message(parsed.text, parsed.reasoning, parsed.calls))
 
-    def last(self, answer: Answer) -> ChatAnswer | GenerateAnswer:
+    def last(self, answer: RequestOutput) -> ChatAnswer | GenerateAnswer:
         """The last line of a stream, whose text has all been shown."""
         return self._finished(answer, self.message(""))
 
@@ -72,7 +70,7 @@ class AnswerForm:
             return ChatAnswer(message=message, **common)
         return GenerateAnswer(response=message.content, thinking=message.thinking, **common)
 
-    def _finished(self, answer: Answer, message: ChatMessage) -> ChatAnswer | GenerateAnswer:
+    def _finished(self, answer: RequestOutput, message: ChatMessage) -> ChatAnswer | GenerateAnswer:
         raise_if_refused(answer)
         assert answer.finish is not None
         spent = answer.timings
@@ -87,7 +85,7 @@ class AnswerForm:
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
             timings=spent.to_dict() if self.timed else UNSET,
-            warnings=list(map(in_spoken_words, answer.warnings)) or UNSET,
+            warnings=list(map(in_client_names, answer.warnings)) or UNSET,
         )
 
 
@@ -96,13 +94,13 @@ class LineWriter:
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._track = None if form.answers.plain else AnswerTrack(form.answers)
+        self._parser = None if form.answers.plain else StreamParser(form.answers)
         self._name = ""  # of the call that is being written
         self._arguments: list[str] = []
 
     def chunk(self, piece: Piece) -> bytes:
         """A line for new text; with the last piece the figures, on a line of their own."""
-        events = [Text(piece.text)] if self._track is None else self._track.events(piece)
+        events = [Text(piece.text)] if self._parser is None else self._parser.events(piece)
         news = b"".join(map(self._line, events))
         return news if piece.finish is None else news + line(self._form.last(piece.answer))
 
@@ -126,7 +124,7 @@ class LineWriter:
         return line(self._form.show(message, done=False))
 
     def end(self) -> bytes:
-        return b""  # all is said with the last piece
+        return b""  # everything was sent with the last piece
 
 
 def broken_stream(failure: Failure) -> bytes:

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: from request to inputs, and from pieces to messages and deltas."""
+"""/v1/chat/completions: the handler, from request to inputs, and from pieces to messages and deltas."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
 
-from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
-from bough.client.piece import Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.parsers import AnswerFormat, Event, Reasoning, Text
-from bough.server.chunks import PreparedChunk
-from bough.server.messages import Message, Rendered, render
-from bough.server.openai.chat_deltas import delta_of
-from bough.server.openai.limits import check_request
+from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ServerContext
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
+from bough.server.messages import Rendered, read_messages
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
     CalledFunction,
@@ -27,11 +28,22 @@ from bough.server.openai.objects import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    FunctionDelta,
     ToolCall,
+    ToolCallDelta,
 )
-from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
-from bough.server.openai.schema import ChatRequest
+from bough.server.openai.requests import (
+    ChatRequest,
+    Identity,
+    Shown,
+    chat_tools,
+    check_request,
+    options_of,
+    sampling_of,
+    use_openai_names,
+)
 from bough.server.openai.usage import (
+    broken_stream,
     finish_word,
     make_usage,
     matched_stop,
@@ -39,13 +51,17 @@ from bough.server.openai.usage import (
     warnings_of,
     whole_piece,
 )
-from bough.server.parsing import AnswerTrack, CallIds
-from bough.server.responses import encode_json
-from bough.server.resuming import read_resumption
-from bough.server.sse import DONE, event
-from bough.server.timing import slowest_timings
-from bough.server.tools import NO_TOOLS, ToolUse
-from bough.tokenizer.tokenizer import Tokenizer
+from bough.server.parsing import AnswerPlan, CallIds, StreamParser, plan_answers
+from bough.server.streaming import (
+    DONE,
+    PreparedChunk,
+    event,
+    read_resumption,
+    resumable,
+    slowest_timings,
+    stream_answers,
+    whole_response,
+)
 
 
 def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> dict[str, Any]:
@@ -66,21 +82,9 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
     }
 
 
-def chat_prompt(
-    request: ChatRequest, messages: Sequence[Message], tokenizer: Tokenizer, tools: ToolUse = NO_TOOLS
-) -> Rendered:
-    """The prompt: the messages through the model's template."""
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
-    return render(
-        tokenizer,
-        messages,
-        tools=tools.shown,
-        variables=variables,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-    )
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+    return {**effort, **(request.chat_template_kwargs or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class ChatForm:
     speller: TokenSpeller
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
-    def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
+    def whole(self, answers: Sequence[RequestOutput]) -> ChatCompletion:
         """The answer that is not streamed."""
         for answer in answers:
             raise_if_refused(answer)
@@ -118,7 +122,7 @@ class ChatForm:
             warnings=warnings_of(answers),
         )
 
-    def message(self, answer: Answer) -> ChatMessage:
+    def message(self, answer: RequestOutput) -> ChatMessage:
         """A finished answer's text, thinking and calls. A message that is nothing but one of the others has no text."""
         if self.answers.plain:
             return ChatMessage(content=answer.text)
@@ -138,8 +142,8 @@ class ChatForm:
             return None
         return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self.speller))
 
-    def ending(self, answer: Answer, *, called: bool = False) -> dict[str, Any]:
-        """The fields that tell how an answer ended; `called`: with calls."""
+    def ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
+        """The fields that show how an answer ended; `called`: with calls."""
         assert answer.finish is not None
         return {
             "finish_reason": finish_word(answer.finish, called=called),
@@ -148,18 +152,36 @@ class ChatForm:
         }
 
 
+def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
+    """What an event adds to a message. A failed call is sent as text, too."""
+    match event:
+        case Text() | CallFailed():
+            return ChatDelta(content=event.text)
+        case Reasoning():
+            return ChatDelta(reasoning_content=event.text)
+        case CallBegin():
+            function = FunctionDelta(name=event.name, arguments="")
+            begun = ToolCallDelta(index=event.index, id=ids.name(event), type="function", function=function)
+            return ChatDelta(tool_calls=[begun])
+        case CallArguments():
+            more = ToolCallDelta(index=event.index, function=FunctionDelta(arguments=event.text))
+            return ChatDelta(tool_calls=[more])
+        case CallEnd():
+            return None
+
+
 class ChatWriter:
     """Writes one call's stream: for each answer a chunk with the role (unless a broken stream has shown it, which this
-    one resumes), its text, and a chunk that tells how it ended.
+    one resumes), its text, and a chunk with its finish reason.
 
-    The first two and the last two travel together, so the extra chunks cost no extra turn.
+    The first two and the last two are sent together, so the extra chunks cost no extra write.
     """
 
     def __init__(self, form: ChatForm) -> None:
         self._form = form
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RequestOutput] = {}
         self._prepared: dict[int, dict[type[Event], PreparedChunk]] = {}  # by answer, for text and for thinking
-        self._tracks: dict[int, AnswerTrack] = {}  # empty where answers are plain text
+        self._parsers: dict[int, StreamParser] = {}  # empty where answers are plain text
         self._fast = form.shown.logprobs is None and not form.shown.usage_throughout
 
     def chunk(self, piece: Piece) -> bytes:
@@ -169,13 +191,13 @@ class ChatWriter:
         return b"".join(event(encode_json(chunk)) for chunk in self.full_chunks(piece))
 
     def _quick(self, piece: Piece) -> bytes:
-        prepared, track = self._prepared[piece.index], self._tracks.get(piece.index)
-        if track is None:
+        prepared, parser = self._prepared[piece.index], self._parsers.get(piece.index)
+        if parser is None:
             return prepared[Text].fill(piece.text, piece.ids)
-        events = track.events(piece)
+        events = parser.events(piece)
         if len(events) == 1 and isinstance(events[0], Text | Reasoning):
             return prepared[type(events[0])].fill(events[0].text, piece.ids)
-        return b"".join(event(encode_json(chunk)) for chunk in self._parsed(piece, track, events))
+        return b"".join(event(encode_json(chunk)) for chunk in self._parsed(piece, parser, events))
 
     def full_chunks(self, piece: Piece) -> list[ChatChunk]:
         """The same through the schema."""
@@ -187,27 +209,27 @@ class ChatWriter:
             self._begin(piece)
             if not answer.resumed:
                 chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
-        track = self._tracks.get(piece.index)
-        if track is not None:
-            chunks += self._parsed(piece, track, track.events(piece))
+        parser = self._parsers.get(piece.index)
+        if parser is not None:
+            chunks += self._parsed(piece, parser, parser.events(piece))
         elif piece.text or piece.ids:
-            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **self._told(piece)))
+            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **self._token_fields(piece)))
         if piece.finish is not None:
-            called = track is not None and track.called
+            called = parser is not None and parser.called
             chunks.append(self._chunk(piece, ChatDelta(), **self._form.ending(answer, called=called)))
         return chunks
 
-    def _parsed(self, piece: Piece, track: AnswerTrack, events: Sequence[Event]) -> list[ChatChunk]:
-        """The chunks for what a parser makes of a piece. What is told of its tokens goes with the first of them; there
-        is one for that alone where the text is held back."""
-        told, shown = self._told(piece), self._form.shown
-        deltas = [delta for event in events if (delta := delta_of(event, track.ids)) is not None]
+    def _parsed(self, piece: Piece, parser: StreamParser, events: Sequence[Event]) -> list[ChatChunk]:
+        """The chunks for what a parser makes of a piece. What is shown of its tokens goes with the first of them; where
+        the text is held back, that gets a chunk of its own."""
+        details, shown = self._token_fields(piece), self._form.shown
+        deltas = [delta for event in events if (delta := delta_of(event, parser.ids)) is not None]
         if not deltas and piece.ids and (shown.logprobs is not None or shown.token_ids):
             deltas = [ChatDelta(content="")]
-        first = [self._chunk(piece, delta, **told) for delta in deltas[:1]]
+        first = [self._chunk(piece, delta, **details) for delta in deltas[:1]]
         return first + [self._chunk(piece, delta) for delta in deltas[1:]]
 
-    def _told(self, piece: Piece) -> dict[str, Any]:
+    def _token_fields(self, piece: Piece) -> dict[str, Any]:
         """What an answer shows of its tokens."""
         return {
             "logprobs": self._form.logprobs(piece),
@@ -219,15 +241,15 @@ class ChatWriter:
         if not self._form.shown.usage_at_end:
             return DONE
         answers = [self._answers[i] for i in sorted(self._answers)]
-        thought = sum(self._form.speller.count(track.reasoning) for track in self._tracks.values())
+        thought = sum(self._form.speller.count(parser.reasoning) for parser in self._parsers.values())
         return event(encode_json(self._envelope([], usage_of(answers, self._form.shown.samples, thought)))) + DONE
 
     def _begin(self, piece: Piece) -> None:
         self._answers[piece.index] = piece.answer
         if not self._form.answers.plain:
-            track = self._tracks[piece.index] = AnswerTrack(self._form.answers)
-            for past in track.recall(piece.answer.resumed_text):
-                delta_of(past, track.ids)  # names that are taken
+            parser = self._parsers[piece.index] = StreamParser(self._form.answers)
+            for past in parser.replay(piece.answer.resumed_text):
+                delta_of(past, parser.ids)  # reserves the ids of its calls
         self._prepared[piece.index] = {
             Text: self._prepare(piece.index, ChatDelta(content=""), "content"),
             Reasoning: self._prepare(piece.index, ChatDelta(reasoning_content=""), "reasoning_content"),
@@ -256,3 +278,60 @@ class ChatWriter:
     def _envelope(self, choices: list[ChatChunkChoice], usage: Any, **more: Any) -> ChatChunk:
         name = self._form.identity
         return ChatChunk(id=name.id, created=name.created, model=name.model, choices=choices, usage=usage, **more)
+
+
+class Chats:
+    """The handler of /v1/chat/completions."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._speller = TokenSpeller(context.tokenizer)
+
+    def routes(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/chat/completions",
+                self.chat,
+                "Answer a conversation",
+                body=ChatRequest,
+                answer=ChatCompletion,
+                other_types=(EVENTS,),
+                **OPENAI,
+            )
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_lenient_body(request, ChatRequest)
+        identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
+        use_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages")
+        given = read_chat(body, identity, self._context.model.context_length)
+        plan = plan_answers(
+            self._context.settings,
+            chat_tools(body),
+            self._context.tokenizer,
+            separate=body.separate_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+        )
+        prompt, continued = await self._prompt(body, plan)
+        inputs, answers = await self._context.plan_inputs(plan, prompt, given, continued, body.max_thinking_tokens)
+        wanted = (body.top_logprobs or 0) if body.logprobs else None
+        shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
+        form = ChatForm(identity, shown, self._speller, answers)
+        if body.stream:
+            writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
+            return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
+        return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
+
+    async def _prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
+        """The prompt, and the text of the assistant's that the answer continues."""
+        if body.input_ids is not None:
+            return Rendered(body.input_ids, ""), ""
+        messages = read_messages(body.messages)
+        prompt = await self._context.render(
+            messages,
+            tools=plan.tools.shown,
+            variables=template_variables(body),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+        )
+        return prompt, messages[-1]["content"] if body.continue_final_message else ""

@@ -1,4 +1,4 @@
-"""/v1/completions: from request to inputs, and from pieces to choices. Pure apart from the tokenizer."""
+"""/v1/completions: the handler, from request to inputs, and from pieces to choices."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
 
-from bough.client.answer import Answer
 from bough.client.handle import raise_if_refused
-from bough.client.piece import Piece
+from bough.client.inputs import Inputs
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.chunks import PreparedChunk
-from bough.server.openai.limits import check_request
+from bough.server.bodies import read_lenient_body
+from bough.server.context import ServerContext
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
-from bough.server.openai.reading import Identity, Shown, options_of, sampling_of
-from bough.server.openai.schema import CompletionRequest
+from bough.server.openai.requests import (
+    CompletionRequest,
+    Identity,
+    Shown,
+    check_request,
+    options_of,
+    sampling_of,
+    use_openai_names,
+)
 from bough.server.openai.usage import (
+    broken_stream,
     finish_word,
     make_usage,
     matched_stop,
@@ -27,10 +38,16 @@ from bough.server.openai.usage import (
     warnings_of,
     whole_piece,
 )
-from bough.server.responses import encode_json
-from bough.server.resuming import read_resumption
-from bough.server.sse import DONE, event
-from bough.server.timing import slowest_timings
+from bough.server.streaming import (
+    DONE,
+    PreparedChunk,
+    event,
+    read_resumption,
+    resumable,
+    slowest_timings,
+    stream_answers,
+    whole_response,
+)
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -87,7 +104,7 @@ class CompletionForm:
     kept: int  # of `shown.samples` answers per prompt
     echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
 
-    def whole(self, answers: Sequence[Answer]) -> Completion:
+    def whole(self, answers: Sequence[RequestOutput]) -> Completion:
         """The answer that is not streamed. `answers` are in the order of the prompts."""
         for answer in answers:
             raise_if_refused(answer)
@@ -105,13 +122,13 @@ class CompletionForm:
             id=self.identity.id, created=self.identity.created, model=self.identity.model, choices=choices, **more
         )
 
-    def _best(self, answers: Sequence[Answer]) -> list[Answer]:
+    def _best(self, answers: Sequence[RequestOutput]) -> list[RequestOutput]:
         """Of each prompt's samples the likeliest ones, best first; all of them in their order if all are shown."""
         samples = self.shown.samples
         if samples == self.kept:
             return list(answers)
 
-        def likelihood(answer: Answer) -> float:
+        def likelihood(answer: RequestOutput) -> float:
             return mean_logprob(answer.output_logprobs, len(answer.ids))
 
         groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
@@ -123,7 +140,7 @@ class CompletionWriter:
 
     def __init__(self, form: CompletionForm) -> None:
         self._form = form
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RequestOutput] = {}
         self._prepared: dict[int, PreparedChunk] = {}
         self._offsets: dict[int, TextOffsets] = {}
         shown = form.shown
@@ -205,3 +222,48 @@ class CompletionWriter:
             offsets=offsets,
         )
         return output if given is None else joined(given, output)
+
+
+class Completions:
+    """The handler of /v1/completions."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._speller = TokenSpeller(context.tokenizer)
+
+    def routes(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/completions",
+                self.completions,
+                "Continue one prompt or several",
+                body=CompletionRequest,
+                answer=Completion,
+                other_types=(EVENTS,),
+                **OPENAI,
+            )
+        ]
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_lenient_body(request, CompletionRequest)
+        identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
+        use_openai_names(body, top_logprobs_num="logprobs")
+        inputs = await self._context.read_inputs(**read_completion(body, identity))
+        shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
+        form = CompletionForm(identity, shown, self._speller, body.n or 1, self._echoes(body, inputs))
+        if body.stream:
+            writer = resumable(request, inputs, CompletionWriter(form))
+            return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
+        return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
+
+    def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
+        """The text of each prompt, if it is to be shown again."""
+        if not body.echo:
+            return []
+        if isinstance(body.prompt, str):
+            return [body.prompt]
+        if isinstance(body.prompt[0], str):
+            return [str(text) for text in body.prompt]
+        tokenizer = self._context.require_tokenizer("echo")
+        skip = body.skip_special_tokens is not False
+        return [tokenizer.decode(prompt.ids.tolist(), skip) for prompt in inputs.prompts[:: samples_of(body)]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from bough.client.logprobs import Entry, LogprobColumns
+from bough.client.outputs import Entry, LogprobColumns
 from bough.server.openai.objects import CompletionLogprobs, TokenLogprob, TopLogprob
 from bough.tokenizer.tokenizer import Tokenizer
 

@@ -1,7 +1,7 @@
 """What OpenAI's clients get back from completions and chats, as data; the chunks of streams are made of the same parts.
 
 Fields that are `UNSET` do not appear at all: they are SGLang's extras, there for those who asked. The order of fields
-is the order in the JSON, on which `chunks` relies.
+is the order in the JSON, on which `PreparedChunk` relies.
 """
 
 from __future__ import annotations

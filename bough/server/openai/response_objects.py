@@ -1,6 +1,6 @@
 """What clients of /v1/responses get back: the response, and the events of its stream, as data.
 
-The order of fields is the order in the JSON; `response_events` prepares the one event that comes with every token.
+The order of fields is the order in the JSON; `responses` prepares the one event that comes with every token.
 """
 
 from __future__ import annotations

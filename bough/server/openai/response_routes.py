@@ -1,7 +1,9 @@
 """The routes of /v1/responses: create (whole, streamed or in the background), fetch and cancel.
 
-Owns the store and the tasks of responses in the background. With several HTTP processes on one port a later request
-may reach another process than the one that remembers, so then nothing is stored, and who asks for it is told so.
+The store keeps responses in memory, bounded: the oldest finished ones go first, running ones never. A conversation is
+kept whole with each of its responses; its messages are shared, so a long one costs its length once. With several
+tokenizer workers on one port a later request may reach another process than the one that has the response, so then
+nothing is stored, and a request that needs the store gets an error that says so.
 """
 
 from __future__ import annotations
@@ -9,44 +11,118 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.answer import Answer
+from bough.client.outputs import RequestOutput
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext, aside
-from bough.server.endpoint import EVENTS, Endpoint
-from bough.server.errors import HttpError, failure_of, openai_shape
-from bough.server.messages import Message, render, text_size
-from bough.server.names import in_spoken_names
+from bough.server.context import ServerContext
+from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
+from bough.server.errors import HttpError, failure_of
+from bough.server.messages import Message, text_size
 from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.reading import Identity, in_openai_names
-from bough.server.openai.response_events import ResponseWriter
-from bough.server.openai.response_input import read_input
+from bough.server.openai.requests import Identity, ResponsesRequest, response_tools, use_openai_names
+from bough.server.openai.response_items import output_messages, read_input
 from bough.server.openai.response_objects import Item, ResponseObject
-from bough.server.openai.response_store import Record, ResponseStore
 from bough.server.openai.responses import (
     ResponseForm,
+    ResponseWriter,
     read_response_request,
     template_variables,
     text_format,
     with_instructions,
 )
-from bough.server.openai.schema import ResponsesRequest
-from bough.server.openai.tools import response_tools
 from bough.server.parsing import plan_answers
-from bough.server.presence import while_connected
-from bough.server.responses import json_response
-from bough.server.streaming import stream_answers
-from bough.server.timing import timing_headers
+from bough.server.streaming import stream_answers, timing_headers, while_connected
+
+MAX_RESPONSES = 1000
+MAX_CHARACTERS = 64 << 20
+
+
+@dataclass(slots=True)
+class Record:
+    """One response and the conversation that led to it, its own answer included once there is one."""
+
+    response: ResponseObject
+    messages: Sequence[Message]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    size: int = field(init=False)  # characters
+    counted: int = 0  # of them, those that the store has counted
+
+    def __post_init__(self) -> None:
+        self.size = text_size(self.messages) + len(self.response.instructions or "")
+
+    def end(self, response: ResponseObject) -> None:
+        """Keeps the final form; its output joins the conversation."""
+        output = output_messages(response.output)
+        self.messages = [*self.messages, *output]
+        self.size += text_size(output)
+        self.response = response
+        self.ended.set()
+
+
+class ResponseStore:
+    """Owns the records, by id, oldest first."""
+
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
+        self._records: dict[str, Record] = {}
+        self._size = 0  # characters of all records
+        self._max_responses = max_responses
+        self._max_characters = max_characters
+
+    def add(self, record: Record) -> None:
+        """Remembers a response. Its id may be that of an ended one, which it replaces."""
+        id = record.response.id
+        earlier = self._records.pop(id, None)
+        if earlier is not None and not earlier.ended.is_set():
+            self._records[id] = earlier
+            raise RequestError(f"rid {id!r} is in use by another response; choose another.", field="rid")
+        self._size -= 0 if earlier is None else earlier.counted
+        self._records[id] = record
+        self.update(record)
+
+    def update(self, record: Record) -> None:
+        """Counts what a response has become; one that is not stored, or was replaced, does not matter."""
+        if self._records.get(record.response.id) is record:
+            self._size += record.size - record.counted
+            record.counted = record.size
+            self._trim()
+
+    def find(self, id: str) -> Record:
+        record = self._records.get(id)
+        if record is None:
+            raise HttpError(404, f"There is no response {id!r}; it may have been forgotten.", "NotFoundError")
+        return record
+
+    def forget(self, id: str) -> None:
+        record = self._records.pop(id, None)
+        self._size -= 0 if record is None else record.counted
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _trim(self) -> None:
+        """Forgets the oldest finished responses until the rest fits. The newest stays, however large it is."""
+        if self._fits():
+            return
+        for id, record in list(self._records.items())[:-1]:
+            if record.ended.is_set():
+                self.forget(id)
+            if self._fits():
+                return
+
+    def _fits(self) -> bool:
+        return len(self._records) <= self._max_responses and self._size <= self._max_characters
+
 
 CANCEL_WAIT_S = 5.0
-MAX_BEHIND = 1000  # responses at work in the background, which no connection bounds
+MAX_BACKGROUND = 1000  # responses at work in the background, which no connection bounds
 SEVERAL_PROCESSES = (
-    "this server has several HTTP processes (--tokenizer-worker-num), which do not share responses; "
+    "this server has several tokenizer workers (--tokenizer-worker-num), which do not share responses; "
     "start it with one to store, fetch and continue them."
 )
 
@@ -55,31 +131,24 @@ def response_routes(context: ServerContext) -> list[Endpoint]:
     api = Responses(context)
     return [
         Endpoint(
-            path="/v1/responses",
-            handler=api.create,
-            summary="Answer a conversation and remember it",
+            "/v1/responses",
+            api.create,
+            "Answer a conversation and remember it",
             body=ResponsesRequest,
             answer=ResponseObject,
             other_types=(EVENTS,),
-            shape=openai_shape,
-            tag="openai",
+            **OPENAI,
         ),
         Endpoint(
-            path="/v1/responses/{id}",
-            handler=api.retrieve,
-            summary="A response that was stored",
-            methods=("GET",),
+            "/v1/responses/{id}",
+            api.retrieve,
+            "A response that was stored",
+            methods=GET,
             answer=ResponseObject,
-            shape=openai_shape,
-            tag="openai",
+            **OPENAI,
         ),
         Endpoint(
-            path="/v1/responses/{id}/cancel",
-            handler=api.cancel,
-            summary="End a response that still runs",
-            answer=ResponseObject,
-            shape=openai_shape,
-            tag="openai",
+            "/v1/responses/{id}/cancel", api.cancel, "End a response that still runs", answer=ResponseObject, **OPENAI
         ),
     ]
 
@@ -95,9 +164,9 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         body = await read_lenient_body(request, ResponsesRequest)
-        if body.background and len(self._tasks) >= MAX_BEHIND:
+        if body.background and len(self._tasks) >= MAX_BACKGROUND:
             raise RequestError(
-                f"{MAX_BEHIND} responses are at work in the background; try again later.",
+                f"{MAX_BACKGROUND} responses are at work in the background; try again later.",
                 status_code=429,
                 err_type="QueueFullError",
             )
@@ -107,7 +176,7 @@ class Responses:
         if form.stored and self._store is not None:
             self._store.add(record)
         if body.background:
-            task = asyncio.create_task(self._run_behind(form, record))
+            task = asyncio.create_task(self._run_in_background(form, record))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             queued = json_response(record.response)
@@ -127,7 +196,7 @@ class Responses:
         record = self._find(request)
         if not record.ended.is_set():
             self._context.client.abort(record.response.id)
-            # A stream ends when its reader takes the last piece, and that reader may be in no hurry.
+            # A stream ends when its reader takes the last piece, and that reader may be slow.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_WAIT_S):
                     await record.ended.wait()
@@ -160,28 +229,23 @@ class Responses:
         given = read_response_request(body, identity, self._context.model.context_length)
         names = {"input_ids": "input", "messages": "input", "max_new_tokens": "max_output_tokens"}
         names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}
-        with in_openai_names(body, **names):
-            messages = with_instructions(body.instructions, conversation)
-            tokenizer = self._context.require_tokenizer("input")
-            plan = plan_answers(self._context.settings, response_tools(body), tokenizer)
-            variables = template_variables(body)
-            prompt = await aside(
-                text_size(messages),
-                lambda: render(tokenizer, messages, tools=plan.tools.shown, variables=variables),
-            )
-            given["sampling_params"] = sampling = plan.sampling(given["sampling_params"])
-            given["thinking"] = plan.marks(sampling, prompt.text, budget=body.max_thinking_tokens)
-            inputs = await self._context.read_inputs(input_ids=prompt.ids, **given)
+        use_openai_names(body, **names)
+        messages = with_instructions(body.instructions, conversation)
+        plan = plan_answers(self._context.settings, response_tools(body), self._context.tokenizer)
+        prompt = await self._context.render(
+            messages, field="input", tools=plan.tools.shown, variables=template_variables(body)
+        )
+        inputs, answers = await self._context.plan_inputs(plan, prompt, given, budget=body.max_thinking_tokens)
         stored = self._store is not None and body.store is not False
-        return ResponseForm(body, identity, inputs, self._speller, stored, plan.answers(prompt.text))
+        return ResponseForm(body, identity, inputs, self._speller, stored, answers)
 
     def _find(self, request: Request) -> Record:
         if self._store is None:
             raise HttpError(404, f"No response is stored: {SEVERAL_PROCESSES}", "NotFoundError")
         return self._store.find(request.path_params["id"])
 
-    async def _run(self, form: ResponseForm, record: Record) -> Answer:
-        """Makes the whole response. A request that cannot be served leaves no record; its client is told."""
+    async def _run(self, form: ResponseForm, record: Record) -> RequestOutput:
+        """Makes the whole response. A request that is refused leaves no record; its client gets the error."""
         try:
             (answer,) = await self._context.client.answers(form.inputs)
             record.end(form.ended(answer))
@@ -189,19 +253,19 @@ class Responses:
             self._settle(form, record)
         return answer
 
-    async def _run_behind(self, form: ResponseForm, record: Record) -> None:
-        """Nobody waits, so whatever happens is kept in the record."""
+    async def _run_in_background(self, form: ResponseForm, record: Record) -> None:
+        """No client waits, so the record keeps success and failure alike."""
         record.response = form.begun("in_progress")
         try:
             (answer,) = await self._context.client.answers(form.inputs)
             record.end(form.ended(answer))
         except Exception as error:  # noqa: BLE001  (failure_of logs defects)
-            record.end(form.failed(failure_of(in_spoken_names(error))))
+            record.end(form.failed(failure_of(error)))
         if self._store is not None:
             self._store.update(record)
 
     def _stream(self, form: ResponseForm, record: Record) -> Response:
-        def keep(answer: Answer, items: Sequence[Item] | None) -> ResponseObject:
+        def keep(answer: RequestOutput, items: Sequence[Item] | None) -> ResponseObject:
             record.end(form.ended(answer, items))
             return record.response
 
@@ -216,7 +280,7 @@ class Responses:
         )
 
     def _settle(self, form: ResponseForm, record: Record) -> None:
-        """After success, failure, or the client's leaving: no record stays open that nobody works on."""
+        """After success, failure or a disconnect: no record of an ended request stays open."""
         if not record.ended.is_set():
             record.end(form.cancelled())
             if self._store is not None:

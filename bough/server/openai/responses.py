@@ -1,43 +1,55 @@
-"""/v1/responses: from request to inputs, and from an answer to a response. Pure apart from the tokenizer."""
+"""/v1/responses: from request to inputs, from an answer to a response, and the events of its stream in OpenAI's order
+(created, item and part added, text, and all of it done again).
+
+Text comes with every token, so its event is made of prepared bytes; the others come once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from bough.client.answer import Answer
+from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.parsers import AnswerFormat, AnswerParser
+from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
 from bough.server.grammars import format_fields, meant
 from bough.server.messages import Message, read_messages
-from bough.server.openai.limits import check_request
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import TokenLogprob
-from bough.server.openai.reading import Identity, options_of, sampling_of
+from bough.server.openai.requests import Identity, ResponsesRequest, check_request, options_of, sampling_of
 from bough.server.openai.response_items import ItemWriter
 from bough.server.openai.response_objects import (
     IncompleteDetails,
     InputTokensDetails,
     Item,
+    ItemEvent,
     ItemStatus,
+    LifeEvent,
     OutputMessage,
     OutputText,
     OutputTokensDetails,
+    PartEvent,
     ReasoningItem,
     ResponseError,
     ResponseObject,
     ResponseUsage,
     Status,
+    StreamEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
 )
-from bough.server.openai.schema import ResponsesRequest
 from bough.server.openai.usage import warnings_of
+from bough.server.parsing import StreamParser
+from bough.server.streaming import named_event
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 TEXT_FORMAT = {"type": "text"}
@@ -140,7 +152,7 @@ class ResponseForm:
             user=request.user,
         )
 
-    def ended(self, answer: Answer, items: Sequence[Item] | None = None) -> ResponseObject:
+    def ended(self, answer: RequestOutput, items: Sequence[Item] | None = None) -> ResponseObject:
         """With its answer, complete or not; `items` are those that a stream has shown."""
         status = _status(answer)
         output = self.items(answer) if items is None else list(items)
@@ -164,7 +176,7 @@ class ResponseForm:
         error = ResponseError("server_error" if failure.status >= 500 else code, failure.message)
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
-    def items(self, answer: Answer) -> list[Item]:
+    def items(self, answer: RequestOutput) -> list[Item]:
         """The output of a finished answer."""
         if self.answers.plain:
             return [self.message(answer)]
@@ -174,14 +186,14 @@ class ResponseForm:
         list(writer.close(item_status(answer)))
         return [item for item in writer.items if item not in writer.failed]
 
-    def message(self, answer: Answer) -> OutputMessage:
+    def message(self, answer: RequestOutput) -> OutputMessage:
         return OutputMessage(id=self.message_id, status=item_status(answer), content=[self.part(answer)])
 
     def _thought(self, item: Item) -> int:
         """The tokens of an item that are reasoning."""
         return self.speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
 
-    def part(self, answer: Answer) -> OutputText:
+    def part(self, answer: RequestOutput) -> OutputText:
         """The text of a finished answer."""
         return OutputText(
             text=answer.text,
@@ -189,18 +201,18 @@ class ResponseForm:
             token_ids=answer.ids if self.request.return_token_ids else UNSET,
         )
 
-    def logprobs(self, answer: Answer, start: int, end: int) -> list[TokenLogprob]:
+    def logprobs(self, answer: RequestOutput, start: int, end: int) -> list[TokenLogprob]:
         if not wants_logprobs(self.request):
             return []
         return chat_logprobs(answer.output_logprobs, start, end, self.speller)
 
 
-def item_status(answer: Answer) -> ItemStatus:
+def item_status(answer: RequestOutput) -> ItemStatus:
     """Of the last item of a finished answer."""
     return "completed" if _status(answer) == "completed" else "incomplete"
 
 
-def _status(answer: Answer) -> Status:
+def _status(answer: RequestOutput) -> Status:
     match answer.finish:
         case FinishLength():
             return "incomplete"
@@ -209,7 +221,7 @@ def _status(answer: Answer) -> Status:
     return "completed"
 
 
-def _usage(answer: Answer, reasoning: int) -> ResponseUsage:
+def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=answer.prompt_tokens,
         input_tokens_details=InputTokensDetails(answer.cached_tokens, 0),
@@ -217,3 +229,92 @@ def _usage(answer: Answer, reasoning: int) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(min(reasoning, len(answer.ids))),
         total_tokens=answer.prompt_tokens + len(answer.ids),
     )
+
+
+DELTA = "response.output_text.delta"
+# The items are those that were shown, where there are parsers.
+Keep = Callable[[RequestOutput, Sequence[Item] | None], ResponseObject]
+
+
+class ResponseWriter:
+    """Writes one response's stream; counts its events."""
+
+    def __init__(self, form: ResponseForm, keep: Keep | None = None) -> None:
+        """`keep` makes the response of the whole answer, before its last events show it."""
+        self._form = form
+        self._keep = keep or form.ended
+        self._answer: RequestOutput | None = None
+        self._number = 0
+        self._parser = None if form.answers.plain else StreamParser(form.answers)
+        self._items = ItemWriter(form.id_suffix, self._next)
+        self._fast = not wants_logprobs(form.request)
+        # The text and the number are the only parts that change.
+        empty = named_event(TextDeltaEvent(DELTA, form.message_id, 0, 0, "", [], 0))
+        before, _, after = empty.partition(b'"delta":""')
+        self._before_text = before + b'"delta":'
+        self._after_text = after.removesuffix(b"0}\n\n")
+
+    def chunk(self, piece: Piece) -> bytes:
+        """The events for a piece, up to the last text."""
+        if piece.finish is not None:
+            raise_if_refused(piece.answer)
+            self._answer = piece.answer
+        opening = b"" if self._number else b"".join(map(named_event, self._opening()))
+        if self._parser is not None:
+            events = [shown for event in self._parser.events(piece) for shown in self._items.write(event)]
+            return opening + b"".join(map(named_event, events))
+        if not piece.text and not piece.ids:
+            return opening
+        if not self._fast:
+            return opening + named_event(self.delta(piece))
+        number = b"%d}\n\n" % self._next()
+        return b"".join((opening, self._before_text, encode_json(piece.text), self._after_text, number))
+
+    def delta(self, piece: Piece) -> TextDeltaEvent:
+        """The event for new text, through the schema."""
+        logprobs = self._form.logprobs(piece.answer, piece.first, piece.first + len(piece.ids))
+        return TextDeltaEvent(DELTA, self._form.message_id, 0, 0, piece.text, logprobs, self._next())
+
+    def end(self) -> bytes:
+        """After the last piece."""
+        assert self._answer is not None
+        if self._parser is None:
+            return b"".join(map(named_event, self._closing(self._answer, self._keep(self._answer, None))))
+        last = list(self._items.close(item_status(self._answer)))
+        return b"".join(map(named_event, [*last, self._life(self._keep(self._answer, self._items.items))]))
+
+    def failure(self, failure: Failure) -> bytes:
+        """The last event of a stream that cannot go on."""
+        return named_event(LifeEvent("response.failed", self._form.failed(failure), self._next()))
+
+    def _opening(self) -> Iterator[StreamEvent]:
+        form = self._form
+        response = form.begun("in_progress")
+        yield LifeEvent("response.created", response, self._next())
+        yield LifeEvent("response.in_progress", response, self._next())
+        if self._parser is not None:
+            return
+        item = OutputMessage(id=form.message_id, status="in_progress", content=[])
+        yield ItemEvent("response.output_item.added", 0, item, self._next())
+        part = OutputText(text="")
+        yield PartEvent("response.content_part.added", form.message_id, 0, 0, part, self._next())
+
+    def _closing(self, answer: RequestOutput, response: ResponseObject) -> Iterator[StreamEvent]:
+        form = self._form
+        part = form.part(answer)
+        done = TextDoneEvent(
+            "response.output_text.done", form.message_id, 0, 0, part.text, part.logprobs or [], self._next()
+        )
+        yield done
+        yield PartEvent("response.content_part.done", form.message_id, 0, 0, part, self._next())
+        yield ItemEvent("response.output_item.done", 0, form.message(answer), self._next())
+        yield self._life(response)
+
+    def _life(self, response: ResponseObject) -> LifeEvent:
+        """OpenAI has no event for a cancelled response: it is one that is not complete."""
+        kind = "response.completed" if response.status == "completed" else "response.incomplete"
+        return LifeEvent(kind, response, self._next())
+
+    def _next(self) -> int:
+        number, self._number = self._number, self._number + 1
+        return number

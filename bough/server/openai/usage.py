@@ -1,4 +1,4 @@
-"""What requests cost and how they ended, in OpenAI's words; the same for a whole answer and for a stream."""
+"""What requests cost and how they ended, in OpenAI's terms; the same for a whole answer and for a stream."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from bough.client.answer import Answer
-from bough.client.piece import Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.server.names import in_spoken_words
+from bough.server.errors import Failure, in_client_names, openai_shape
 from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
+from bough.server.streaming import DONE, json_event
 
 
-def usage_of(answers: Sequence[Answer], samples: int = 1, reasoning: int = 0) -> Usage:
+def usage_of(answers: Sequence[RequestOutput], samples: int = 1, reasoning: int = 0) -> Usage:
     """The cost of a whole call: `samples` answers for each prompt, in the order of the prompts. Samples share their
     prompt, so it counts once; what the first of them found in the cache is what the call found there."""
     firsts = answers[::samples]
@@ -53,12 +53,17 @@ def matched_stop(finish: FinishReason) -> int | str | None:
     return finish.matched if isinstance(finish, FinishStop) else None
 
 
-def warnings_of(answers: Sequence[Answer]) -> list[str] | UnsetType:
-    """What of their grammars is not enforced; not shown where all of it is."""
-    said = dict.fromkeys(in_spoken_words(text) for answer in answers for text in answer.warnings)
-    return list(said) or UNSET
+def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
+    """Which parts of their grammars are not enforced; unset where all are."""
+    texts = dict.fromkeys(in_client_names(text) for answer in answers for text in answer.warnings)
+    return list(texts) or UNSET
 
 
-def whole_piece(answer: Answer) -> Piece:
+def broken_stream(failure: Failure) -> bytes:
+    """The last events of a stream that cannot go on."""
+    return json_event(openai_shape(failure)) + DONE
+
+
+def whole_piece(answer: RequestOutput) -> Piece:
     """A finished answer as if it had come in one piece."""
     return Piece(answer, answer.text, answer.ids, 0, answer.finish)

@@ -10,7 +10,7 @@ import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.server.anthropic import routes
-from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
+from bough.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tests.server import protocol_desk
 from tests.server.protocol_desk import ODD, Desk
 

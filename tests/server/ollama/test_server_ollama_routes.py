@@ -13,7 +13,7 @@ import pytest
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.server import bodies
 from bough.server.ollama import routes
-from bough.server.ollama.schema import ChatRequest, GenerateRequest, Options, ShowRequest
+from bough.server.ollama.requests import ChatRequest, GenerateRequest, Options, ShowRequest
 from tests.server import protocol_desk
 from tests.server.protocol_desk import ODD, Desk
 
@@ -194,7 +194,7 @@ def test_refusals_of_the_engine_and_timings() -> None:
 
 
 def test_unknown_fields_and_options_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    bodies._noticed.clear()
+    bodies._logged_fields.clear()
     body: dict[str, Any] = {"messages": HI, "options": {"warmth": 3}, "stream": False}
 
     async def lenient(desk: Desk) -> None:

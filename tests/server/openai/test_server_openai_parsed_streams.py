@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishLength, FinishStop
 from bough.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
+from bough.server.endpoint import encode_json
 from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
-from bough.server.openai.reading import Shown
-from bough.server.openai.schema import ChatRequest
-from bough.server.responses import encode_json
-from bough.server.sse import event
+from bough.server.openai.requests import ChatRequest, Shown
+from bough.server.streaming import event
 from tests.fakes.scripted_engine import fresh_answer
 from tests.server.openai.test_server_openai_streams import ENGINE, ME, SPELLER, flat, parsed, pieces_of, plain
 from tests.server.stream_scripts import Script

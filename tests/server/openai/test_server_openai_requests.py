@@ -9,14 +9,21 @@ import pytest
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import MAX_STOPS, SamplingParams
+from bough.server.errors import failure_of, set_field_names
 from bough.server.messages import read_messages, render
 from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
-from bough.server.openai.limits import UNBUILT_IN_RESPONSES, check_request
-from bough.server.openai.reading import Identity, in_openai_names
-from bough.server.openai.response_input import read_input
+from bough.server.openai.requests import (
+    UNSUPPORTED_IN_RESPONSES,
+    ChatRequest,
+    CompletionRequest,
+    Identity,
+    ResponsesRequest,
+    check_request,
+    use_openai_names,
+)
+from bough.server.openai.response_items import read_input
 from bough.server.openai.responses import read_response_request, with_instructions
-from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
 from tests.fakes.scripted_engine import byte_level_tokenizer
 
 ME = Identity("cmpl-1", 1, "tiny")
@@ -177,7 +184,7 @@ def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
 
 def test_every_unbuilt_field_belongs_to_some_request() -> None:
     known = {f for struct in (CompletionRequest, ChatRequest, ResponsesRequest) for f in struct.__struct_fields__}
-    assert UNBUILT_IN_RESPONSES.keys() <= known
+    assert UNSUPPORTED_IN_RESPONSES.keys() <= known
 
 
 @pytest.mark.parametrize(
@@ -197,10 +204,12 @@ def test_top_logprobs_need_logprobs() -> None:
 
 
 def test_errors_speak_of_the_fields_that_the_client_sent() -> None:
-    with pytest.raises(RequestError) as caught, in_openai_names(completion()):
+    with pytest.raises(RequestError) as caught:
         SamplingParams.parse(read_completion(completion(max_tokens=2, min_tokens=5), ME)["sampling_params"])
-    assert caught.value.field == "min_tokens"
-    assert caught.value.message == "min_tokens (5) is larger than max_tokens (2)."
+    use_openai_names(completion())
+    failure = failure_of(caught.value)
+    set_field_names({})
+    assert (failure.field, failure.message) == ("min_tokens", "min_tokens (5) is larger than max_tokens (2).")
 
 
 # Messages -------------------------------------------------------------------------------------------------------------

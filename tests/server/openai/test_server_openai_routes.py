@@ -14,7 +14,7 @@ from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
 from bough.server.openai import response_routes
 from bough.server.openai.response_objects import OutputMessage, OutputText, ResponseObject
-from bough.server.openai.response_store import Record, ResponseStore
+from bough.server.openai.response_routes import Record, ResponseStore
 from bough.server.openai.routes import routes
 from tests.fakes.scripted_engine import IM_END
 from tests.server import protocol_desk
@@ -333,7 +333,7 @@ def test_a_response_in_the_background_runs_on_and_can_be_cancelled() -> None:
 
 
 def test_the_background_holds_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_routes, "MAX_BEHIND", 2)
+    monkeypatch.setattr(response_routes, "MAX_BACKGROUND", 2)
 
     async def use(desk: Desk) -> None:
         for name in ("a", "b"):

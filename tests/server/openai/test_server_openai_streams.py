@@ -11,20 +11,16 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.client.answer import Answer
-from bough.client.piece import Piece
+from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta
+from bough.server.endpoint import encode_json
 from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
 from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion
 from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.reading import Identity, Shown
-from bough.server.openai.response_events import ResponseWriter
-from bough.server.openai.responses import ResponseForm, read_response_request
-from bough.server.openai.schema import ChatRequest, CompletionRequest, ResponsesRequest
-from bough.server.responses import encode_json
-from bough.server.sse import DONE, event
-from bough.server.streaming import named_event
+from bough.server.openai.requests import ChatRequest, CompletionRequest, Identity, ResponsesRequest, Shown
+from bough.server.openai.responses import ResponseForm, ResponseWriter, read_response_request
+from bough.server.streaming import DONE, event, named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 from tests.server.stream_scripts import SCRIPTS, Script
 
@@ -33,7 +29,7 @@ SPELLER = TokenSpeller(ENGINE.tokenizer)
 ME = Identity('id"text":""é', 1_700_000_000, 'a "text":"" model')  # what would mislead a careless search
 
 
-def pieces_of(answers: Sequence[Answer], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
+def pieces_of(answers: Sequence[RequestOutput], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
     """Pieces as they come when the answers take turns."""
     waiting: list[list[Delta]] = [
         deltas_of(ENGINE.tokenizer, answer.handle, answer.prompt, script.ids, script.cuts, script.finish)

@@ -1,4 +1,4 @@
-"""What a meter is told of one answer's pace."""
+"""What a meter is told of one answer's recorder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bough.client.pace import Pace
+from bough.client.timings import LatencyRecorder
 from bough.core.finish import FinishAbort, FinishLength, FinishReason
 from bough.messages.outputs import Delta, Started
 from bough.observability.request_meter import RequestMeter, slices
@@ -15,9 +15,13 @@ STARTED = Started(1, 8, 3, queue_time_s=0.5, prefill_time_s=1.5)
 
 
 def add(
-    pace: Pace, now: float, tokens: int, started: Started | None = None, finish: FinishReason | None = None
+    recorder: LatencyRecorder,
+    now: float,
+    tokens: int,
+    started: Started | None = None,
+    finish: FinishReason | None = None,
 ) -> None:
-    pace.add(Delta(1, "", np.zeros(tokens, np.int32).tobytes(), started, finish=finish, retractions=2), tokens, now)
+    recorder.add(Delta(1, "", np.zeros(tokens, np.int32).tobytes(), started, finish=finish, retractions=2), tokens, now)
 
 
 def sums(meter: RequestMeter) -> dict[str, tuple[float, float]]:
@@ -31,11 +35,11 @@ def sums(meter: RequestMeter) -> dict[str, tuple[float, float]]:
 
 def test_a_stream_is_timed_at_the_client() -> None:
     meter = RequestMeter()
-    pace = Pace(meter, received_at=100.0)
-    add(pace, 102.5, 1, STARTED)
-    add(pace, 103.5, 4)
-    add(pace, 103.75, 1, finish=FinishLength(6))
-    pace.leave(0)  # after its end this means nothing
+    recorder = LatencyRecorder(meter, received_at=100.0)
+    add(recorder, 102.5, 1, STARTED)
+    add(recorder, 103.5, 4)
+    add(recorder, 103.75, 1, finish=FinishLength(6))
+    recorder.abandon(0)  # after its end this means nothing
     found = sums(meter)
     assert found["time_to_first_token_seconds"] == (1, 2.5)
     assert found["inter_token_latency_seconds"] == (5, 1.25)
@@ -46,16 +50,16 @@ def test_a_stream_is_timed_at_the_client() -> None:
 
 def test_an_answer_in_one_piece_takes_the_engines_word_for_its_first_token() -> None:
     meter = RequestMeter()
-    add(Pace(meter, received_at=100.0), 106.0, 5, STARTED, FinishLength(5))
+    add(LatencyRecorder(meter, received_at=100.0), 106.0, 5, STARTED, FinishLength(5))
     found = sums(meter)
     assert found["time_to_first_token_seconds"] == (1, 2.0) and found["inter_token_latency_seconds"] == (4, 4.0)
 
 
 def test_requests_without_tokens_have_no_pace() -> None:
     meter = RequestMeter()
-    add(Pace(meter, received_at=100.0), 101.0, 0, STARTED, FinishLength(0))
-    add(Pace(meter, received_at=100.0), 101.0, 0, None, FinishAbort("too long"))
-    Pace(meter, received_at=100.0).leave(0)
+    add(LatencyRecorder(meter, received_at=100.0), 101.0, 0, STARTED, FinishLength(0))
+    add(LatencyRecorder(meter, received_at=100.0), 101.0, 0, None, FinishAbort("too long"))
+    LatencyRecorder(meter, received_at=100.0).abandon(0)
     found = {metric.name: numbers for metric, numbers in slices(meter.totals()).items()}
     assert sum(found["time_to_first_token_seconds"]) == 0 and found["generation_tokens_total"] == [0]
     assert found["num_requests_total"] == [3] and found["num_aborted_requests_total"] == [2]

@@ -1,49 +1,109 @@
 """What has come back for one request so far, and its form for the caller.
 
-Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn. A slow reader therefore
-finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per request.
-Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
+Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn, as a `Piece`. A slow reader
+therefore finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per
+request. Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from bough.client.inputs import Prompt
-from bough.client.logprobs import LogprobColumns
-from bough.client.pace import Pace
-from bough.client.piece import Piece
-from bough.client.timings import Timings
+from bough.client.timings import LatencyRecorder, Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
+Entry = tuple[float | None, int, str | None]  # logprob (None where there is none), token id, its text if asked for
+
+
+@dataclass(slots=True)
+class LogprobColumns:
+    """Logprobs of consecutive positions: of the token itself, of the likeliest, and of the ids that were asked for.
+    Slice i of each column belongs to token i."""
+
+    tokens: list[Entry] = field(default_factory=list)
+    top: list[list[Entry] | None] = field(default_factory=list)
+    chosen: list[list[Entry] | None] = field(default_factory=list)
+
+    def add_first(self, token: int, text_of: Callable[[int], str | None]) -> None:
+        """The first prompt token, before which nothing stands."""
+        self.tokens.append((None, token, text_of(token)))
+        self.top.append(None)
+        self.chosen.append(None)
+
+    def add(self, run: LogprobRun, ids: Sequence[int], text_of: Callable[[int], str | None]) -> None:
+        """Unpacks a run; `ids` are those that the request named."""
+
+        def entries(values: Sequence[float], tokens: Sequence[int]) -> list[Entry]:
+            pairs = zip(values, tokens, strict=True)
+            return [(value if math.isfinite(value) else None, token, text_of(token)) for value, token in pairs]
+
+        tokens = np.frombuffer(run.tokens, dtype=np.int32).tolist()
+        n = len(tokens)
+        top_values = np.frombuffer(run.top_logprobs, dtype=np.float32).reshape(n, run.top).tolist()
+        top_ids = np.frombuffer(run.top_ids, dtype=np.int32).reshape(n, run.top).tolist()
+        chosen = np.frombuffer(run.id_logprobs, dtype=np.float32).reshape(n, len(ids)).tolist()
+        self.tokens += entries(np.frombuffer(run.logprobs, dtype=np.float32).tolist(), tokens)
+        self.top += [entries(values, of) for values, of in zip(top_values, top_ids, strict=True)]
+        self.chosen += [entries(values, ids) for values in chosen]
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one answer got since its reader last looked; the last piece has `finish`. One is made for every token, so it
+    must be cheap."""
+
+    answer: RequestOutput  # everything known so far; it may run ahead of this piece while its reader is busy
+    text: str
+    ids: list[int]
+    first: int  # output tokens of this answer that came in earlier pieces
+    finish: FinishReason | None  # as of this piece
+
+    @property
+    def logprob_span(self) -> tuple[int, int]:
+        """Where its tokens begin and end in the answer's columns of logprobs."""
+        first = self.first - self.answer.resumed_ids
+        return first, first + len(self.ids)
+
+    @property
+    def index(self) -> int:
+        """Which prompt or sample of its call the answer belongs to."""
+        return self.answer.index
+
+
 ID_BYTES = 4  # of a token id on the wire
 WEIGHT_VERSION = "default"  # weights are loaded once; SGLang's clients expect the field
 
 
-class News:
-    """Which answers of one call have something that their reader has not seen. There is one reader."""
+class UpdateQueue:
+    """The answers of one call that have unread output. There is one reader."""
 
     __slots__ = ("_fresh", "_waiter")
 
     def __init__(self) -> None:
-        self._fresh: dict[int, Answer] = {}  # by handle, in the order in which their news came
-        # A plain future, because an event costs three times as much and this is done for every token of every stream.
+        self._fresh: dict[int, RequestOutput] = {}  # by handle, in the order of their updates
+        # A plain future: an event costs three times as much, and one is awaited for every token of every stream.
         self._waiter: asyncio.Future[None] | None = None
 
-    def tell(self, answer: Answer) -> None:
+    def put(self, answer: RequestOutput) -> None:
         self._fresh[answer.handle] = answer
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():  # done: the reader was cancelled
             waiter.set_result(None)
 
-    async def next(self) -> Answer:
-        """Waits for an answer with something new; raises if the engine has died before that answer was complete."""
+    async def get(self) -> RequestOutput:
+        """Waits for an answer with new output; raises if the engine died before that answer was complete."""
         while not self._fresh:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -53,7 +113,7 @@ class News:
         return answer
 
 
-class Answer:
+class RequestOutput:
     """One request's output, cumulative. Lives on the client's event loop."""
 
     def __init__(
@@ -62,7 +122,7 @@ class Answer:
         index: int,
         prompt: Prompt,
         tokenizer: Tokenizer | None,
-        news: News,
+        updates: UpdateQueue,
         meter: RequestMeter | None = None,
     ) -> None:
         self.handle = handle
@@ -72,22 +132,22 @@ class Answer:
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self.input_logprobs = LogprobColumns()
-        self.output_logprobs = LogprobColumns()  # may run past `ids`: what stands behind a stop string was cut
-        self.resumed_ids = 0  # how many of `ids` were delivered before this request took over; they have no logprobs
-        self.resumed_text = ""  # and what they showed: parsers of the stream read it before they read what follows
-        self._read: list[str] = []  # text that was taken in pieces; followed by
+        self.output_logprobs = LogprobColumns()  # may be longer than `ids`: tokens after a stop string are cut
+        self.resumed_ids = 0  # of `ids`, those delivered before the stream was resumed; they have no logprobs
+        self.resumed_text = ""  # their text: parsers of the stream read it before they read what follows
+        self._read: list[str] = []  # text that was taken in pieces; `_unread` follows it
         self._unread: list[str] = []
         self._read_ids = 0
         self._tokenizer = tokenizer
         self._started: Started | None = None
         self._retractions = 0
-        self._news = news
+        self._updates = updates
         self._received_at = time.perf_counter()
         self._finished_at: float | None = None
-        self._pace = None if meter is None else Pace(meter, self._received_at)
+        self._latency = None if meter is None else LatencyRecorder(meter, self._received_at)
 
     def add(self, delta: Delta, now: float | None = None) -> None:
-        """`now` is the time at which it came, where that is known already."""
+        """`now` is when the delta arrived, where that is known."""
         now = now or time.perf_counter()
         if delta.text:
             self._unread.append(delta.text)
@@ -100,30 +160,30 @@ class Answer:
         if delta.finish is not None:
             self.finish = delta.finish
             self._finished_at = now
-        if self._pace is not None:
-            self._pace.add(delta, len(delta.ids) // ID_BYTES, now)
-        self._news.tell(self)
+        if self._latency is not None:
+            self._latency.add(delta, len(delta.ids) // ID_BYTES, now)
+        self._updates.put(self)
 
-    def recall(self, replay: Delta) -> None:
-        """What the caller has had of a resumed answer: part of it, but no news."""
+    def replay(self, replay: Delta) -> None:
+        """Adds what was delivered before the stream was resumed: part of the answer, but no update."""
         self.resumed_text = replay.text
         self._read.append(replay.text)
         self.ids += memoryview(replay.ids).cast("i")
         self.resumed_ids = self._read_ids = len(self.ids)
 
     def fail(self, error: Exception) -> None:
-        """The engine is gone: whoever waits gets the error."""
+        """The engine has died: the waiting reader gets the error."""
         if self.finish is None:
             self.error = error
-            self._news.tell(self)
+            self._updates.put(self)
 
-    def leave(self) -> None:
-        """Nobody waits for it any more."""
-        if self._pace is not None:
-            self._pace.leave(self._retractions)
+    def abandon(self) -> None:
+        """The caller no longer waits for it."""
+        if self._latency is not None:
+            self._latency.abandon(self._retractions)
 
     def take(self) -> Piece:
-        """What has come since the last piece was taken. An answer has one reader."""
+        """The output since the last piece. An answer has one reader."""
         text, first = "".join(self._unread), self._read_ids
         if text:
             self._read.append(text)
@@ -133,31 +193,31 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text so far."""
         if len(self._read) > 1:  # kept joined: protocols that show everything ask again with every piece
             self._read = ["".join(self._read)]
         return "".join(self._read + self._unread)
 
     @property
     def resumed(self) -> bool:
-        """It goes on with a stream whose beginning was delivered before."""
+        """Whether it continues a stream that another server began."""
         return self.prompt.resumption is not None
 
     @property
     def new_tokens(self) -> int:
-        """Those that this request brought."""
+        """Tokens that this request generated, without those of the resumed stream."""
         return len(self.ids) - self.resumed_ids
 
     @property
     def logprob_entries(self) -> int:
-        """How many logprobs are known of it."""
+        """How many logprobs it has so far."""
         wanted = self.prompt.logprobs
         known = len(self.input_logprobs.tokens) + len(self.output_logprobs.tokens)
         return 0 if wanted is None else known * wanted.width
 
     @property
     def started(self) -> bool:
-        """Its prompt has been computed."""
+        """Whether its prompt has been computed."""
         return self._started is not None
 
     @property
@@ -166,13 +226,13 @@ class Answer:
 
     @property
     def refusal(self) -> FinishAbort | None:
-        """Why the engine could not serve the request, if it could not; a caller's own abort is no refusal."""
+        """Why the engine refused the request, if it did; a caller's own abort is no refusal."""
         refused = isinstance(self.finish, FinishAbort) and self.finish.status_code != 499
         return self.finish if refused else None  # type: ignore[return-value]
 
     @property
     def prompt_tokens(self) -> int:
-        """Those that were used: a prompt that is too long may have been cut."""
+        """Tokens of the prompt that were used: one that is too long may have been truncated."""
         return len(self.prompt.ids) if self._started is None else self._started.prompt_tokens
 
     @property
@@ -181,7 +241,7 @@ class Answer:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of its grammar is not enforced."""
+        """Which parts of its grammar are not enforced."""
         return () if self._started is None else self._started.warnings
 
     @property

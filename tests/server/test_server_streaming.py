@@ -11,10 +11,10 @@ import pytest
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.requests import Abort
 from bough.server.app import App
-from bough.server.endpoint import ClientGoneError
+from bough.server.endpoint import ClientDisconnectedError
 from bough.server.errors import native_shape
 from bough.server.protocols import all_endpoints
-from bough.server.sse import EventStream, event, json_event
+from bough.server.streaming import EventStream, event, json_event
 from tests.server.native_engine import NativeEngine
 
 
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_closes_the_generator() -> None:
         task = asyncio.ensure_future(stream(events())({}, wire.receive, wire.send))
         await wire.begun()
         wire.gone.set()
-        with pytest.raises(ClientGoneError):
+        with pytest.raises(ClientDisconnectedError):
             await task
         assert closed.is_set()
 

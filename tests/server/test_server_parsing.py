@@ -9,8 +9,7 @@ import pytest
 
 from bough.core.errors import RequestError
 from bough.parsers import TOOL_FORMATS
-from bough.server.call_rules import CallRules
-from bough.server.tools import ToolUse, read_function
+from bough.server.parsing import CallRules, ToolUse, read_function
 from bough.tokenizer.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -1,11 +1,11 @@
-"""What the engine says, in the client's words."""
+"""Errors and warnings name the fields as the client does."""
 
 from __future__ import annotations
 
 import pytest
 
 from bough.core.errors import RequestError
-from bough.server.names import client_name, in_names_of, in_spoken_words, speak_also, speak_plainly
+from bough.server.errors import add_field_names, client_name, failure_of, in_client_names, set_field_names
 
 PLACE = "structural_tag#/format/tags/{}/content/json_schema"
 NAMES = {
@@ -43,17 +43,17 @@ NAMES = {
     ],
 )
 def test_names_and_places_are_the_clients(said: str, heard: str, field: str) -> None:
-    with pytest.raises(RequestError) as caught, in_names_of(NAMES):
-        raise RequestError(said, field="max_new_tokens")
-    assert (caught.value.message, caught.value.field) == (heard, field)
-    assert in_spoken_words(said) == heard
-    speak_plainly()
-    assert in_spoken_words(said) == said
+    set_field_names(NAMES)
+    failure = failure_of(RequestError(said, field="max_new_tokens"))
+    assert (failure.message, failure.field) == (heard, field)
+    assert in_client_names(said) == heard
+    set_field_names({})
+    assert in_client_names(said) == said
 
 
 def test_names_that_become_known_later_hold_as_well() -> None:
-    with pytest.raises(RequestError, match="tools is too large"), in_names_of({"json_schema": "response_format"}):
-        assert client_name("json_schema") == "response_format" and client_name("stop") == "stop"
-        speak_also({"json_schema": "tools"})
-        raise RequestError("json_schema is too large.")
-    speak_plainly()
+    set_field_names({"json_schema": "response_format"})
+    assert client_name("json_schema") == "response_format" and client_name("stop") == "stop"
+    add_field_names({"json_schema": "tools"})
+    assert failure_of(RequestError("json_schema is too large.")).message == "tools is too large."
+    set_field_names({})

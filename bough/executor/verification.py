@@ -1,0 +1,93 @@
+"""Draws the tokens of a step whose decodes carry drafts: a draft holds where the model says the same.
+
+Positions are sampled column by column: first the token behind each row's own; then, of the rows whose first draft is
+that token, the one behind the draft; and so on. The sampling state counts on from column to column, so seeds, penalties
+and min_new_tokens are those of decodes without drafts, and so are the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bough.core.plan import BatchPlan, BoolArray, IntArray, LogprobSpec, PositionLogprobs, StepResult, ranks
+from bough.executor.layout import LongArray, sample_widths
+from bough.sampling.logprobs import output_logprobs
+from bough.sampling.masks import BatchMasks
+
+Draw = Callable[[LongArray, IntArray, BatchMasks | None], tuple[LongArray, BoolArray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the rows that sample have got."""
+
+    tokens: LongArray  # [n, width]
+    counts: IntArray  # [n] at least 1
+    bad: BoolArray  # [n]
+    lines: LongArray  # [n] where the logits of each row begin
+    widths: IntArray  # [n] how many it has
+
+    @property
+    def last(self) -> LongArray:
+        return self.tokens[np.arange(len(self.tokens)), self.counts - 1]
+
+    def result(
+        self,
+        plan: BatchPlan,
+        logits: torch.Tensor,
+        specs: Sequence[LogprobSpec | None] | None,
+        inputs: dict[int, PositionLogprobs],
+    ) -> StepResult:
+        outputs = {} if specs is None else self._logprobs(plan, logits, specs)
+        return StepResult(plan.step, self.tokens.astype(np.int32), self.counts, self.bad, outputs, inputs)
+
+    @torch.inference_mode()
+    def _logprobs(
+        self, plan: BatchPlan, logits: torch.Tensor, specs: Sequence[LogprobSpec | None]
+    ) -> dict[int, PositionLogprobs]:
+        """Of each row that wants them, those of all tokens that it has got."""
+        lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts))
+        tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]])
+        asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
+        runs = output_logprobs(logits[lines], tokens, asked).read()
+        found: dict[int, PositionLogprobs] = {}
+        places, ends = np.flatnonzero(plan.sample).tolist(), self.counts.cumsum().tolist()
+        for place, count, end in zip(places, self.counts.tolist(), ends, strict=True):
+            of_row = [run for run in runs[end - count : end] if run is not None]
+            if of_row:
+                found[place] = PositionLogprobs.joined(of_row)
+        return found
+
+
+def verify(plan: BatchPlan, draw: Draw, masks: BatchMasks | None) -> Verified:
+    """`draw` samples from some lines of the logits, which stand as `sampled_tokens` orders them, for as many rows."""
+    widths, rows = sample_widths(plan), plan.rows[plan.sample]
+    lines = (widths.cumsum() - widths).astype(np.int64)
+    given_at = (plan.given.cumsum() - plan.given)[plan.sample]
+    masked = np.zeros(len(rows), dtype=np.bool_) if masks is None else masks.masked
+    mask_at = (np.where(masked, widths, 0).cumsum() - widths).astype(np.int64)
+    tokens = np.zeros((len(rows), int(widths.max())), dtype=np.int64)
+    counts, bad = np.zeros(len(rows), dtype=np.int32), np.zeros(len(rows), dtype=np.bool_)
+    left = np.arange(len(rows))
+    for column in range(tokens.shape[1]):
+        tokens[left, column], bad[left] = draw(
+            lines[left] + column, rows[left], _column(masks, masked[left], mask_at[left] + column)
+        )
+        counts[left] = column + 1
+        left = left[(widths[left] > column + 1) & ~bad[left]]
+        left = left[tokens[left, column] == plan.tokens[given_at[left] + column]]
+        if not len(left):
+            break
+    return Verified(tokens, counts, bad, lines, widths)
+
+
+def _column(masks: BatchMasks | None, masked: BoolArray, lines: LongArray) -> BatchMasks | None:
+    """The masks of one position of some rows."""
+    if masks is None or not masked.any():
+        return None
+    words = masks.words.index_select(0, torch.from_numpy(lines[masked]))
+    return BatchMasks(masked, torch.from_numpy(np.flatnonzero(masked)), words)

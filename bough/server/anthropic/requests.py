@@ -1,0 +1,275 @@
+"""What Anthropic's clients may send, and what the engine makes of it: the conversation in the form that templates know
+(blocks of calls, results and thinking become fields and messages of OpenAI's form), the tools, and sampling.
+
+`None` is "not given" throughout, as a JSON `null` is. Fields that only concern somebody else's billing, caching or
+tracing (`metadata`, `cache_control`, `service_tier`, ...) are accepted and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+
+from bough.core.errors import RequestError
+from bough.core.sampling_params import INT32_MAX
+from bough.core.settings import Settings
+from bough.server.bodies import Harmless, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.messages import (
+    Message,
+    check_size,
+    read_content,
+    read_message,
+    read_messages,
+    read_part,
+)
+from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function
+from bough.server.streaming import Resume, read_resumption
+
+Messages = Annotated[
+    list[dict[str, Any]],
+    msgspec.Meta(
+        description="The conversation. A content is a string or a list of text blocks.",
+        examples=[[{"role": "user", "content": "Hello"}]],
+    ),
+]
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/messages/count_tokens: what makes the prompt."""
+
+    messages: Messages
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    thinking: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, between(0, INT32_MAX)]
+    temperature: Annotated[float | None, between(0, 1)] = None
+    top_p: Annotated[float | None, above(0, 1)] = None
+    top_k: Annotated[int | None, between(0, INT32_MAX)] = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    container: str | dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
+    return_timings: bool | None = None
+    resume: Resume | None = None
+
+
+ROLES = ("user", "assistant", "system")
+
+
+def read_conversation(request: CountTokensRequest) -> list[Message]:
+    """The system prompt and the turns. Turns of the same role in a row are one, as Anthropic says."""
+    opening = [] if not request.system else [{"role": "system", "content": read_content(request.system, "system")}]
+    if not request.messages:
+        read_messages(request.messages)  # which refuses it
+    check_size(request.messages, "messages")
+    runs: list[list[Message]] = []
+    for turn in [*opening, *_Reader().all(request.messages)]:
+        if runs and runs[-1][0]["role"] == turn["role"] != "tool":
+            runs[-1].append(turn)
+        else:
+            runs.append([turn])
+    return [_joined(run) for run in runs]
+
+
+def _joined(run: list[Message]) -> Message:
+    """One turn of all; at once, because joining them two by two would copy their texts over and over."""
+    joined: Message = {name: value for turn in run for name, value in turn.items()}
+    for name in ("content", "reasoning_content"):
+        texts = [turn[name] for turn in run if turn.get(name)]
+        if texts or name == "content":
+            joined[name] = "\n".join(texts)
+    calls = [call for turn in run for call in turn.get("tool_calls", ())]
+    return {**joined, "tool_calls": calls} if calls else joined
+
+
+class _Reader:
+    """Remembers the names of calls, because their results have only the ids."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def all(self, messages: list[dict[str, Any]]) -> list[Message]:
+        return [turn for i, message in enumerate(messages) for turn in self._message(message, f"messages[{i}]")]
+
+    def _message(self, message: Mapping[str, Any], where: str) -> list[Message]:
+        content = message.get("content")
+        if not isinstance(content, list):
+            read = read_message(message, where, ROLES)
+            return [{"role": read["role"], "content": read["content"]}]
+        role = read_message({**message, "content": ""}, where, ROLES)["role"]
+        texts: list[str] = []
+        calls: list[Message] = []
+        thoughts: list[str] = []
+        results: list[Message] = []
+        for i, block in enumerate(content):
+            place = f"{where}.content[{i}]"
+            kind = block.get("type") if isinstance(block, Mapping) else None
+            if kind == "tool_use" and role == "assistant":
+                calls.append(self._call(block, place))
+            elif kind == "tool_result" and role == "user":
+                results.append(self._result(block, place))
+            elif kind == "thinking" and role == "assistant":
+                thoughts.append(str(block.get("thinking") or ""))
+            elif kind != "redacted_thinking":
+                texts.append(read_content([block], place) if kind == "text" else read_part(block, place))
+        turn: Message = {"role": role, "content": "\n".join(texts)}
+        if thoughts:
+            turn["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            turn["tool_calls"] = calls
+        return [*results, turn] if texts or calls or thoughts or not results else results
+
+    def _call(self, block: Mapping[str, Any], where: str) -> Message:
+        id, name, given = block.get("id"), block.get("name"), block.get("input")
+        if not isinstance(id, str) or not isinstance(name, str) or not isinstance(given, Mapping):
+            raise RequestError(f"{where} must have an id, a name and an input that is an object.", field=where)
+        self._names[id] = name
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": dict(given)}}
+
+    def _result(self, block: Mapping[str, Any], where: str) -> Message:
+        id = block.get("tool_use_id")
+        if not isinstance(id, str):
+            raise RequestError(f"{where}.tool_use_id must be the id of a call.", field=where)
+        content = read_content(block.get("content"), f"{where}.content", optional=True)
+        return {"role": "tool", "tool_call_id": id, "name": self._names.get(id, ""), "content": content}
+
+
+THINKING = ("enabled", "adaptive", "disabled")
+# The engine's names of fields, and the client's.
+NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "input_ids": "messages"}
+UNSUPPORTED: Harmless = {
+    "mcp_servers": (),
+    "context_management": (),
+    "container": (),
+}
+
+
+def check_request(request: CountTokensRequest) -> None:
+    """Raises a `RequestError` that names the first field which cannot be served."""
+    check_ranges(request)
+    refuse_unsupported(request, UNSUPPORTED)
+    output_schema(request)
+
+
+def names_of(request: CountTokensRequest) -> dict[str, str]:
+    """The engine's names of fields, and this client's."""
+    _, field = output_schema(request)
+    return {**NAMES, "json_schema": field}
+
+
+def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
+    """The schema that the answer must match, if there is one, and the field that says so. It is strict: this
+    protocol has no warnings."""
+    said = {"output_config.format": (request.output_config or {}).get("format"), "output_format": request.output_format}
+    given = {field: value for field, value in said.items() if value}
+    if not given:
+        return None, "output_config.format"
+    if len(given) > 1:
+        raise RequestError(
+            f"{' and '.join(given)} each say what the answer must match; give one.", field="output_format"
+        )
+    ((field, form),) = given.items()
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema" or form.get("schema") is None:
+        raise RequestError(f'{field} must have the type "json_schema" and a schema.', field=field)
+    return form["schema"], field
+
+
+def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
+    """What `InputReader.read` is to be given, but for the prompt."""
+    check_stops(request.stop_sequences, "stop_sequences")
+    schema, _ = output_schema(request)
+    return {
+        "rid": rid,
+        "sampling_params": {
+            "max_new_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k or None,  # none at all is Anthropic's way to leave it off
+            "stop": request.stop_sequences,
+            **({} if schema is None else {"json_schema": schema}),
+        },
+        **read_resumption(request.resume, request.stream),
+    }
+
+
+def template_variables(request: CountTokensRequest) -> dict[str, Any]:
+    effort = (request.output_config or {}).get("effort")
+    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if request.thinking:
+        variables["enable_thinking"] = request.thinking.get("type") != "disabled"
+    return variables
+
+
+def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> None:
+    """Thinking can only be shown by itself where the server knows how its model sets it apart."""
+    if not thinking:
+        return
+    kind = thinking.get("type")
+    if kind not in THINKING:
+        raise RequestError(f"thinking.type must be one of {', '.join(THINKING)}; got {kind!r}.", field="thinking.type")
+    if kind != "disabled" and settings.model.reasoning_parser is None:
+        raise RequestError(
+            "thinking needs a server that knows how its model thinks; start it with --reasoning-parser.",
+            field="thinking",
+        )
+
+
+def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:
+    """How many tokens the model may think; None: as many as it likes."""
+    budget = (thinking or {}).get("budget_tokens")
+    if budget is None or (thinking or {}).get("type") == "disabled":
+        return None
+    if not isinstance(budget, int) or isinstance(budget, bool) or not 1 <= budget <= INT32_MAX:
+        raise RequestError(
+            f"thinking.budget_tokens must be between 1 and {INT32_MAX}, got {budget!r}.", field="thinking.budget_tokens"
+        )
+    return budget
+
+
+def _is_eager(tool: Mapping[str, Any]) -> bool:
+    """Whether the client wants arguments while they are written, valid or not."""
+    return tool.get("eager_input_streaming") is True
+
+
+def read_tools(request: CountTokensRequest) -> ToolUse:
+    tools = []
+    for i, tool in enumerate(request.tools or ()):
+        if tool.get("type", "custom") not in (None, "custom"):
+            raise RequestError(
+                f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own.",
+                field="tools",
+            )
+        tools.append(replace(read_function(tool, f"tools[{i}]", "input_schema"), eager=_is_eager(tool)))
+    choice = request.tool_choice or {"type": "auto"}
+    single = bool(choice.get("disable_parallel_tool_use"))
+    match choice.get("type"):
+        case "auto":
+            return any_of(tools, single=single)
+        case "any":
+            return any_of(tools, must=True, single=single)
+        case "tool":
+            return one_of(tools, choice.get("name"))
+        case "none":
+            return NO_TOOLS
+    raise RequestError("tool_choice.type must be auto, any, tool or none.", field="tool_choice")

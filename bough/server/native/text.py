@@ -1,0 +1,154 @@
+"""The model's tokenizer and parsers for clients that have none: /tokenize, /detokenize, /parse_function_call and
+/separate_reasoning.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.core.errors import RequestError
+from bough.parsers import AnswerFormat, reasoning_format, tool_format
+from bough.server.bodies import read_body
+from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload
+from bough.server.endpoint import Endpoint, json_response
+from bough.server.errors import set_field_names, shape_of
+from bough.server.messages import read_messages
+from bough.server.native.schemas import (
+    DetokenizeBody,
+    DetokenizeOutput,
+    ParseCallBody,
+    ParsedCall,
+    ParsedCalls,
+    SeparateBody,
+    Separated,
+    TokenizeBody,
+    TokenizeOutput,
+)
+from bough.server.parsing import any_of, read_functions
+from bough.tokenizer.tokenizer import Tokenizer
+
+MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
+
+
+def token_routes(context: ServerContext) -> list[Endpoint]:
+    made: list[Endpoint] = []
+    for prefix in ("", "/v1"):
+        made += [
+            Endpoint(
+                f"{prefix}/tokenize",
+                partial(tokenize, context),
+                "Text to token ids",
+                body=TokenizeBody,
+                answer=TokenizeOutput,
+                shape=shape_of(f"{prefix}/tokenize"),
+            ),
+            Endpoint(
+                f"{prefix}/detokenize",
+                partial(detokenize, context),
+                "Token ids to text",
+                body=DetokenizeBody,
+                answer=DetokenizeOutput,
+                shape=shape_of(f"{prefix}/detokenize"),
+            ),
+        ]
+    return made
+
+
+async def tokenize(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, TokenizeBody)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
+    tokenizer = context.require_tokenizer("prompt")
+    set_field_names({"input_ids": "messages" if body.prompt is None else "prompt"})
+    lists = await (_tokenize_messages(body, context) if body.prompt is None else _tokenize(body, tokenizer))
+    length = context.model.context_length
+    if isinstance(body.prompt, list):
+        return json_response({"tokens": lists, "count": [len(ids) for ids in lists], "max_model_len": length})
+    return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
+
+
+async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+    if len(texts) > MAX_REQUESTS_PER_CALL:
+        raise RequestError(f"prompt has {len(texts)} texts; at most {MAX_REQUESTS_PER_CALL} are taken.", field="prompt")
+    special = body.add_special_tokens is not False
+    return await offload(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
+
+
+async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list[list[int]]:
+    """The prompt that /v1/chat/completions makes of the same messages."""
+    variables, add = body.chat_template_kwargs, body.add_generation_prompt
+    messages = read_messages(body.messages)
+    return [(await context.render(messages, variables=variables, add_generation_prompt=add, whole=True)).ids]
+
+
+async def detokenize(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, DetokenizeBody)
+    tokenizer = context.require_tokenizer("tokens")
+    many = bool(body.tokens) and isinstance(body.tokens[0], list)
+    lists: list[Any] = body.tokens if many else [body.tokens]
+    count = sum(len(ids) if isinstance(ids, list) else 1 for ids in lists)
+    if count > MAX_TOKENS:
+        raise RequestError(f"tokens has {count} ids; at most {MAX_TOKENS} are taken.", field="tokens")
+    for ids in lists:
+        if not isinstance(ids, list) or any(not isinstance(token, int) for token in ids):
+            raise RequestError("tokens must be a list of token ids, or a list of such lists.", field="tokens")
+        wrong = next((token for token in ids if not 0 <= token < context.model.vocab_size), None)
+        if wrong is not None:
+            last = context.model.vocab_size - 1
+            raise RequestError(f"tokens: {wrong} is outside the vocabulary (0 to {last}).", field="tokens")
+    skip = body.skip_special_tokens is not False
+    texts = await offload(sum(map(len, lists)), lambda: [tokenizer.decode(ids, skip) for ids in lists])
+    return json_response({"text": texts if many else texts[0]})
+
+
+def parser_routes(context: ServerContext) -> list[Endpoint]:
+    return [
+        Endpoint(
+            "/parse_function_call",
+            partial(parse_function_call, context),
+            "Find the calls in a model's text",
+            body=ParseCallBody,
+            answer=ParsedCalls,
+        ),
+        Endpoint(
+            "/separate_reasoning",
+            partial(separate_reasoning, context),
+            "Tell the thinking in a model's text from the answer",
+            body=SeparateBody,
+            answer=Separated,
+        ),
+    ]
+
+
+async def parse_function_call(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, ParseCallBody)
+    name = _chosen(body.tool_call_parser, context.settings.model.tool_call_parser, "tool_call_parser")
+    tools = any_of(read_functions(body.tools)).schemas
+    form = AnswerFormat(tool_format=tool_format(name, "tool_call_parser"), tools=tools)
+    parsed = await offload(len(body.text), lambda: form.parse(body.text))
+    places = {tool: i for i, tool in enumerate(tools)}
+    calls = [ParsedCall(places[call.name], call.name, call.arguments) for call in parsed.calls]
+    return json_response(ParsedCalls(parsed.text, calls))
+
+
+async def separate_reasoning(context: ServerContext, request: Request) -> Response:
+    """There is no prompt to look at, so the format alone says whether the text begins with thinking. An answer after
+    thinking is trimmed, which a stream can do only at its beginning."""
+    body = await read_body(request, SeparateBody)
+    name = _chosen(body.reasoning_parser, context.settings.model.reasoning_parser, "reasoning_parser")
+    kind = reasoning_format(name, "reasoning_parser")
+    form = AnswerFormat(reasoning=kind, thinking=kind.forced)
+    parsed = await offload(len(body.text), lambda: form.parse(body.text))
+    return json_response(Separated(parsed.reasoning, parsed.text.strip() if parsed.reasoning else parsed.text))
+
+
+def _chosen(given: str | None, own: str | None, field: str) -> str:
+    name = given or own
+    if name is None:
+        raise RequestError(f"Give a {field}; this server was started without one.", field=field)
+    return name

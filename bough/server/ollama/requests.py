@@ -1,0 +1,175 @@
+"""What Ollama's clients may send, and what the engine makes of it: options, conversations, prompts.
+
+`None` is "not given" throughout, as a JSON `null` is. Options that concern Ollama's own loading of models (`num_ctx`,
+`num_gpu`, ...) are accepted and change nothing, and so is `keep_alive`: the one model is always loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from bough.core.errors import RequestError
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_TEMPERATURE
+from bough.core.settings import Settings
+from bough.server.bodies import Harmless, above, between, check_stops, refuse_unsupported
+from bough.server.messages import Message, read_messages
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """How tokens are chosen. `num_predict` below zero, or left out, means all that is left of the context."""
+
+    num_predict: int | None = None
+    temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
+    top_k: Annotated[int | None, between(-1, INT32_MAX)] = None
+    top_p: Annotated[float | None, above(0, 1)] = None
+    min_p: Annotated[float | None, between(0, 1)] = None
+    seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
+    stop: str | list[str] | None = None
+    repeat_penalty: Annotated[float | None, above(0, 2)] = None
+    repeat_last_n: int | None = None  # 0 turns the penalty off; else it counts the whole text
+    presence_penalty: Annotated[float | None, between(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, between(-2, 2)] = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: Any = None
+    mirostat_eta: Any = None
+    penalize_newline: Any = None
+    num_ctx: Any = None
+    num_keep: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    main_gpu: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    low_vram: Any = None
+    f16_kv: Any = None
+    use_mmap: Any = None
+    use_mlock: Any = None
+    vocab_only: Any = None
+    logits_all: Any = None
+    embedding_only: Any = None
+
+
+class AnswerFields(msgspec.Struct, kw_only=True):
+    """What chats and completions share."""
+
+    model: str | None = None
+    stream: bool | None = None  # on unless it is false
+    options: Options | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    keep_alive: str | float | None = None
+    return_timings: bool | None = None
+    resume: dict[str, Any] | None = None  # a field of the other protocols, whose streams can be resumed
+
+
+class GenerateRequest(AnswerFields, kw_only=True):
+    """POST /api/generate. Without a prompt it only asks for the model to be loaded."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None  # the prompt as it is, without the model's template
+    template: str | None = None
+    suffix: str | None = None
+    images: list[str] | None = None
+    context: list[int] | None = None
+
+
+class ChatRequest(AnswerFields, kw_only=True):
+    """POST /api/chat. Without messages it only asks for the model to be loaded."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class ShowRequest(msgspec.Struct, kw_only=True):
+    """POST /api/show. `name` is the older word for `model`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+ROLES = ("system", "user", "assistant", "tool")
+UNSUPPORTED: Harmless = {
+    "logprobs": (),
+    "top_logprobs": (),
+    "suffix": (),
+    "images": (),
+    "context": (),
+    "resume": (),
+}
+UNSUPPORTED_OPTIONS: Harmless = {"mirostat": (), "typical_p": (1.0,), "tfs_z": (1.0,)}
+SAME_NAMES = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
+# The engine's names of fields, and the client's.
+NAMES = {
+    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *UNSUPPORTED_OPTIONS)},
+    "max_new_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "sampling_seed": "options.seed",
+    "json_schema": "format",
+}
+
+
+def check_request(request: AnswerFields, settings: Settings) -> None:
+    """Raises a `RequestError` that names the first field which cannot be served."""
+    refuse_unsupported(request, UNSUPPORTED)
+    if request.think and settings.model.reasoning_parser is None:
+        raise RequestError(
+            "think needs a server that knows how its model thinks; start it with --reasoning-parser.", field="think"
+        )
+    if not isinstance(request, GenerateRequest):
+        return
+    if request.template:
+        raise RequestError(
+            "template is not supported: conversations are rendered with the model's own template "
+            "(or the server's --chat-template); leave it out, or send a finished prompt with raw.",
+            field="template",
+        )
+    if request.raw and request.system:
+        raise RequestError("raw sends the prompt as it is, so there is no place for system.", field="system")
+
+
+def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
+    """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
+    refuse_unsupported(options, UNSUPPORTED_OPTIONS)
+    check_stops(options.stop, "stop")
+    limit = options.num_predict
+    return {
+        **{name: getattr(options, name) for name in SAME_NAMES},
+        # The scheduler knows how much of the context is left.
+        "max_new_tokens": context_length if limit is None or limit < 0 else limit,
+        "top_k": -1 if options.top_k == 0 else options.top_k,
+        "sampling_seed": None if options.seed == -1 else options.seed,
+        "repetition_penalty": 1.0 if options.repeat_last_n == 0 else options.repeat_penalty,
+    }
+
+
+def read_chat(request: ChatRequest) -> list[Message]:
+    """The conversation, as plain text."""
+    turns = read_messages(request.messages, roles=ROLES)
+    for i, message in enumerate(turns):
+        if message.get("images"):
+            where = f"messages[{i}].images"
+            raise RequestError(f"{where}: images are not supported by this server; send text only.", field=where)
+        if "tool_name" in message:  # which templates know by another name
+            message.setdefault("name", message["tool_name"])
+    return turns
+
+
+def read_prompt(request: GenerateRequest) -> list[Message]:
+    """A prompt for the model's template: a conversation of one turn."""
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    return read_messages([*system, {"role": "user", "content": request.prompt}], "prompt")
+
+
+def template_variables(request: AnswerFields) -> dict[str, Any]:
+    if request.think is None:
+        return {}
+    variables: dict[str, Any] = {"enable_thinking": bool(request.think)}
+    return variables | ({"reasoning_effort": request.think} if isinstance(request.think, str) else {})

@@ -1,0 +1,385 @@
+"""What OpenAI's clients may send, and what the engine makes of it: every field (OpenAI's own and SGLang's extras),
+the features that are refused, tools, sampling parameters and options.
+
+`None` is "not given" throughout, because that is what a JSON `null` means here. Fields that only inform somebody else's
+billing, caching or moderation (`user`, `metadata`, `service_tier`, ...) are accepted and change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from bough.core.errors import RequestError
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_BIAS, MAX_LOGPROBS, MAX_TEMPERATURE
+from bough.server.bodies import TOP_K, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.errors import set_field_names
+from bough.server.grammars import GrammarFields, grammar_names, grammar_of
+from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_function, read_functions
+from bough.server.streaming import Resume
+
+MAX_CHOICES = 1024
+
+Count = Annotated[int | None, between(1, MAX_CHOICES)]
+TokenCount = Annotated[int | None, between(0, INT32_MAX)]
+TopLogprobs = Annotated[int | None, between(0, MAX_LOGPROBS)]  # OpenAI itself stops at 20
+Messages = Annotated[
+    list[dict[str, Any]] | None,
+    msgspec.Meta(
+        description="The conversation. A content is a string or a list of text parts.",
+        examples=[[{"role": "user", "content": "Hello"}]],
+    ),
+]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(GrammarFields, kw_only=True):
+    """How tokens are chosen; the same in all three APIs."""
+
+    temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
+    top_p: Annotated[float | None, above(0, 1)] = None
+    top_k: Annotated[int | None, TOP_K] = None
+    min_p: Annotated[float | None, between(0, 1)] = None
+    min_tokens: TokenCount = None
+    frequency_penalty: Annotated[float | None, between(-2, 2)] = None
+    presence_penalty: Annotated[float | None, between(-2, 2)] = None
+    repetition_penalty: Annotated[float | None, above(0, 2)] = None
+    seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
+    logit_bias: dict[str, Annotated[float, between(-MAX_BIAS, MAX_BIAS)]] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: int | list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    custom_params: dict[str, Any] | None = None
+
+
+class EngineFields(SamplingFields, kw_only=True):
+    """What SGLang adds around a request: its id, its place in queue and cache, and what its answer shows besides."""
+
+    rid: str | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    custom_logit_processor: str | None = None
+    return_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    return_timings: bool | None = None
+
+
+class UnsupportedFields(EngineFields, kw_only=True):
+    """Fields whose feature this engine does not have; refused where they ask for something."""
+
+    lora_path: str | list[str | None] | None = None
+    session_id: str | None = None
+    session_params: dict[str, Any] | None = None
+    return_hidden_states: bool | None = None
+    return_cached_tokens_details: bool | None = None
+
+
+class CompletionRequest(UnsupportedFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    resume: Resume | None = None
+    model: str | None = None
+    max_tokens: TokenCount = None
+    n: Count = None
+    best_of: Count = None
+    echo: bool | None = None
+    logprobs: TopLogprobs = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    user: str | None = None
+
+
+class ChatRequest(UnsupportedFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Messages = None
+    input_ids: list[int] | None = None  # the prompt itself, instead of the messages through the template
+    resume: Resume | None = None
+    model: str | None = None
+    max_tokens: TokenCount = None
+    max_completion_tokens: TokenCount = None
+    n: Count = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # a variable of the template
+    separate_reasoning: bool | None = None  # without a reasoning parser there is nothing to separate
+    stream_reasoning: bool | None = None
+    max_thinking_tokens: TokenCount = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    audio: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    web_search_options: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    user: str | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(UnsupportedFields, kw_only=True):
+    """POST /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    # Fields of the other two APIs, which this one cannot serve.
+    input_ids: list[int] | None = None
+    n: int | None = None
+    resume: dict[str, Any] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Annotated[int | None, between(1, INT32_MAX)] = None
+    top_logprobs: TopLogprobs = None
+    include: list[str] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    max_thinking_tokens: TokenCount = None
+    truncation: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    prompt: dict[str, Any] | None = None
+    conversation: str | dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    access_programs: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+
+UNSUPPORTED: Harmless = {
+    "functions": (),
+    "function_call": ("auto", "none"),
+    "suffix": (),
+    "lora_path": (),
+    "session_id": (),
+    "session_params": (),
+    "return_hidden_states": (),
+    "return_cached_tokens_details": (),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (None,),
+    "moderation": (),
+    "conversation": (),
+    "context_management": (),
+    "truncation": ("disabled",),
+}
+UNSUPPORTED_IN_RESPONSES: Harmless = {
+    **UNSUPPORTED,
+    "prompt": (),  # a stored template of prompts; elsewhere the prompt itself
+    "input_ids": (),
+    "n": (1, None),
+    "resume": (),
+}
+
+
+def check_request(request: msgspec.Struct) -> None:
+    """Raises a `RequestError` that names the first field which cannot be served."""
+    check_ranges(request)
+    for name in ("stop", "stop_regex", "stop_token_ids"):
+        check_stops(getattr(request, name), name)
+    refuse_unsupported(request, UNSUPPORTED_IN_RESPONSES if isinstance(request, ResponsesRequest) else UNSUPPORTED)
+
+
+CHOICES = "none, auto, required, allowed_tools, or a function by name"
+
+MODES = ("auto", "required")
+
+
+def chat_tools(request: ChatRequest) -> ToolUse:
+    return _choose(read_functions(request.tools), request.tool_choice, request.parallel_tool_calls, "function")
+
+
+def response_tools(request: ResponsesRequest) -> ToolUse:
+    """Here a function's fields stand in the tool itself."""
+    return _choose(_flat_functions(request.tools), request.tool_choice, request.parallel_tool_calls, None)
+
+
+def _flat_functions(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    read = []
+    for i, tool in enumerate(tools or ()):
+        if tool.get("type", "function") != "function":
+            kind = tool["type"]
+            raise RequestError(
+                f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field="tools"
+            )
+        read.append(read_function(tool, f"tools[{i}]"))
+    return read
+
+
+def _choose(tools: Sequence[Tool], choice: Any, parallel: bool | None, inside: str | None) -> ToolUse:
+    """`inside` is the field of a choice by name that holds the name."""
+    if choice is None or choice == "auto":
+        return any_of(tools, single=parallel is False)
+    if choice == "none":
+        any_of(tools)  # whether they make sense
+        return NO_TOOLS
+    if choice == "required":
+        return any_of(tools, must=True, single=parallel is False)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _choose_among(tools, choice, parallel, inside)
+    named = choice if inside is None or not isinstance(choice, Mapping) else choice.get(inside)
+    if isinstance(choice, Mapping) and choice.get("type", "function") == "function" and isinstance(named, Mapping):
+        return one_of(tools, named.get("name"))
+    raise RequestError(f"tool_choice must be {CHOICES}; got {choice!r}.", field="tool_choice")
+
+
+def _choose_among(
+    tools: Sequence[Tool], choice: Mapping[str, Any], parallel: bool | None, inside: str | None
+) -> ToolUse:
+    """`allowed_tools`: a choice among some of the tools."""
+    said = choice if inside is None else choice.get("allowed_tools")
+    named = said.get("tools") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping) or not isinstance(named, list) or said.get("mode", "auto") not in MODES:
+        raise RequestError(
+            "tool_choice of type allowed_tools needs a mode, auto or required, and a list of tools.",
+            field="tool_choice",
+        )
+    functions = [each if inside is None or not isinstance(each, Mapping) else each.get(inside) for each in named]
+    names = [each.get("name") if isinstance(each, Mapping) else None for each in functions]
+    for name in names:
+        one_of(tools, name)  # which says what is wrong with it
+    allowed = [tool for tool in tools if tool.name in names]
+    return any_of(allowed, must=said.get("mode") == "required", single=parallel is False)
+
+
+OPENAI_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "top_logprobs_num": "top_logprobs",
+    "input_ids": "prompt",
+}
+SAME_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "no_stop_trim",
+    "ignore_eos",
+    "skip_special_tokens",
+    "custom_params",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What is the same in an answer and in all chunks of it."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def make(cls, prefix: str, rid: str | None, model: str, resume: Resume | None = None) -> Identity:
+        """The client's own id where it gave one; the engine knows the request by the same. A resumed answer keeps the
+        id and time of its first chunks."""
+        given = resume or Resume(output_ids=[])
+        created = int(time.time()) if given.created is None else given.created
+        return cls(given.id or rid or f"{prefix}{uuid.uuid4().hex}", created, model)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer shows besides its text, as its request asked."""
+
+    logprobs: int | None = None  # how many of the likeliest tokens beside the one taken; None: no logprobs
+    token_ids: bool = False
+    meta_info: bool = False
+    timings: bool = False
+    usage_at_end: bool = False  # of a stream
+    usage_throughout: bool = False
+    samples: int = 1  # answers per prompt
+
+    @classmethod
+    def of(
+        cls, request: EngineFields, stream: StreamOptions | None, *, logprobs: int | None, samples: int = 1
+    ) -> Shown:
+        return cls(
+            logprobs=logprobs,
+            token_ids=bool(request.return_token_ids),
+            meta_info=bool(request.return_meta_info),
+            timings=bool(request.return_timings),
+            usage_at_end=stream is not None and bool(stream.include_usage),
+            usage_throughout=stream is not None and bool(stream.continuous_usage_stats),
+            samples=samples,
+        )
+
+
+def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 1) -> dict[str, Any]:
+    """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
+    return {
+        **{name: getattr(request, name) for name in SAME_NAMES},
+        **grammar_of(request),
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": request.min_tokens,
+        "sampling_seed": request.seed,
+        "n": samples,
+    }
+
+
+def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
+    """The reader's options that all three APIs share."""
+    return {
+        "rid": identity.id,
+        "priority": request.priority,
+        "extra_key": request.extra_key,
+        "cache_salt": request.cache_salt,
+        "custom_logit_processor": request.custom_logit_processor,
+    }
+
+
+def use_openai_names(request: SamplingFields, **names: str) -> None:
+    """Errors and warnings name OpenAI's fields from here on; `names` are particular to one API."""
+    set_field_names({**OPENAI_NAMES, **grammar_names(request), **names})

@@ -208,7 +208,7 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
     """Counts weights and cache in the number format in which the engine would hold them."""
     from bough.distributed.topology import Topology
-    from bough.executor.build import resolve_config
+    from bough.executor.load_model import resolve_config
     from bough.loader.load import open_source
     from bough.loader.packed_size import packed_size
     from bough.loader.source import DummySource

@@ -7,9 +7,9 @@ import torch
 from bough.core.errors import ModelError
 from bough.core.plan import Limits
 from bough.core.settings import Settings
-from bough.executor.build import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.cuda_parts import assemble, attention_bytes, graph_sizes
 from bough.executor.kernel_makers import KernelMakers
+from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.rehearsal import rehearse
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.step_memory import LIBRARY_BYTES, StepShape

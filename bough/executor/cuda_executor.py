@@ -10,7 +10,6 @@ then the device is at work on the forward pass, so it hardly ever waits for a gr
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,8 +46,6 @@ from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
-
-log = logging.getLogger(__name__)
 
 UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anything
 TUNING_TOKENS = 32  # of a forward pass in which every product is left to the library

@@ -11,10 +11,10 @@ from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scrat
 from bough.attention.triton_backend import TritonAttention
 from bough.core.plan import Limits
 from bough.core.settings import Settings
-from bough.executor.build import LoadedWeights
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
+from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
 from bough.kernels.decode_attention.work import DecodeWork

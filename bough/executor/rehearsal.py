@@ -13,10 +13,10 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
-from bough.executor.build import LoadedWeights
 from bough.executor.cuda_parts import assemble, build_attention, build_pool
 from bough.executor.graphs import GraphSizes
 from bough.executor.kernel_makers import KernelMakers
+from bough.executor.load_model import LoadedWeights
 from bough.executor.padding import padding_batch
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.staging import Staging

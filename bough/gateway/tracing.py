@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
-NS = 1_000_000_000
 
 
 class GatewayTraces:

@@ -1,4 +1,4 @@
-"""The operations that layers call, as one table chosen by device: layers never name an implementation.
+"""The operations that layers call, as one table: layers never name an implementation, `registry` chooses it.
 
 Every entry has the signature of its plain torch reference. What is often done together has a method of its own, which
 composes the entries; a table for a device that has a fused kernel overrides it.
@@ -91,16 +91,3 @@ REFERENCE = Ops(
     gelu_tanh_mul=activation.gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
 )
-
-
-def ops_for(device: torch.device, deterministic: bool = False) -> Ops:
-    """The fastest implementations that this device has; of a GPU's, those whose bits do not depend on the batch."""
-    if device.type != "cuda":
-        return REFERENCE
-    if deterministic:
-        from bough.kernels.invariant_ops import INVARIANT
-
-        return INVARIANT
-    from bough.kernels.triton_ops import TRITON  # needs triton, which only machines with a GPU must have
-
-    return TRITON

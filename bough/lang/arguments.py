@@ -1,9 +1,29 @@
-"""The arguments of `run` and `run_batch` beside those of the program: names, and types for type checkers."""
+"""The arguments of a program: those of its function, and those that `run` and `run_batch` take beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
+
+
+class Body:
+    """The function that a program runs, and those of its arguments that are bound."""
+
+    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any]) -> None:
+        self.func = func
+        self.bound = dict(bound)
+        self.name = func.__name__
+        if inspect.iscoroutinefunction(func):
+            raise TypeError(f"Program {self.name!r} is an async function; write it with def, and use async_run().")
+        self.parameters = list(inspect.signature(func).parameters.values())[1:]  # without the state
+        if not inspect.signature(func).parameters:
+            raise TypeError(f"Program {self.name!r} needs a state as its first parameter: def {self.name}(s, …).")
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a run that is given these: with what is bound, and with the defaults."""
+        defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
+        return {**defaults, **self.bound, **given}
 
 
 class SamplingArguments(TypedDict, total=False):

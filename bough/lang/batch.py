@@ -12,17 +12,15 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bough.core.errors import ProgramError
 from bough.lang import loop, running
+from bough.lang.arguments import Body
 from bough.lang.config import global_config
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
 from bough.lang.tracer import trace_start
-
-if TYPE_CHECKING:
-    from bough.lang.program import Program
 
 logger = logging.getLogger(__name__)
 WORTH_CACHING = 64  # characters of a common beginning
@@ -44,7 +42,7 @@ class Batch:
 
     def __init__(
         self,
-        program: Program,
+        program: Body,
         options: RunOptions,
         items: Sequence[Any],
         num_threads: int | Literal["auto"],
@@ -150,7 +148,7 @@ class Batch:
         return results
 
 
-def _as_kwargs(program: Program, item: Any) -> dict[str, Any]:
+def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
     """A tuple holds the arguments in the order of the parameters."""
     if isinstance(item, Mapping):
         return dict(item)

@@ -66,7 +66,16 @@ class Executor:
         for child in children:
             child.slots = dict(self.slots)
         self.children += children
-        self._submit(Step(ForkPoint(children), calling_site()))
+
+        def begin() -> None:
+            for child in children:
+                child._adopt(self)
+
+        def fail(failure: Failure) -> None:
+            for child in children:
+                child.fail(failure)
+
+        self._submit(Step(ForkPoint(begin, fail), calling_site()))
         return children
 
     def set_variable(self, name: str, value: Any) -> None:
@@ -237,8 +246,7 @@ class Executor:
     def _begin_branches(self, step: Step) -> bool:
         if not isinstance(step.expr, ForkPoint):
             return False
-        for child in step.expr.children:
-            child._adopt(self)
+        step.expr.begin()
         return True
 
     def _adopt(self, parent: Executor) -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from bough.lang import running
-from bough.lang.arguments import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments
+from bough.lang.arguments import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments, Body
 from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
@@ -24,8 +24,8 @@ from bough.lang.trace_states import TraceState
 from bough.lang.tracer import trace_program, trace_start
 
 
-class Program:
-    """A function of a state `s` and arguments of its own."""
+class Program(Body):
+    """A function of a state `s` and arguments of its own, with the ways to run it."""
 
     def __init__(
         self,
@@ -34,15 +34,8 @@ class Program:
         bound: Mapping[str, Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, func)  # its name, its words, its signature
-        self.func = func
+        super().__init__(func, bound or {})
         self.num_api_spec_tokens = num_api_spec_tokens
-        self.bound = dict(bound or {})
-        self.name = func.__name__
-        if inspect.iscoroutinefunction(func):
-            raise TypeError(f"Program {self.name!r} is an async function; write it with def, and use async_run().")
-        self.parameters = list(inspect.signature(func).parameters.values())[1:]  # without the state
-        if not inspect.signature(func).parameters:
-            raise TypeError(f"Program {self.name!r} needs a state as its first parameter: def {self.name}(s, …).")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """With a state it is a part of another program, `inner(s, …)`, and gives what its function returns; without one
@@ -59,11 +52,6 @@ class Program:
         if unknown:
             raise TypeError(f"Program {self.name!r} has no parameter {unknown[0]!r}; it has {', '.join(known)}.")
         return Program(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
-
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a run that is given these: with what is bound, and with the defaults."""
-        defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
-        return {**defaults, **self.bound, **given}
 
     # Running ----------------------------------------------------------------------------------------------------------
 

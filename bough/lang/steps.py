@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.lang.backends.base import Backend
 from bough.lang.expressions import Expr
 from bough.lang.failure import Failure, Site
 from bough.lang.slots import Slot
-
-if TYPE_CHECKING:
-    from bough.lang.interpreter import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +31,10 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """Branches begin here."""
+    """Branches begin here, or fail with the state that would have begun them."""
 
-    children: list[Executor]
+    begin: Callable[[], None]
+    fail: Callable[[Failure], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +53,5 @@ class Step:
 
     def drop(self, failure: Failure) -> None:
         """It will not be done: branches that would have begun here fail, too."""
-        for child in self.expr.children if isinstance(self.expr, ForkPoint) else ():
-            child.fail(failure)
+        if isinstance(self.expr, ForkPoint):
+            self.expr.fail(failure)

@@ -13,27 +13,25 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.core.errors import BoughError
+from bough.lang.arguments import Body
 from bough.lang.graph import Graph, Lane
 from bough.lang.placeholders import WRITTEN, Placeholder, StopTracing, tracing
 from bough.lang.trace_states import Start, StartState, TraceState
 
-if TYPE_CHECKING:
-    from bough.lang.program import Program
-
 MOST_LINES = 200_000  # of Python, in one trace
 
 
-def trace_program(program: Program, given: Mapping[str, Any]) -> Graph:
+def trace_program(program: Body, given: Mapping[str, Any]) -> Graph:
     """The graph of a program, as far as it can be known."""
     lane = Lane()
     ended = _play(program, TraceState(lane), given)
     return Graph(program.name, [parameter.name for parameter in program.parameters], lane, ended)
 
 
-def trace_start(program: Program, given: Mapping[str, Any], varied: Collection[str] = ()) -> Start:
+def trace_start(program: Body, given: Mapping[str, Any], varied: Collection[str] = ()) -> Start:
     """How a program begins. A program whose way depends on an argument's value is followed up to there. `varied`
     arguments stay open though they have a default or are bound."""
     start = Start()
@@ -42,7 +40,7 @@ def trace_start(program: Program, given: Mapping[str, Any], varied: Collection[s
     return start
 
 
-def _play(program: Program, state: TraceState, given: Mapping[str, Any], varied: Collection[str] = ()) -> str | None:
+def _play(program: Body, state: TraceState, given: Mapping[str, Any], varied: Collection[str] = ()) -> str | None:
     """Runs the body; says why it could not be followed to its end, if so."""
     named = [p for p in program.parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     needed = {p.name: Placeholder("arg", p.name) for p in named if p.default is p.empty}

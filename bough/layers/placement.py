@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
-from bough.layers.schemes.base import TableMaker, WeightMaker
+from bough.layers.schemes.base import LinearWeight, Part, TableWeight
 from bough.layers.schemes.plain import PlainTable, PlainWeight
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
@@ -18,6 +19,18 @@ AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it
 def no_reduce(x: torch.Tensor) -> torch.Tensor:
     """The sum over a single rank."""
     return x
+
+
+class TableMaker(Protocol):
+    """Makes the table of a vocabulary."""
+
+    def __call__(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight: ...
+
+
+class WeightMaker(Protocol):
+    """A scheme: makes the weight of a layer, whose parts stand one below the other."""
+
+    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight: ...
 
 
 @dataclass(frozen=True, slots=True)

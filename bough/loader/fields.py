@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bough.core.errors import ModelError
+
+T = TypeVar("T")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -34,60 +36,32 @@ class Fields:
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1."""
         value = self.optional_integer(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise self._missing(name)
-        return value
+        return self._needed(name, default if value is None else value)
 
     def optional_integer(self, name: str) -> int | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelError(f"{self.where}: {name} must be a whole number of at least 1, got {value!r}.")
+        value: int | None = self._read(name, int, "a whole number of at least 1", lambda number: number >= 1)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0."""
         value = self.optional_number(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise self._missing(name)
-        return value
+        return self._needed(name, default if value is None else value)
 
     def optional_number(self, name: str) -> float | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ModelError(f"{self.where}: {name} must be a number above 0, got {value!r}.")
-        return float(value)
+        value = self._read(name, int | float, "a number above 0", lambda number: 0 < number < float("inf"))
+        return None if value is None else float(value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.where}: {name} must be true or false, got {value!r}.")
-        return value
+        value: bool | None = self._read(name, bool, "true or false")
+        return default if value is None else value
 
     def text(self, name: str, default: str) -> str:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise ModelError(f"{self.where}: {name} must be a text, got {value!r}.")
-        return value
+        value: str | None = self._read(name, str, "a text")
+        return default if value is None else value
 
     def section(self, name: str) -> Fields | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise ModelError(f"{self.where}: {name} must be an object, got {value!r}.")
-        return Fields(f"{self.where}, {name}", value)
+        value = self._read(name, Mapping, "an object")
+        return None if value is None else Fields(f"{self.where}, {name}", value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; none is an empty tuple."""
@@ -97,5 +71,17 @@ class Fields:
             raise ModelError(f"{self.where}: {name} must be a token id or a list of them, got {value!r}.")
         return tuple(ids)
 
-    def _missing(self, name: str) -> ModelError:
-        return ModelError(f"{self.where}: {name} is missing.")
+    def _read(self, name: str, kind: Any, what: str, allows: Callable[[Any], bool] = lambda value: True) -> Any:
+        """The field's value, or None where it is absent; raises where it is not `what`."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # True is an int, too
+        if not is_kind or not allows(value):
+            raise ModelError(f"{self.where}: {name} must be {what}, got {value!r}.")
+        return value
+
+    def _needed(self, name: str, value: T | None) -> T:
+        if value is None:
+            raise ModelError(f"{self.where}: {name} is missing.")
+        return value

@@ -48,7 +48,7 @@ def build_model(
         raise ModelError(
             f"The architecture {config.architecture!r} is not supported; choose a model of one of: {known}."
         )
-    from bough.kernels.ops import ops_for
+    from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement, no_reduce
     from bough.layers.schemes.packed import PackedScheme
     from bough.layers.schemes.registry import scheme_for

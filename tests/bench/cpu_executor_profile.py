@@ -29,7 +29,7 @@ from tests.bench.cpu_step_costs import Cost
 from tests.bench.thread_sampler import ThreadSampler
 
 if TYPE_CHECKING:
-    from bough.executor.build import LoadedModel
+    from bough.executor.load_model import LoadedModel
 
 FORWARD, SAMPLING, WAITING = "forward pass", "sampling, masks applied", "waiting for masks"
 REST = "rows, layout, results"

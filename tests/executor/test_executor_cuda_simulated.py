@@ -19,10 +19,10 @@ from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, staging
-from bough.executor.build import LoadedWeights
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_parts import assemble, graph_sizes
 from bough.executor.graphs import GraphSizes
+from bough.executor.load_model import LoadedWeights
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.projected_decode import triton as projected

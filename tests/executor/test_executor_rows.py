@@ -13,8 +13,9 @@ from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import MemorySettings, ModelSettings, Settings
-from bough.executor.build import build_executor, check_cache_readers, check_deterministic, resolve_config
+from bough.executor.build import build_executor, check_cache_readers, check_deterministic
 from bough.executor.device_rows import DeviceRows
+from bough.executor.load_model import resolve_config
 from bough.executor.native_build import tell_kernels
 from bough.executor.sizing import CacheSize, size_cpu_cache
 from bough.kernels.quant_linear.native import variant
@@ -194,6 +195,7 @@ def test_mapped_weights_leave_less_room_for_the_cache(tiny_model: Path, monkeypa
     """What is mapped counts as free memory before and after it is loaded."""
     free = 16 << 20
     monkeypatch.setattr("bough.executor.build.free_memory_bytes", lambda: free)
+    monkeypatch.setattr("bough.executor.load_model.free_memory_bytes", lambda: free)
     settings = Settings.from_flat(
         {"load_format": "dummy", "device": "cpu", "cpu_threads": 1, "context_length": 1 << 20}
     )

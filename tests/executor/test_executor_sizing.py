@@ -8,7 +8,7 @@ import pytest
 
 from bough.core.errors import ResourceError
 from bough.core.settings import MemorySettings, Settings
-from bough.executor.build import resolve_chunk
+from bough.executor.load_model import resolve_chunk
 from bough.executor.machine import free_memory_bytes, usable_cores
 from bough.executor.sizing import CacheSize, size_cpu_cache, size_gpu_cache
 from bough.loader.config import read_config

@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, packed_bytes
 from bough.native.build import compiler
-from bough.native.library import build_library, find_library, load_library
+from bough.native.library import build_library, find_library
 
 QUANTISED = [kind for kind in NATURAL if kind not in FLOATS]
 K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
@@ -141,7 +141,4 @@ def test_sixteen_bit_floats_are_kept_exactly(dtype: torch.dtype, kind: GGMLQuant
 @pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (37, 96), (160, 2048)])
 def test_the_size_of_a_weight_is_known_before_it_is_packed(form: Format, n: int, k: int) -> None:
-    library = load_library()
-    assert library is not None
-    native.declare(library)
-    assert packed_bytes(form, n, k) == library.bough_weight_bytes(form, n, k)
+    assert packed_bytes(form, n, k) == native.linear_library().bough_weight_bytes(form, n, k)

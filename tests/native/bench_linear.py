@@ -19,6 +19,7 @@ import torch
 
 from bough.kernels.quant_linear import native
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
+from bough.native.tape import Crew
 
 SHAPES = {  # inputs: outputs of one layer; layers
     "smollm2": ({576: 576 + 2 * 192 + 576 + 2 * 1536, 1536: 576}, 30),
@@ -29,7 +30,7 @@ FEATURES = {"plain": 0, "avx2": 1, "avxvnni": 9, "avx512": 3, "neon": 4, "amx": 
 
 
 def random_weight(form: Format, n: int, k: int) -> PackedWeight:
-    library = native._library()
+    library = native.linear_library()
     blob = aligned_bytes(library.bough_weight_bytes(form, n, k))
     blob[:] = np.random.default_rng(0).integers(
         32, 60, blob.size, np.uint8
@@ -71,9 +72,9 @@ def torch_products(n: int, k: int, m: int, threads: int) -> dict[str, float]:
     return found
 
 
-def measure(weights: list[PackedWeight], m: int, crew: native.Crew, *, prompt: bool) -> tuple[float, int, int]:
+def measure(weights: list[PackedWeight], m: int, crew: Crew, *, prompt: bool) -> tuple[float, int, int]:
     """Seconds, bytes and operations of all weights for m tokens."""
-    library = native._library()
+    library = native.linear_library()
     inputs = {weight.k: torch.randn(m, weight.k) for weight in weights}
     outs = {weight.n: torch.empty(m, weight.n) for weight in weights}
     structs = [native.structs_of([weight]) for weight in weights]
@@ -114,7 +115,8 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="also torch's packed products")
     options = parser.parse_args()
     print(f"memory: {memory_speed(options.threads):.1f} GB/s read by torch, {options.threads} threads")
-    library, crew = native._library(), native.Crew(options.threads)
+    library = native.linear_library()
+    crew = Crew(library, options.threads)
     library.bough_cpu_allow.argtypes = [ctypes.c_uint]
     outputs, layers = SHAPES[options.model]
     for form in (Format[name] for name in options.formats):

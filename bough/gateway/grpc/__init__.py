@@ -33,4 +33,4 @@ async def serve_grpc(app: ASGIApp, host: str, port: int, **options: Any) -> Grpc
         raise SettingsError(
             f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
         ) from None
-    return await front.serve_grpc(app, host, port, **options)
+    return GrpcServer(*await front.serve_grpc(app, host, port, **options))

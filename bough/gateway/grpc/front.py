@@ -16,7 +16,6 @@ import grpc.aio
 from starlette.types import ASGIApp
 
 from bough.core.errors import RequestError, SettingsError
-from bough.gateway.grpc import GrpcServer
 from bough.gateway.grpc.exchange import Exchange
 from bough.gateway.grpc.translation import CODES, completion_body, error_text, read_completion, reply_of
 from bough.gateway.grpc.wire import SERVICE, GenerateReply, GenerateRequest, HealthReply, HealthRequest
@@ -35,8 +34,9 @@ async def serve_grpc(
     max_body_mb: int = 64,
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
-) -> GrpcServer:
-    """Starts to serve `app`, the gateway's HTTP application, over gRPC. Several processes may share one port."""
+) -> tuple[grpc.aio.Server, int]:
+    """Starts to serve `app`, the gateway's HTTP application, over gRPC; returns the server and its port. Several
+    processes may share one port."""
     largest = min(max_body_mb, LARGEST_MESSAGE_MB) * MIB
     options = [("grpc.max_receive_message_length", largest), ("grpc.so_reuseport", 1)]
     server = grpc.aio.server(options=options)
@@ -59,7 +59,7 @@ async def serve_grpc(
     except (RuntimeError, OSError) as error:
         raise SettingsError(f"--grpc-port: cannot listen on {address}: {error}.") from None
     await server.start()
-    return GrpcServer(server, bound)
+    return server, bound
 
 
 def _unary(method: Any, request: Any) -> Any:

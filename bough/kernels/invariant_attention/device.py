@@ -18,6 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bough.kernels.prefill_attention.device import fetch
+
 
 # The heads of an item are neighbours in the grid, so that those with the same keys run at the same time. What differs
 # from step to step is not specialised on: all steps run the same code.
@@ -226,8 +228,8 @@ def _over_keys(
         offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
         # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
         page = tl.load(pages + (key + BLOCK_N) // PAGE_SIZE, mask=key + BLOCK_N < end, other=0)
-        k = _fetch(k_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
-        v = _fetch(v_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        k = fetch(k_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        v = fetch(v_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
         scores = tl.dot(tile, tl.trans(k), input_precision=PRECISION)
         if HAS_SOFTCAP:
             scores = softcap * tl.fma(tl.sigmoid(2.0 * scale * scores), 2.0, -1.0)  # softcap * tanh
@@ -249,19 +251,3 @@ def _over_keys(
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
     return acc, norm, top
-
-
-@triton.jit
-def _fetch(
-    pointers: tl.tensor, held: tl.tensor, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
-) -> tl.tensor:
-    """A tile [BLOCK_N, BLOCK_D]. What is not the row's is never read: another row's NaN would survive a weight of 0."""
-    inside = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
-    if MASKED and HEAD_DIM != BLOCK_D:
-        return tl.load(pointers, mask=held[:, None] & inside, other=0.0)
-    elif MASKED:  # noqa: RET505  (Triton wants each return in a branch of its own)
-        return tl.load(pointers, mask=held[:, None], other=0.0)
-    elif HEAD_DIM != BLOCK_D:
-        return tl.load(pointers, mask=inside, other=0.0)
-    else:
-        return tl.load(pointers)

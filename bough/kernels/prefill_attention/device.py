@@ -162,8 +162,8 @@ def _over_prefix(
         offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
         # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
         page = tl.load(pages + (key + BLOCK_N) // PAGE_SIZE, mask=key + BLOCK_N < end, other=0)
-        k = _fetch(k_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
-        v = _fetch(v_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        k = fetch(k_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        v = fetch(v_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
         visible = held[None, :]
         if WINDOW:
             visible = visible & (position[:, None] - key[None, :] < WINDOW)
@@ -209,8 +209,8 @@ def _over_fresh(
             k = k_desc.load([row_start + start, kv_head * HEAD_DIM])
             v = v_desc.load([row_start + start, kv_head * HEAD_DIM])
         else:
-            k = _fetch(k_row + key[:, None] * k_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
-            v = _fetch(v_row + key[:, None] * v_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
+            k = fetch(k_row + key[:, None] * k_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
+            v = fetch(v_row + key[:, None] * v_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
         distance = query[:, None] - key[None, :]
         visible = distance >= 0
         if WINDOW:
@@ -220,7 +220,7 @@ def _over_fresh(
 
 
 @triton.jit
-def _fetch(
+def fetch(
     pointers: tl.tensor, held: tl.tensor, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
 ) -> tl.tensor:
     """A tile [BLOCK_N, BLOCK_D]. What is not the row's is never read: another row's NaN would survive a weight of 0."""

@@ -5,16 +5,12 @@ The first band decides the format, because only it says in what type the checkpo
 
 from __future__ import annotations
 
-import ctypes
-import functools
-
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from bough.kernels.quant_linear.native import declare
+from bough.kernels.quant_linear.native import linear_library
 from bough.kernels.quant_linear.packed import FLOATS, GROUP, NATURAL, Format, PackedWeight, aligned_bytes
-from bough.native.library import load_library
 
 FOR_FLOATS = {"int8": Format.Q8, "int4": Format.Q4_MIN}  # by the name that `--quantization` has for it
 
@@ -58,7 +54,7 @@ class FillingWeight:
 
     def store(self, first: int, rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> None:
         """Packs rows as the checkpoint has them, from number `first` on. [rows, bytes of a row]"""
-        library = _library()
+        library = linear_library()
         if self._weight is None:
             form = self.format_of(stored)
             size = library.bough_weight_bytes(form, self.outputs, self.inputs)
@@ -69,11 +65,3 @@ class FillingWeight:
         )
         if failed:
             raise ValueError(f"{stored.name} rows of {weight.k} inputs cannot be packed as {weight.format.name}.")
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = load_library()
-    assert library is not None, "packed weights are for where the native kernels are"
-    declare(library)
-    return library

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.native.library import load_library
+from bough.native.tape import Crew
 
 Pointer, Size = ctypes.c_void_p, ctypes.c_int64
 
@@ -28,18 +28,6 @@ class WeightStruct(ctypes.Structure):
     _fields_ = (("format", Size), ("n", Size), ("k", Size), ("blob", Pointer))
 
 
-class Crew:
-    """Threads that compute products together, for callers outside a step. One product at a time."""
-
-    def __init__(self, threads: int) -> None:
-        library = _library()
-        self.threads = threads
-        self.handle: int = library.bough_crew_create(threads, False)
-        if not self.handle:
-            raise MemoryError(f"{threads} threads cannot be started.")
-        weakref.finalize(self, library.bough_crew_destroy, self.handle)
-
-
 def pack(
     rows: npt.NDArray[np.uint8],  # [n, bytes of a row], as the file holds them
     source: GGMLQuantizationType,
@@ -47,7 +35,7 @@ def pack(
     form: Format,
 ) -> PackedWeight:
     """Puts rows into tiles. Floats can be packed as F32, Q8 and Q4_MIN, every type in its natural format and as F32."""
-    library, n = _library(), len(rows)
+    library, n = linear_library(), len(rows)
     size = library.bough_weight_bytes(form, n, k)
     blob = aligned_bytes(size)
     stored = np.ascontiguousarray(rows)
@@ -67,7 +55,7 @@ def quant_linear(
     crew: Crew | None = None,
 ) -> torch.Tensor:
     """`x @ weight.T + bias`, written to `out` if given, or added to what is there."""
-    library, crew = _library(), crew or _one_thread()
+    library, crew = linear_library(), crew or _one_thread()
     structs = structs_of(parts)
     if out is None:
         out = torch.empty(len(x), sum(part.n for part in parts))
@@ -92,13 +80,13 @@ def quant_linear(
 def dequantize_row(weight: PackedWeight, row: int) -> torch.Tensor:
     """The values of one row. [k] float32"""
     values = torch.empty(weight.k)
-    _library().bough_weight_row(structs_of([weight]), row, values.data_ptr())
+    linear_library().bough_weight_row(structs_of([weight]), row, values.data_ptr())
     return values
 
 
 def variant(form: Format, *, prompt: bool = False) -> str:
     """The name of the variant that this CPU gets for tokens, of a prompt or not."""
-    name: bytes = _library().bough_linear_variant(form, prompt)
+    name: bytes = linear_library().bough_linear_variant(form, prompt)
     return name.decode()
 
 
@@ -110,24 +98,23 @@ def structs_of(parts: Sequence[PackedWeight]) -> ctypes.Array[WeightStruct]:
 
 @functools.cache
 def _one_thread() -> Crew:
-    return Crew(1)
+    return Crew(linear_library(), 1)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def linear_library() -> ctypes.CDLL:
+    """The library, with the signatures of linear.h declared."""
     library = load_library()
     if library is None:
         raise RuntimeError("The CPU kernels are not compiled; run `bough build-kernels`.")
-    declare(library)
+    _declare(library)
     return library
 
 
-def declare(library: ctypes.CDLL) -> None:
+def _declare(library: ctypes.CDLL) -> None:
     """Tells ctypes the signatures of linear.h."""
     integer = ctypes.c_int
     signatures: dict[str, tuple[type | None, list[type]]] = {
-        "bough_crew_create": (Pointer, [integer, ctypes.c_bool]),
-        "bough_crew_destroy": (None, [Pointer]),
         "bough_weight_bytes": (ctypes.c_size_t, [integer, Size, Size]),
         "bough_weight_pack": (integer, [integer, integer, Size, Size, Pointer, Pointer, Size, Size]),
         "bough_weight_row": (None, [Pointer, Size, Pointer]),

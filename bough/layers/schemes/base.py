@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.quantize_rows.rows import QuantizedRows
 from bough.layers.weights import WeightSlot
-
-if TYPE_CHECKING:
-    from bough.layers.placement import Placement
 
 Rows = torch.Tensor | QuantizedRows  # activations, as they are or in the form that some weight multiplies
 Gate = Callable[[torch.Tensor, Activation], Rows]
@@ -77,18 +74,6 @@ class TableWeight(Protocol):
         ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
-
-
-class TableMaker(Protocol):
-    """Makes the table of a vocabulary."""
-
-    def __call__(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight: ...
-
-
-class WeightMaker(Protocol):
-    """A scheme: makes the weight of a layer, whose parts stand one below the other."""
-
-    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight: ...
 
 
 def bands(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation, Norm, Ops
 from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
 from bough.layers.weights import WeightSlot
 
-if TYPE_CHECKING:
-    from bough.layers.placement import Placement
+
+class Memory(Protocol):
+    """What plain weights need of a `Placement`."""
+
+    @property
+    def ops(self) -> Ops: ...
+
+    def empty(self, *shape: int) -> torch.Tensor: ...
 
 
 class PlainWeight:
     """A matrix as the checkpoint has it."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
+    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Memory) -> None:
         self._parts = tuple(parts)
         outputs = sum(part.outputs for part in parts)
         self._weight = placement.empty(outputs, in_features)
@@ -51,7 +57,7 @@ class PlainWeight:
 class PlainTable:
     """A vocabulary's vectors as the checkpoint has them."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Memory) -> None:
         self.weight = placement.empty(vocab_size, hidden_size)
         self._ops = placement.ops
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bough.layers.schemes.base import WeightMaker
+from bough.layers.placement import WeightMaker
 from bough.layers.schemes.fp8 import Fp8Scheme
 from bough.layers.schemes.plain import PlainWeight
 

@@ -1,0 +1,162 @@
+"""A model in memory, before it can run: reads its configuration with the user's changes, and loads its weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+
+from bough.core.errors import ResourceError, SettingsError
+from bough.core.model_config import ModelConfig
+from bough.core.plan import Executor
+from bough.core.settings import ModelSettings, Settings
+from bough.distributed.topology import Topology
+from bough.executor.machine import free_memory_bytes
+from bough.kernels.packed_ops import PackedOps
+from bough.kernels.quant_linear.packed import Format
+from bough.loader.config import read_config
+from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
+from bough.loader.load import load_weights, open_source, packed_cache, packed_formats
+from bough.loader.locate import ModelFiles
+from bough.loader.packed_size import packed_size
+from bough.loader.source import WeightSource
+from bough.memory.pools.kv_pool import cache_dtype
+from bough.models.base import CausalLM
+from bough.models.registry import build_model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An executor that is ready, with the model's configuration as it is run."""
+
+    executor: Executor
+    config: ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """A model in memory, not yet able to run."""
+
+    model: CausalLM
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    topology: Topology
+    weight_bytes: int
+    cache_dtype: torch.dtype
+    cache_scales: Scales | None = None  # where the cache has 8 bits
+
+
+def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
+    """The model's own configuration with the user's changes."""
+    try:
+        overrides = json.loads(settings.model.json_model_override_args)
+    except ValueError as error:
+        raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
+    if not isinstance(overrides, dict):
+        raise SettingsError("--json-model-override-args must be a JSON object.")
+    config = read_config(files, overrides)
+    asked = settings.model.context_length
+    if asked is not None and asked > config.context_length:
+        log.warning("--context-length %d is more than the model was made for (%d)", asked, config.context_length)
+    return config if asked is None else replace(config, context_length=asked)
+
+
+def load_model(
+    files: ModelFiles,
+    settings: Settings,
+    config: ModelConfig,
+    device: torch.device,
+    packed_ops: PackedOps | None = None,
+) -> LoadedWeights:
+    """Builds the model and reads its weights onto the device."""
+    dtype = resolve_dtype(settings.model, config, device)
+    topology = Topology()
+    began = time.monotonic()
+    load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
+    source = open_source(files, config, load_format, device)
+    free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    model = build_model(
+        config,
+        topology,
+        dtype,
+        device,
+        quantization=settings.model.quantization,
+        deterministic=settings.model.enable_deterministic_inference,
+        packed_ops=packed_ops,
+    )
+    slots = list(model.slots())
+    if packed_ops is not None:
+        weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
+    else:
+        weight_bytes, instead = sum(s.target.nbytes for s in slots), "--dtype bfloat16"
+    if device.type == "cpu" and weight_bytes > free:
+        raise ResourceError(
+            f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
+            f"model or {instead}."
+        )
+    cached = packed_ops is not None and load_format != "dummy"
+    kept_on_disk = packed_cache(files, settings.model.quantization) if cached else None
+    load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
+    weight_bytes = sum(s.nbytes for s in slots)
+    packed = packed_formats(slots)
+    kept = _kept_as(packed, settings, dtype)
+    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
+    # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
+    cache_like = dtype if all(form.is_float for form in packed) else torch.float16
+    cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
+    scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
+
+
+def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) -> str:
+    """In which numbers the weights are, for the log."""
+    if settings.model.quantization == "fp8":
+        return f"{dtype}, linear layers as fp8"
+    return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
+
+
+def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:
+    path = settings.memory.quantization_param_path
+    if path is not None:
+        return file_scales(path, config.num_layers)
+    return checkpoint_scales(source, config.num_layers)
+
+
+def resolve_dtype(settings: ModelSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The type that the model computes in."""
+    name = settings.dtype
+    if name == "auto" and device.type == "cpu":
+        name = "float32"  # most CPUs multiply it faster than 16-bit numbers, whatever the checkpoint was saved in
+    elif name == "auto":
+        # Products of 8-bit weights are bfloat16.
+        name = "float16" if config.dtype == "float16" and settings.quantization != "fp8" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def resolve_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
+    """Prompt tokens in one step, of which there are never more than `max_prefill_tokens`."""
+    most = max(settings.scheduler.max_prefill_tokens, settings.memory.page_size)
+    return min(_asked_chunk(settings, config, default), most)
+
+
+def _asked_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
+    asked = settings.scheduler.chunked_prefill_size
+    if asked is None:
+        return max(default, settings.memory.page_size)
+    if asked == 0:
+        raise SettingsError("chunked_prefill_size must be positive, or -1 for no chunks.")
+    if asked < 0:
+        return config.context_length
+    if asked < settings.memory.page_size:
+        raise SettingsError(
+            f"chunked_prefill_size ({asked}) must be at least one page (page_size {settings.memory.page_size})."
+        )
+    return asked

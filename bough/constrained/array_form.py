@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bough.constrained.limits import MAX_ITEMS, MAX_POSITIONS
+from bough.constrained.limits import MAX_ITEMS
 from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, least_and_most, said
 from bough.constrained.schema_source import join
 
@@ -18,8 +18,7 @@ Layout = tuple[list[Part], Part | None]  # the schemas of the first items, and o
 
 
 def array_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    limit = MAX_ITEMS if lowering.features.recursion else MAX_POSITIONS
-    least, most = least_and_most(lowering, parts, "minItems", "maxItems", limit)
+    least, most = least_and_most(lowering, parts, "minItems", "maxItems", MAX_ITEMS)
     layouts = [_layout(lowering, part) for part in parts]
     prefix: list[Plain] = []
     for index in range(max(len(first) for first, _ in layouts)):

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
-from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Ticket
+from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Matcher, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
-from bough.constrained.worker import Draft, Hello
+from bough.constrained.worker import Hello
 from bough.constrained.worker_pool import WorkerPool
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,15 @@ class CompiledGrammar:
 
     warnings: tuple[str, ...]
     matcher: Callable[[], Matcher]
+
+
+def build_compiler(
+    backend: str, vocabulary: Vocabulary, timeout_s: float = 10.0, *, workers: int = 2, cache_entries: int = 512
+) -> GrammarCompiler:
+    """A compiler over one vocabulary. Nothing is loaded or started before the first grammar is asked for."""
+    if not vocabulary.stop_ids:
+        raise SettingsError("Structured output needs a tokenizer that names the token which ends a text.")
+    return CachingCompiler(backend, vocabulary, timeout_s, workers, cache_entries)
 
 
 class CompileTicket:
@@ -129,12 +138,9 @@ class CachingCompiler:
         if not future.set_running_or_notify_cancel():
             return
         with self._answering(spec, future):
-            draft = msgspec.msgpack.decode(self._preparers.ask(spec), type=Draft)
-            prepared = draft.prepared
+            prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
             backend = self._get_backend(prepared.backend)
-            if draft.payload is not None:
-                future.set_result(CompiledGrammar(prepared.warnings, backend.load(draft.payload)))
-            elif prepared.light:
+            if prepared.light:
                 future.set_result(CompiledGrammar(prepared.warnings, backend.matchers(prepared.spec)))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)

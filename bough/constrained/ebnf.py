@@ -13,21 +13,16 @@ import re
 from dataclasses import dataclass
 
 from bough.constrained import charsets
-from bough.constrained.automaton_forms import regular
-from bough.constrained.dfa import Dfa
 from bough.constrained.endings import ending_rules
 from bough.constrained.limits import require_positions
 from bough.constrained.pattern_tree import (
     EMPTY,
     Chars,
     Choice,
-    Meet,
     Node,
     Reference,
     Repeat,
     Row,
-    Text,
-    Token,
     choice,
     literal,
     positions,
@@ -69,7 +64,7 @@ def parse_ebnf(text: str, field: str = "ebnf") -> Rules:
     return rules
 
 
-def inline(rules: Rules, longest: int = MAX_INLINED) -> Node | None:
+def inline(rules: Rules) -> Node | None:
     """The grammar as one regular expression; None where a rule leads back to itself, or is too long to be repeated."""
     done: dict[str, Node] = {}
 
@@ -80,16 +75,12 @@ def inline(rules: Rules, longest: int = MAX_INLINED) -> Node | None:
                     return None
                 if name not in done:
                     found = visit(rules[name], open_rules | {name})
-                    if found is None or positions(found) > longest:
+                    if found is None or positions(found) > MAX_INLINED:
                         return None
                     done[name] = found
                 return done[name]
             case Chars():
                 return node
-            case Text() | Dfa() | Meet():
-                return regular(node)
-            case Token(part):
-                return visit(part, open_rules)
             case Repeat(part, least, most):
                 inner = visit(part, open_rules)
                 return None if inner is None else repeat(inner, least, most)
@@ -99,6 +90,7 @@ def inline(rules: Rules, longest: int = MAX_INLINED) -> Node | None:
                     return None
                 known = [inner for inner in inners if inner is not None]
                 return Row(tuple(known)) if isinstance(node, Row) else choice(known)
+        raise TypeError(f"{type(node).__name__} is in no grammar that a client writes")
 
     return visit(Reference(ROOT), frozenset())
 

@@ -1,8 +1,9 @@
 """Rules as xgrammar reads them, in the form in which its masks are cheap.
 
-The library works masks out for every place of every rule. What it cannot decide from a rule alone, it tries while
-generating, and that is dear: so a string or a counted number is written as an automaton, a rule for each state, each
-with what follows such a token in JSON (`(= …)`); no text is read in two ways, and few tokens are left to try.
+The library computes masks for every place of every rule. What it cannot decide from a rule alone, it tries while
+generating, and that is slow. So a string is written as an automaton, a rule for each state, each with what follows such
+a token in JSON (`(= …)`): no text is read in two ways, and few tokens are left to try. (Written as one expression,
+strings with a `maxLength` of 40 have masks that take a hundred times as long.)
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from collections.abc import Iterator, Mapping
 
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, deterministic
-from bough.constrained.automaton_forms import regular
 from bough.constrained.charsets import Ranges
-from bough.constrained.dfa import Dfa
 from bough.constrained.ebnf import ROOT
 from bough.constrained.pattern_tree import (
     RAW_IN_JSON,
     SHORT_ESCAPES,
     Chars,
     Choice,
+    JsonNumber,
     Meet,
     Node,
     Reference,
@@ -34,6 +34,10 @@ from bough.constrained.pattern_tree import (
 FOLLOWS = r" (= [ \t\n\r]* [,:}\]])"
 ESCAPE = "escape"
 ANY_ESCAPE = rf'{ESCAPE} ::= ["\\/bfnrt] | "u" [0-9A-CE-F] [0-9A-F]{{3}}'
+
+
+class Unwritable(Exception):
+    """The rules have a part that xgrammar cannot be told."""
 
 
 def ebnf_text(rules: Mapping[str, Node]) -> str:
@@ -72,8 +76,8 @@ class _Writer:
                 return self.write(part)
             case Text():
                 return self._text(node)
-            case Dfa():
-                return self._machine(node)
+            case JsonNumber():
+                raise Unwritable
             case Meet():
                 raise TypeError("patterns are joined in a string only")
 
@@ -111,7 +115,7 @@ class _Writer:
         match node.pattern:
             case Repeat(Chars(charsets.ALL), least, most) if node.free:
                 return rf'"\"" {_class(RAW_IN_JSON)}{quantifier(least, most)} "\""'
-        return self.write(regular(node))
+        raise Unwritable
 
     def _spelt(self, found: Ranges, free: bool) -> Iterator[str]:
         """How characters of a set are written in JSON; the sets of `in_json`, with what can be shared shared."""
@@ -129,15 +133,6 @@ class _Writer:
         if not raw:
             rest = (code for code in range(0x20) if code not in SHORT_ESCAPES and charsets.holds(found, code))
             yield from (_quoted(f"\\u{code:04x}") for code in rest)
-
-    def _machine(self, dfa: Dfa) -> str:
-        if dfa not in self._known:
-            self._known[dfa] = name = f"m{len(self._known)}_"
-            for state, row in enumerate(dfa.edges):
-                ways = ['""'] if state in dfa.accepting else []
-                ways += [f"{charsets.class_text(found, single=False)} {name}{to}" for found, to in row]
-                self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
-        return f"{self._known[dfa]}0"
 
 
 def _class(found: Ranges) -> str:

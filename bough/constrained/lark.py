@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bough.constrained import charsets
-from bough.constrained.automaton_forms import quoted, regular
-from bough.constrained.dfa import Dfa
 from bough.constrained.ebnf import ROOT
 from bough.constrained.pattern_tree import (
+    RAW_IN_JSON,
     Chars,
     Choice,
+    JsonNumber,
     Meet,
     Node,
     Reference,
@@ -23,10 +23,16 @@ from bough.constrained.pattern_tree import (
     Row,
     Text,
     Token,
+    choice,
     in_json,
+    literal,
     pattern_text,
     quantifier,
 )
+from bough.constrained.regexes import parse_regex
+
+CHARACTER = choice([Chars(RAW_IN_JSON), parse_regex('\\\\(?:["\\\\/bfnrt]|u[0-9A-CE-F][0-9A-F]{3})')])
+QUOTE = literal('"')
 
 
 def lark_text(rules: Mapping[str, Node], prefix: str = "") -> str:
@@ -67,10 +73,12 @@ class _Writer:
                 return lark_regex(pattern_text(part))
             case Text(Meet() as pattern):
                 return self._joined(pattern)
-            case Text():
-                return lark_regex(pattern_text(regular(node)))
-            case Dfa():
-                return self._machine(node)
+            case Text(Repeat(Chars(charsets.ALL), least, most), free=True):
+                return lark_regex(pattern_text(_quoted(Repeat(CHARACTER, least, most))))
+            case Text(pattern):
+                return lark_regex(pattern_text(_quoted(in_json(pattern))))
+            case JsonNumber(schema):
+                return f"%json {schema}"
             case Meet():
                 raise TypeError("patterns are joined in a string only")
 
@@ -80,18 +88,12 @@ class _Writer:
             self._known[pattern] = f"{self._prefix.upper()}TEXT{len(self._known)}"
             spelt = in_json(pattern)
             assert isinstance(spelt, Meet)
-            texts = [lark_regex(pattern_text(quoted(part))) for part in (*spelt.all_of, *spelt.none_of)]
+            texts = [lark_regex(pattern_text(_quoted(part))) for part in (*spelt.all_of, *spelt.none_of)]
             signs = ["" for _ in spelt.all_of] + ["~" for _ in spelt.none_of]
             joined = " & ".join(sign + text for sign, text in zip(signs, texts, strict=True))
             self.more.append(f"{self._known[pattern]}: {joined}")
         return self._known[pattern]
 
-    def _machine(self, dfa: Dfa) -> str:
-        """A rule for each state of an automaton."""
-        if dfa not in self._known:
-            self._known[dfa] = name = f"{self._prefix}m{len(self._known)}_"
-            for state, row in enumerate(dfa.edges):
-                ways = [f"{self.write(Chars(found))} {name}{target}" for found, target in row]
-                ways += ['""'] if state in dfa.accepting else []
-                self.more.append(f"{name}{state}: {' | '.join(ways)}")
-        return self._known[dfa] + "0"
+
+def _quoted(node: Node) -> Node:
+    return Row((QUOTE, node, QUOTE))

@@ -7,7 +7,6 @@ request alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import llguidance
@@ -15,14 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.constrained.backends import refusal
-from bough.constrained.ebnf import inline, parse_ebnf
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.lark import lark_regex, lark_text
 from bough.constrained.masks import allow_also, allow_only
-from bough.constrained.pattern_tree import pattern_text
-from bough.constrained.regexes import choices_regex
-from bough.constrained.schema_grammar import schema_rules
-from bough.constrained.tag_lark import tag_to_lark
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
@@ -35,50 +28,33 @@ class LLGuidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_GreedyVocabulary(vocabulary)))
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        return checked_grammar(spec).encode()
+        check_grammar(spec)
+        return spec.text.encode()
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
-        first = llguidance.LLMatcher(self._tokenizer, payload.decode(), log_level=0)
+        first = llguidance.LLMatcher(self._tokenizer, _grammar(payload.decode()), log_level=0)
         if first.is_error():
             raise refusal(first.get_error())
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
 
     def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
-        return self.load(self.compile(spec))
+        return self.load(spec.text.encode())
 
 
-def checked_grammar(spec: GrammarSpec) -> str:
-    """The spec in the library's own language, once the library has taken it; that needs no vocabulary."""
-    grammar = to_grammar(spec)
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+def check_grammar(spec: GrammarSpec) -> None:
+    """Raises if the library does not take a grammar; that needs no vocabulary."""
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar(spec.text))
     if failed:
         raise refusal(messages[0])
-    return grammar
 
 
-def to_grammar(spec: GrammarSpec) -> str:
-    """The spec in the library's own language.
+def _grammar(text: str) -> str:
+    """The library's form of a grammar in its language.
 
     `no_forcing`: the library would narrow masks to its own idea of how forced text is tokenised; that is the engine's
     to say, which knows the model's tokenizer.
     """
-    return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + _rules(spec))
-
-
-def _rules(spec: GrammarSpec) -> str:
-    match spec.kind:
-        case "json_schema" | "json_object":
-            return lark_text(schema_rules(json.loads(spec.text), spec.any_whitespace))
-        case "regex":
-            return f"start: {lark_regex(spec.text)}\n"
-        case "choice":
-            return f"start: {lark_regex(choices_regex(json.loads(spec.text)))}\n"
-        case "ebnf":
-            rules = parse_ebnf(spec.text)
-            regular = inline(rules)
-            return lark_text(rules) if regular is None else f"start: {lark_regex(pattern_text(regular))}\n"
-        case "structural_tag":
-            return tag_to_lark(json.loads(spec.text), spec.any_whitespace)
+    return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + text)
 
 
 class _GreedyVocabulary:

@@ -7,24 +7,24 @@ range have no exponent; a few valid ones are thereby left out, and none is inval
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 
 from bough.constrained import charsets
-from bough.constrained.automata import TooLarge, deterministic, meet_steps
-from bough.constrained.dfa import Dfa
-from bough.constrained.pattern_tree import EMPTY, Chars, Node, Row, choice, literal, repeat
+from bough.constrained.automata import TooLarge
+from bough.constrained.pattern_tree import EMPTY, Chars, JsonNumber, Node, Row, choice, literal, repeat
 
 WHOLE_DIGITS = 19  # of whole numbers below a higher bound: 64 bits
 FLOAT_DIGITS = 15  # that a 64-bit float tells apart
 MAX_DIGITS = 60  # of any number but a bound itself
 MAX_STEP = 1024
 MAX_PLACES = 8
+MOST_WHOLE, MOST_DECIMAL = 10**15, 10**12  # multiples beyond are left out: the library and floats would round them
 MANY = 10**9
-NOTHING = Dfa(((),), frozenset())
 DIGIT = Chars(charsets.DIGIT)
 FIRST = Chars(charsets.characters("123456789"))
 MINUS, POINT, ZERO = literal("-"), literal("."), literal("0")
@@ -81,22 +81,34 @@ def decimal(found: Range) -> Node | None:
     return _either(options)
 
 
-@lru_cache(256)
-def multiples(found: Range, step: Fraction, only_whole: bool) -> Dfa:
-    """The multiples of a step in a range; `TooLarge` where too much would have to be counted.
+def multiples(found: Range, step: Fraction, only_whole: bool) -> JsonNumber | None:
+    """The multiples of a step in a range, for llguidance, which checks them itself; None where there are none.
 
-    A decimal is a multiple of p/q exactly where its digits without the point are one of p·10^k/q, for the k digits
-    behind the point with which that is whole.
+    `TooLarge` where the step has too many digits, or all multiples are too large. The library takes no excluded bounds
+    of decimals to the letter, so bounds are given as multiples, which are included.
     """
     places = 0 if only_whole else next((k for k in range(MAX_PLACES) if 10**k % step.denominator == 0), MAX_PLACES)
     modulus, left = divmod(step.numerator * 10**places, step.denominator)
     if modulus > MAX_STEP or left:
         raise TooLarge
-    if only_whole:
-        node = whole(found)
-    else:
-        node = decimal(Range(-(10**9), 10**9) if found.open else found)
-    return NOTHING if node is None else meet_steps(deterministic(node), modulus, places)
+    most = MOST_WHOLE if only_whole else MOST_DECIMAL
+    low, high = (None if bound is None else Fraction(str(bound)) / step for bound in (found.low, found.high))
+    first = None if low is None else math.floor(low) + 1 if found.above else math.ceil(low)
+    last = None if high is None else math.ceil(high) - 1 if found.below else math.floor(high)
+    if first is not None and last is not None and first > last:
+        return None
+    if (first or 0) * step > most or (last or 0) * step < -most:
+        raise TooLarge
+    schema = {"type": "integer" if only_whole else "number", "multipleOf": _number(step)}
+    if first is not None or not only_whole:
+        schema["minimum"] = _number(max(-most // step if first is None else first, -most // step) * step)
+    if last is not None or not only_whole:
+        schema["maximum"] = _number(min(most // step if last is None else last, most // step) * step)
+    return JsonNumber(json.dumps(schema))
+
+
+def _number(value: Fraction) -> Number:
+    return int(value) if value.denominator == 1 else float(value)
 
 
 # ---- whole numbers, not negative

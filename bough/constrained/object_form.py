@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, matches, signatures
 from bough.constrained.pattern_tree import Chars, Node, Repeat
-from bough.constrained.scalar_grammar import can_write, name_node
+from bough.constrained.scalar_grammar import name_node
 from bough.constrained.schema_parts import (
     NO_KEYWORDS,
     Part,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties
-MAX_COUNTED_IN_A_PATTERN = 12
 
 
 def object_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
@@ -134,7 +133,6 @@ class _ObjectForm:
         """Names by the patterns that they match: a class for every set of patterns that some name matches."""
         patterns = list(self._patterns)
         base = name_node({"all": described, "none": [], "but": self._names})
-        can_write(base, self._lowering.features)
         sets = signatures(base.pattern, list(self._patterns.values())) if patterns else {frozenset[int]()}
         if len(sets) > MAX_CLASSES:
             raise TooLarge
@@ -150,7 +148,6 @@ class _ObjectForm:
             "none": [written[at] for at in sorted(beside)],
             "but": self._names,
         }
-        can_write(name_node(entry), self._lowering.features)
         return {**entry, "value": self._lowering.lower(self._schemas_by([patterns[at] for at in matched]))}
 
     def _schemas_by(self, matched: list[str]) -> list[Part]:
@@ -200,8 +197,7 @@ class _ObjectForm:
             self._gap_all("minProperties")
             least = 0
         counted = least > len(self._required) or most is not None
-        most_rules = MAX_COUNTED if self._lowering.features.recursion else MAX_COUNTED_IN_A_PATTERN
-        if counted and len(self._properties) * max(least, most or 0) > most_rules:
+        if counted and len(self._properties) * max(least, most or 0) > MAX_COUNTED:
             self._gap_all("minProperties")
             self._gap_all("maxProperties")
             return True

@@ -24,14 +24,12 @@ class Member:
 
 
 def object_rules(
-    members: Sequence[Member], others: Node | None, counts: Counts, comma: Node, prefix: str, inline: bool
+    members: Sequence[Member], others: Node | None, counts: Counts, comma: Node, prefix: str
 ) -> tuple[Node, Rules]:
-    """What stands between the braces, and the rules that it refers to; `inline` where these will be written out."""
+    """What stands between the braces, and the rules that it refers to."""
     least, most = counts
     required = sum(member.required for member in members)
     if least <= required and most is None:
-        if inline:
-            return _in_one_piece(members, others, comma), {}
         return _one_from_here_on(members, others, comma, prefix)
     return _counted(members, others, counts, comma, prefix)
 
@@ -53,18 +51,6 @@ def _one_from_here_on(members: Sequence[Member], others: Node | None, comma: Nod
     if one is None:
         return EMPTY, rules
     return one if needed else repeat(one, 0, 1), rules
-
-
-def _in_one_piece(members: Sequence[Member], others: Node | None, comma: Node) -> Node:
-    more = EMPTY if others is None else repeat(Row((comma, others)), 0, None)
-    first: Node = EMPTY if others is None else repeat(Row((others, more)), 0, 1)  # nothing is written yet
-    later: Node = more  # something is
-    for member in reversed(members):
-        begun = _row(member.node, later)
-        first = begun if member.required else choice([begun, first])
-        here = Row((comma, member.node))
-        later = _row(here if member.required else repeat(here, 0, 1), later)
-    return first
 
 
 def _row(one: Node, other: Node) -> Node:

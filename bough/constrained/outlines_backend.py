@@ -1,13 +1,12 @@
 """Masks by outlines-core: a finite automaton over tokens, all of it worked out when the grammar is compiled.
 
-It knows regular expressions only, so schemas become one, and what is recursive cannot be asked of it. Compiles grow
-with states times tokens, which can be minutes: they are made in a process that can be ended. A state's mask is made
-once, when a request first stands there, and shared by all.
+It knows regular expressions only; schemas, tags and recursive grammars are followed by llguidance instead (`prepare`).
+Compiles grow with states times tokens, which can be minutes: they are made in a process that can be ended. A state's
+mask is made once, when a request first stands there, and shared by all.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -15,15 +14,9 @@ import numpy.typing as npt
 import outlines_core
 
 from bough.constrained.backends import refusal
-from bough.constrained.ebnf import inline
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.limits import MAX_POSITIONS
 from bough.constrained.masks import allow_also, allow_only
-from bough.constrained.pattern_tree import pattern_text
-from bough.constrained.regexes import choices_regex
-from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.vocabulary import Vocabulary
-from bough.core.errors import RequestError
 
 MAX_FORCED_BYTES = 4096
 END = b"\x00"
@@ -47,7 +40,7 @@ class OutlinesBackend:
 
     def compile(self, spec: GrammarSpec) -> bytes:
         try:
-            index = outlines_core.Index(f"(?:{to_regex(spec)})\\x00", self._tokens)
+            index = outlines_core.Index(f"(?:{spec.text})\\x00", self._tokens)
         except (ValueError, RuntimeError, TypeError) as error:
             raise refusal(error) from None
         return bytes(index.__reduce__()[1][0])
@@ -58,27 +51,6 @@ class OutlinesBackend:
 
     def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
         return self.load(self.compile(spec))
-
-
-def to_regex(spec: GrammarSpec) -> str:
-    """The spec as one regular expression."""
-    match spec.kind:
-        case "json_schema" | "json_object":
-            rules = schema_rules(json.loads(spec.text), spec.any_whitespace, recursion=False)
-            regular = inline(rules, MAX_POSITIONS)
-            if regular is None:
-                raise RequestError(f"{spec.kind} is too large for the grammar back end outlines-core.", field=spec.kind)
-            return pattern_text(regular)
-        case "regex":
-            return spec.text
-        case "choice":
-            return choices_regex(json.loads(spec.text))
-        case _:
-            raise RequestError(
-                f"The grammar back end outlines-core cannot enforce {spec.kind}; start the server with "
-                "--grammar-backend xgrammar or llguidance.",
-                field=spec.kind,
-            )
 
 
 class States:

@@ -7,12 +7,11 @@ it alike: explicit classes, plain groups, counted repeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bough.constrained import charsets
 from bough.constrained.charsets import Ranges
-from bough.constrained.dfa import Dfa
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
 RAW_IN_JSON = charsets.complement(charsets.ranges([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
@@ -80,7 +79,14 @@ class Text:
     free: bool = False
 
 
-Node = Chars | Row | Choice | Repeat | Reference | Token | Meet | Text | Dfa
+@dataclass(frozen=True, slots=True)
+class JsonNumber:
+    """A number that llguidance writes from a JSON schema of its own reading; no other back end can."""
+
+    schema: str
+
+
+Node = Chars | Row | Choice | Repeat | Reference | Token | Meet | Text | JsonNumber
 EMPTY = Row(())
 ANYTHING = Repeat(Chars(charsets.ALL), 0, None)
 
@@ -148,40 +154,27 @@ def pattern_text(node: Node) -> str:
 def positions(node: Node) -> int:
     """Characters with all repeats written out: about the states of an automaton."""
     match node:
-        case Chars() | Reference():
+        case Chars() | Reference() | JsonNumber():
             return 1
         case Row(parts) | Choice(parts):
             return sum(map(positions, parts))
         case Token(part) | Text(part):
             return positions(part)
-        case Dfa(edges):
-            return len(edges)
         case Meet(all_of, none_of):
             return sum(map(positions, (*all_of, *none_of)))
         case Repeat(part, least, most):
             return positions(part) * max(least, most or 0, 1)
 
 
-def length_bounds(node: Node) -> tuple[int, int | None]:
-    """No text is shorter or longer than this; no most where there is no end to them."""
+def parts_of(node: Node) -> Iterator[Node]:
+    """The node and all nodes in it."""
+    yield node
     match node:
-        case Chars():
-            return 1, 1
-        case Row(parts):
-            bounds = [length_bounds(part) for part in parts]
-            highs = [high for _, high in bounds]
-            return sum(low for low, _ in bounds), None if None in highs else sum(high or 0 for high in highs)
-        case Choice(options):
-            bounds = [length_bounds(option) for option in options]
-            highs = [high for _, high in bounds]
-            return min(low for low, _ in bounds), None if None in highs else max(high or 0 for high in highs)
-        case Repeat(part, least, most):
-            low, high = length_bounds(part)
-            return low * least, None if most is None or high is None else high * most
-        case Token(part):
-            return length_bounds(part)
-        case _:
-            return 0, None
+        case Row(parts) | Choice(parts):
+            for part in parts:
+                yield from parts_of(part)
+        case Repeat(part) | Token(part):
+            yield from parts_of(part)
 
 
 def in_json(node: Node, whole: bool = False) -> Node:

@@ -1,41 +1,35 @@
-"""Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced.
+"""Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced, and by whom.
 
-Pure and free of back ends, so that a process which prepares starts quickly. A spec comes out with its schema lowered,
-its regular expression in the common dialect, its tag in one form; with the gaps of a spec that is not strict as
-warnings; with the back end that follows it; and with the word whether it is small enough to compile in a thread.
+Pure and free of back ends, so that a process which prepares starts quickly. A spec comes out written in the language of
+the back end that follows it: the one that was asked for, or llguidance where that one is too weak or too slow
+(`routing`). With it come the gaps of a spec that is not strict, as warnings, and whether it is small enough to compile
+in a thread.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from bough.constrained.backends import resolve_backend
-from bough.constrained.ebnf import inline, parse_ebnf
-from bough.constrained.ebnf_writer import ebnf_text
-from bough.constrained.interface import GrammarSpec
-from bough.constrained.limits import (
-    LIGHT_CHARS,
-    LIGHT_POSITIONS,
-    LIGHT_RULES,
-    require_choices,
-    require_positions,
-    require_size,
-)
-from bough.constrained.pattern_tree import pattern_text, positions
+from bough.constrained.ebnf import Rules, inline, parse_ebnf
+from bough.constrained.ebnf_writer import Unwritable, ebnf_text
+from bough.constrained.interface import GrammarKind, GrammarSpec
+from bough.constrained.lark import lark_regex, lark_text
+from bough.constrained.limits import LIGHT_POSITIONS, require_choices, require_positions, require_size
+from bough.constrained.pattern_tree import Node, choice, literal, pattern_text, positions
+from bough.constrained.readings import grammar_has_many_readings, many_readings
 from bough.constrained.regexes import parse_regex
-from bough.constrained.routing import BOUNDED, UNBOUNDED, can_be_bounded, is_ambiguous, is_large
-from bough.constrained.scalar_grammar import string_states
+from bough.constrained.routing import is_ambiguous_tag, is_large, is_large_tag, size_of, size_of_tag
 from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.schema_lowering import Gap, lower_schema
-from bough.constrained.tags import FIELDS, lower_tag
+from bough.constrained.tag_lark import tag_to_lark
+from bough.constrained.tags import lower_tag, xgrammar_tag
 from bough.core.errors import RequestError
 
 MAX_TOLD = 8  # gaps named in one error
-TAG_TYPES = {"structural_tag", *FIELDS}
-REGULAR_ONLY = ("outlines-core",)
 # Who asked is not known here, and some fields are always strict, so the advice names the places where it works.
 ADVICE = (
     "Remove these keywords, or have only the rest enforced: with strict: false for a schema in response_format, "
@@ -44,10 +38,14 @@ ADVICE = (
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A spec as a back end gets it; it crosses processes."""
+    """A spec as a back end gets it; it crosses processes.
+
+    The text of `spec` is what the back end reads. For llguidance that is always a grammar in its own language (kind
+    `ebnf`); for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`; for outlines-core a `regex`.
+    """
 
     spec: GrammarSpec
-    backend: str  # that follows it: the one that was asked for, or one that bounds the work of a mask
+    backend: str  # that follows it
     warnings: tuple[str, ...] = ()
     light: bool = False
 
@@ -57,117 +55,102 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
     name = resolve_backend(backend)
     field = field or ("choices" if spec.kind == "choice" else spec.kind)
     require_size(spec.text, field)
-    prepared = _prepare(spec, name, field)
-    if name == UNBOUNDED and ((ambiguous := is_ambiguous(prepared.spec)) or is_large(prepared.spec)):
-        bounded = _prepare(spec, BOUNDED, field)
-        return bounded if ambiguous or can_be_bounded(bounded.spec) else prepared
-    return prepared
-
-
-def _prepare(spec: GrammarSpec, name: str, field: str) -> Prepared:
-    if name in REGULAR_ONLY and spec.kind == "structural_tag":
-        raise RequestError(
-            f"{field} cannot be enforced by the grammar back end {name}, which knows regular expressions only; "
-            "start the server with --grammar-backend xgrammar or llguidance.",
-            field=field,
-        )
     match spec.kind:
-        case "json_schema":
+        case "json_schema" | "json_object":
             return _prepare_schema(spec, name, field)
-        case "json_object":
-            return _prepare_schema(_with_text(spec, {"type": "object"}), name, field)
         case "regex":
             tree = parse_regex(spec.text, field=field)
-            require_positions(size := positions(tree), field)
-            return Prepared(msgspec.structs.replace(spec, text=pattern_text(tree)), name, light=_is_light(name, size))
+            require_positions(positions(tree), field)
+            return _prepare_regex(tree, name, positions(tree), name == "xgrammar" and many_readings(tree))
         case "choice":
             choices = json.loads(spec.text)
             require_choices(len(choices), field)
-            return Prepared(spec, name, light=_is_light(name, len(spec.text) // 64))
+            return _prepare_regex(choice(map(literal, choices)), name, len(spec.text) // 64, ambiguous=False)
         case "ebnf":
-            return _prepare_ebnf(spec, name, field)
+            return _prepare_ebnf(parse_ebnf(spec.text, field), name)
         case "structural_tag":
-            tag, gaps = lower_tag(json.loads(spec.text), name, field)
-            lowered = _with_text(spec, tag)
-            return Prepared(
-                lowered, name, _judge(gaps, spec, name, field), _is_light_json(name, tag, spec.any_whitespace)
-            )
-
-
-def _prepare_ebnf(spec: GrammarSpec, backend: str, field: str) -> Prepared:
-    rules = parse_ebnf(spec.text, field)
-    size = sum(map(positions, rules.values()))
-    if backend in REGULAR_ONLY:
-        regular = inline(rules)
-        if regular is None:
-            raise RequestError(
-                f"{field} is recursive, which the grammar back end {backend} cannot enforce; start the server with "
-                "--grammar-backend xgrammar or llguidance.",
-                field=field,
-            )
-        return Prepared(msgspec.structs.replace(spec, kind="regex", text=pattern_text(regular)), backend)
-    return Prepared(msgspec.structs.replace(spec, text=ebnf_text(rules)), backend, light=_is_light(backend, size))
+            return _prepare_tag(spec, name, field)
 
 
 def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
-    plain, gaps = lower_schema(json.loads(spec.text), backend, field)
-    lowered = _with_text(spec, plain)
-    light = _is_light_json(backend, plain, spec.any_whitespace)
-    return Prepared(lowered, backend, _judge(gaps, spec, backend, field), light)
+    schema = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.text)
+    plain, gaps = lower_schema(schema, field)
+    warnings = _judge(gaps, spec, field)
+    rules = schema_rules(plain, spec.any_whitespace, field)
+    if backend == "xgrammar" and not is_large(rules):
+        return _for_xgrammar("ebnf", ebnf_text(rules), size_of(rules), warnings)
+    return _for_llguidance(lark_text(rules), warnings)
 
 
-def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, backend: str, field: str) -> tuple[str, ...]:
+def _prepare_regex(tree: Node, backend: str, size: int, ambiguous: bool) -> Prepared:
+    text = pattern_text(tree)
+    if backend == "llguidance" or ambiguous:
+        return _for_llguidance(f"start: {lark_regex(text)}\n")
+    if backend == "outlines-core":
+        return Prepared(GrammarSpec("regex", text), backend)
+    return _for_xgrammar("regex", text, size)
+
+
+def _prepare_ebnf(rules: Rules, backend: str) -> Prepared:
+    """A grammar without recursion is a regular expression, which every back end knows."""
+    regular = inline(rules)
+    if backend == "xgrammar":
+        ambiguous = grammar_has_many_readings(rules) if regular is None else many_readings(regular)
+        if not ambiguous:
+            return _for_xgrammar("ebnf", ebnf_text(rules), sum(map(positions, rules.values())))
+    if regular is None:
+        return _for_llguidance(lark_text(rules))
+    return _prepare_regex(regular, backend, 0, ambiguous=backend == "xgrammar")
+
+
+def _prepare_tag(spec: GrammarSpec, backend: str, field: str) -> Prepared:
+    tag, gaps = lower_tag(json.loads(spec.text), spec.any_whitespace, backend, field)
+    warnings = _judge(gaps, spec, field)
+    if backend != "xgrammar":
+        return _for_llguidance(tag_to_lark(tag), warnings)
+
+    def for_xgrammar() -> Prepared:
+        return _for_xgrammar("structural_tag", json.dumps(xgrammar_tag(tag)), size_of_tag(tag), warnings)
+
+    ambiguous = is_ambiguous_tag(tag)
+    if not ambiguous and not is_large_tag(tag):
+        return for_xgrammar()
+    try:
+        return _for_llguidance(tag_to_lark(tag), warnings)
+    except RequestError as error:
+        return _without_llguidance(error, ambiguous, for_xgrammar)
+
+
+def _without_llguidance(error: RequestError, ambiguous: bool, for_xgrammar: Callable[[], Prepared]) -> Prepared:
+    """A tag that llguidance should follow, and cannot: xgrammar does, if its masks do not take without end."""
+    if ambiguous:
+        raise RequestError(
+            f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it cannot "
+            f"follow this one ({error}). Write it so that one character decides how a text is read.",
+            field=error.field,
+        ) from None
+    try:
+        return for_xgrammar()
+    except Unwritable:
+        raise error from None
+
+
+def _for_xgrammar(kind: GrammarKind, text: str, size: int, warnings: tuple[str, ...] = ()) -> Prepared:
+    return Prepared(GrammarSpec(kind, text), "xgrammar", warnings, light=size <= LIGHT_POSITIONS)
+
+
+def _for_llguidance(text: str, warnings: tuple[str, ...] = ()) -> Prepared:
+    """It compiles lazily and within limits of its own, so all its grammars are light."""
+    return Prepared(GrammarSpec("ebnf", text), "llguidance", warnings, light=True)
+
+
+def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, field: str) -> tuple[str, ...]:
     """The warnings of a spec. A strict one is refused, unless there is nothing in it that anybody would enforce."""
-    missing = [gap for gap in gaps if not gap.says_nothing]
-    told = tuple(f"{field}#{gap.path} {gap.reason} (grammar back end {backend})" for gap in missing)
-    if not told or not spec.strict:
-        return told + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
-    more = f", and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
+    missing = tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if not gap.says_nothing)
+    if not missing or not spec.strict:
+        return missing + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
+    more = f", and {len(missing) - MAX_TOLD} more" if len(missing) > MAX_TOLD else ""
     raise RequestError(
-        f"Not all of {field} can be guaranteed: {'; '.join(told[:MAX_TOLD])}{more}. {ADVICE}",
+        f"Not all of {field} can be guaranteed: {'; '.join(missing[:MAX_TOLD])}{more}. {ADVICE}",
         field=field,
     )
-
-
-def _with_text(spec: GrammarSpec, value: Any) -> GrammarSpec:
-    return msgspec.structs.replace(spec, text=json.dumps(value, ensure_ascii=False))
-
-
-# ---- what may be compiled in a thread
-
-
-def _is_light(backend: str, size: int) -> bool:
-    """llguidance compiles lazily and within limits of its own; what the others do grows with the grammar's states."""
-    return backend == "llguidance" or (backend == "xgrammar" and size <= LIGHT_POSITIONS)
-
-
-def _is_light_json(backend: str, value: Any, any_whitespace: bool) -> bool:
-    return _is_light(backend, 0 if backend == "llguidance" else _size(value, any_whitespace))
-
-
-def _size(value: Any, any_whitespace: bool) -> int:
-    """How much there is to compile in a plain schema, or in the schemas and grammars of a tag."""
-    if isinstance(value, list):
-        return sum(_size(part, any_whitespace) for part in value)
-    if not isinstance(value, dict):
-        return 0
-    if value.get("type") not in TAG_TYPES:
-        return _schema_size(value, any_whitespace)
-    size = sum(_size(value.get(name), any_whitespace) for name in ("format", "content", "elements", "tags"))
-    match value["type"]:
-        case "json_schema":
-            size += _schema_size(value["json_schema"], any_whitespace)
-        case "regex":
-            size += positions(parse_regex(value["pattern"]))
-        case "grammar":
-            size += sum(map(positions, parse_ebnf(value["grammar"]).values()))
-    return size
-
-
-def _schema_size(plain: Any, any_whitespace: bool) -> int:
-    """The states of its strings, and what else there is in the grammar that it becomes."""
-    states = string_states(plain)
-    if states > LIGHT_POSITIONS:
-        return states
-    text = ebnf_text(schema_rules(plain, any_whitespace))
-    return states + text.count("\n") // LIGHT_RULES + len(text) // LIGHT_CHARS

@@ -17,7 +17,7 @@ from typing import Any
 
 from bough.constrained import charsets
 from bough.constrained.charsets import Ranges
-from bough.constrained.pattern_tree import ANYTHING, EMPTY, Chars, Node, Row, choice, literal, pattern_text, repeat
+from bough.constrained.pattern_tree import ANYTHING, EMPTY, Chars, Node, Row, choice, repeat
 from bough.core.errors import RequestError
 
 REFUSED = {
@@ -61,11 +61,6 @@ def parse_regex(pattern: str, *, search: bool = False, field: str = "regex") -> 
         parts += [] if ends or not search else [ANYTHING]
         options.append(Row(tuple(parts)) if len(parts) > 1 else node)
     return choice(options)
-
-
-def choices_regex(choices: Sequence[str]) -> str:
-    """A pattern of exactly these texts."""
-    return pattern_text(choice(map(literal, choices)))
 
 
 def _strip_anchors(row: list[Any]) -> tuple[bool, list[Any], bool]:

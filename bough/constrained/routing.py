@@ -1,100 +1,102 @@
-"""Which back end follows a prepared spec: the one that was chosen, unless it would take without end.
+"""What xgrammar is asked to follow, and how large that is.
 
 xgrammar's masks are the quickest where a text can be read in one way, or a few; where the readings grow with the text
 (`readings`), one mask can take it minutes. llguidance bounds the work of each mask, so such specs go there. So do
-schemas whose strings have many states, or that name many values: xgrammar would work masks out for each of them
-beforehand, llguidance takes them in its stride. Asked of specs that are prepared for xgrammar; owns nothing.
+schemas whose strings have many states, or that name many values: xgrammar would compute masks for each of them
+beforehand, llguidance computes them as it goes. And so do multiples, which only llguidance can count.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from bough.constrained.ebnf import inline, parse_ebnf
-from bough.constrained.interface import GrammarSpec
+from bough.constrained.automata import TooLarge, deterministic
+from bough.constrained.ebnf import Rules, inline
+from bough.constrained.ebnf_writer import ebnf_text
+from bough.constrained.limits import LIGHT_CHARS, LIGHT_RULES
+from bough.constrained.pattern_tree import Choice, JsonNumber, Node, Text, Token, parts_of, positions
 from bough.constrained.readings import grammar_has_many_readings, many_readings
 from bough.constrained.regexes import parse_regex
-from bough.constrained.scalar_grammar import string_states
-from bough.constrained.tag_lark import tag_to_lark
-from bough.core.errors import RequestError
 
-UNBOUNDED = "xgrammar"
-BOUNDED = "llguidance"
+MAX_STRING_STATES = 150  # of all strings: each takes xgrammar up to a tenth of a second to compile
+MAX_VALUES = 1_500  # of all enums: twice as many take it four times as long
+UNCOUNTED = 10_000  # states of a string whose automaton is too large to be made
 REPEATING = ("star", "plus", "repeat")
 DELIMITED = ("tag", "const_string")  # formats that say themselves where they begin
-MAX_STRING_STATES = 150  # each takes xgrammar up to a tenth of a second to compile
-MAX_VALUES = 1_500  # of all enums: twice as many take it four times as long
 
 
-def is_ambiguous(spec: GrammarSpec) -> bool:
-    """Whether the readings of a text may grow with it. What stands in JSON is written in one way only."""
-    match spec.kind:
-        case "regex":
-            return many_readings(parse_regex(spec.text))
-        case "ebnf":
-            return _in_grammar(spec.text)
-        case "structural_tag":
-            return any(map(_in_format, _formats(json.loads(spec.text)["format"])))
-    return False
+# ---- schemas
 
 
-def is_large(spec: GrammarSpec) -> bool:
-    """Whether its strings have more states, or its enums more values, than are worth compiling one by one."""
-    match spec.kind:
-        case "json_schema" | "json_object":
-            schemas = [json.loads(spec.text)]
-        case "structural_tag":
-            schemas = [part["json_schema"] for part in _formats(json.loads(spec.text)["format"])
-                       if part["type"] == "json_schema"]  # fmt: skip
-        case _:
-            return False
-    return sum(map(string_states, schemas)) > MAX_STRING_STATES or sum(map(_values, schemas)) > MAX_VALUES
+def is_large(*schemas: Rules) -> bool:
+    """Whether the strings of schemas have more states, or their enums more values, than xgrammar should compile."""
+    nodes = [node for rules in schemas for root in rules.values() for node in parts_of(root)]
+    values = sum(len(node.part.options) for node in nodes if isinstance(node, Token) and isinstance(node.part, Choice))
+    return values > MAX_VALUES or _states(nodes) > MAX_STRING_STATES
 
 
-def _values(plain: Any) -> int:
-    """The values of all enums in a plain schema; those that are objects or lists are written out as such there."""
-    if isinstance(plain, list):
-        return sum(map(_values, plain))
-    if not isinstance(plain, dict):
-        return 0
-    return len(plain["enum"]) if isinstance(plain.get("enum"), list) else sum(map(_values, plain.values()))
+def size_of(rules: Rules) -> int:
+    """How much there is to compile in a schema, in positions of a regular expression."""
+    text = ebnf_text(rules)
+    states = _states([node for root in rules.values() for node in parts_of(root)])
+    return states + text.count("\n") // LIGHT_RULES + len(text) // LIGHT_CHARS
 
 
-def can_be_bounded(spec: GrammarSpec) -> bool:
-    """Whether llguidance can follow a spec that is prepared for it: not all tags can be written for it."""
-    if spec.kind != "structural_tag":
-        return True
-    try:
-        tag_to_lark(json.loads(spec.text), any_whitespace=spec.any_whitespace)
-    except RequestError:
-        return False
-    return True
+def _states(nodes: list[Node]) -> int:
+    """The states of all strings and names, as automata."""
+    found = 0
+    for node in {node for node in nodes if isinstance(node, Text | JsonNumber)}:
+        try:
+            found += len(deterministic(node.pattern).edges) if isinstance(node, Text) else UNCOUNTED
+        except TooLarge:
+            found += UNCOUNTED
+    return found
 
 
-def _in_grammar(text: str) -> bool:
-    rules = parse_ebnf(text)
-    regular = inline(rules)
-    return grammar_has_many_readings(rules) if regular is None else many_readings(regular)
+# ---- tags
 
 
-def _in_format(found: dict[str, Any]) -> bool:
-    """In one format of a tag: the ends of tags leave no doubt, only what people write in them."""
+def is_large_tag(tag: dict[str, Any]) -> bool:
+    return is_large(*(found["rules"] for found in _formats(tag["format"]) if _is_schema(found)))
+
+
+def is_ambiguous_tag(tag: dict[str, Any]) -> bool:
+    """Whether readings may grow with the text. The ends of tags leave no doubt, only what people write in them."""
+    return any(map(_is_ambiguous, _formats(tag["format"])))
+
+
+def _is_ambiguous(found: dict[str, Any]) -> bool:
     match found["type"]:
         case "regex":
             return many_readings(parse_regex(found["pattern"]))
         case "grammar":
-            return _in_grammar(found["grammar"])
+            regular = inline(found["rules"])
+            return grammar_has_many_readings(found["rules"]) if regular is None else many_readings(regular)
     return found["type"] in REPEATING and found["content"]["type"] not in DELIMITED
+
+
+def size_of_tag(tag: dict[str, Any]) -> int:
+    """How much there is to compile in the schemas, grammars and patterns of a tag."""
+    size = 0
+    for found in _formats(tag["format"]):
+        if _is_schema(found):
+            size += size_of(found["rules"])
+        elif found["type"] == "regex":
+            size += positions(parse_regex(found["pattern"]))
+        elif found["type"] == "grammar":
+            size += sum(map(positions, found["rules"].values()))
+    return size
+
+
+def _is_schema(found: dict[str, Any]) -> bool:
+    """Whether a format is a schema that was lowered to rules; in a style of its own, xgrammar reads it by itself."""
+    return found["type"] == "json_schema" and "rules" in found
 
 
 def _formats(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A format and all those in it."""
     yield found
-    for inner in [
-        *found.get("elements", ()),
-        *found.get("tags", ()),
-        *([found["content"]] if "content" in found else []),
-    ]:
-        yield from _formats(inner)
+    inner = [found["content"]] if "content" in found else []
+    for part in (*found.get("elements", ()), *found.get("tags", ()), *inner):
+        yield from _formats(part)

@@ -2,7 +2,7 @@
 keywords.
 
 Each function takes the parts that hold at one place (`schema_lowering`) and gives a schema with a single `type`, or
-None where no value of that type satisfies them all. Forms that the back end lacks become gaps.
+None where no value of that type satisfies them all.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from bough.constrained.automata import TooLarge
-from bough.constrained.automaton_forms import regular
-from bough.constrained.dfa import Dfa
 from bough.constrained.formats import FORMATS
-from bough.constrained.pattern_tree import Node, length_bounds
+from bough.constrained.pattern_tree import Node
 from bough.constrained.regexes import parse_regex
-from bough.constrained.scalar_grammar import can_write, number_node, string_node
+from bough.constrained.scalar_grammar import has_text, number_node, string_node
 from bough.constrained.schema_parts import Parts, Plain, least_and_most, pattern_for, read_pattern, said
-from bough.constrained.schema_source import join
-from bough.constrained.shortening import counted, shortened
 
 if TYPE_CHECKING:
     from bough.constrained.schema_lowering import Lowering
@@ -62,10 +58,7 @@ def number_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 def _writable(lowering: Lowering, parts: Parts, plain: Plain) -> Plain | None:
     """The form with what cannot be written taken out; None where it has no number."""
     try:
-        node = number_node(plain)
-        if isinstance(node, Dfa) and lowering.features.joins == "patterns":
-            regular(node)
-        if node is not None:
+        if number_node(plain) is not None:
             return plain
     except TooLarge:
         _gap_all(lowering, parts, ("multipleOf",), "cannot be enforced here: it is too much to count")
@@ -121,23 +114,11 @@ def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     least, most = least_and_most(lowering, parts, "minLength", "maxLength")
     if most is not None and least > most:
         return None
-    found = _patterns(lowering, parts)
-    for _, tree in found:
-        shortest, longest = length_bounds(tree)
-        if longest is not None and longest < least:
-            return None
-        least = 0 if least <= shortest else least
-        most = None if most is not None and longest is not None and longest <= most else most
-    if len(found) == 1 and (exact := counted(found[0][1], least, most)) is not None:
-        return {"type": name, "pattern": pattern_for(exact)}
     lengths: Plain = {"minLength": least} if least else {}
     if most is not None:
         lengths["maxLength"] = most
-    plain = {"type": name, **_all_of([pattern_for(tree) for _, tree in found]), **lengths}
-    try:
-        return plain if can_write(string_node(plain), lowering.features) else None
-    except TooLarge:
-        return _with_less(lowering, parts, found, lengths)
+    plain = {"type": name, **_all_of([pattern_for(tree) for tree in _patterns(lowering, parts)]), **lengths}
+    return plain if has_text(string_node(plain)) else None
 
 
 def _all_of(patterns: list[str]) -> Plain:
@@ -147,30 +128,16 @@ def _all_of(patterns: list[str]) -> Plain:
     return {"allOf": [{"pattern": pattern} for pattern in different]} if patterns else {}
 
 
-def _with_less(lowering: Lowering, parts: Parts, found: list[tuple[str, Node]], lengths: Plain) -> Plain:
-    """Where patterns and lengths are too much together: the first pattern, cut to the length; the rest are gaps."""
-    for path, _ in found[1:]:
-        pointer, _, keyword = path.rpartition("/")
-        lowering.gap(pointer, keyword, "cannot be enforced beside another pattern or format")
-    tree = found[0][1]
-    if "maxLength" in lengths and (short := shortened(tree, lengths["maxLength"])) is not None:
-        tree = short
-        lengths = {keyword: length for keyword, length in lengths.items() if keyword != "maxLength"}
-    if lengths.get("minLength", 0) > length_bounds(tree)[0] or "maxLength" in lengths:
-        _gap_all(lowering, parts, tuple(lengths), "cannot be enforced beside this pattern or format")
-    return {"type": "string", "pattern": pattern_for(tree)}
-
-
-def _patterns(lowering: Lowering, parts: Parts) -> list[tuple[str, Node]]:
-    """Where patterns and formats stand, with their trees."""
+def _patterns(lowering: Lowering, parts: Parts) -> list[Node]:
+    """The trees of all patterns and formats."""
     found = []
     for pointer, pattern in said(lowering, parts, "pattern"):
         tree = read_pattern(lowering, pointer, "pattern", pattern)
         if tree is not None:
-            found.append((join(pointer, "pattern"), tree))
+            found.append(tree)
     for pointer, named in said(lowering, parts, "format"):
         if named in FORMATS:
-            found.append((join(pointer, "format"), parse_regex(FORMATS[named])))
+            found.append(parse_regex(FORMATS[named]))
         else:
             lowering.gap(pointer, "format", f"{named!r} cannot be enforced")
     return found

@@ -1,20 +1,18 @@
 """Strings, numbers and names of a plain schema as nodes of a grammar.
 
-Lowering asks here too, whether what a schema says of a string or a number can be written at all (`TooLarge`, or nothing
-to write), before any back end gets it: automata are kept for a while, so that asking twice costs little.
+Lowering asks here too whether there is such a string or number at all. Automata are cached, so asking twice costs
+little.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
 from bough.constrained import charsets, numbers
 from bough.constrained.automata import TooLarge, deterministic
-from bough.constrained.automaton_forms import regular
-from bough.constrained.features import Features
 from bough.constrained.pattern_tree import EMPTY, Chars, Meet, Node, Repeat, Row, Text, Token, choice
 from bough.constrained.regexes import parse_regex
 
@@ -22,7 +20,6 @@ MAX_NAME = 48  # characters of a name that a further name must differ from it in
 MAX_TOLD_APART = 400  # and of all names together
 NAME_CHARS = charsets.difference(charsets.ALL, charsets.ranges([(0, 0x1F)]))  # nobody names a property by a newline
 ANY_NAME = Repeat(Chars(NAME_CHARS), 0, None)
-UNCOUNTED = 10_000  # states of a string whose automaton is too large to be made
 
 
 def spelt(value: Any) -> str:
@@ -43,19 +40,12 @@ def string_node(plain: Mapping[str, Any]) -> Text:
     return Text(parts[0], free=not patterns) if len(parts) == 1 else Text(Meet(tuple(parts)))
 
 
-def can_write(text: Text, features: Features) -> bool:
-    """Whether there is such a string; `TooLarge` where a back end cannot be told what its patterns say together."""
-    if not isinstance(text.pattern, Meet):
-        return True
+def has_text(text: Text) -> bool:
+    """Whether there is such a string. Patterns that are too large to be joined here are left to llguidance."""
     try:
-        empty = deterministic(text.pattern).empty
+        return not isinstance(text.pattern, Meet) or not deterministic(text.pattern).empty
     except TooLarge:
-        if features.joins == "lexemes":
-            return True  # the library joins patterns as it goes
-        raise
-    if not empty and features.joins == "patterns":
-        regular(text)
-    return not empty
+        return True
 
 
 # ---- names of properties
@@ -105,39 +95,6 @@ def number_node(plain: Mapping[str, Any]) -> Node | None:
         "exclusiveMaximum" in plain,
     )
     if "multipleOf" in plain:
-        dfa = numbers.multiples(found, Fraction(str(plain["multipleOf"])), plain["type"] == "integer")
-        return None if dfa.empty else dfa
+        return numbers.multiples(found, Fraction(str(plain["multipleOf"])), plain["type"] == "integer")
     pattern = numbers.whole(found) if plain["type"] == "integer" else numbers.decimal(found)
     return None if pattern is None else Token(pattern)
-
-
-# ---- size
-
-
-def string_states(plain: Any) -> int:
-    """The states of all strings and names in a plain schema, as automata: what a compile by states has to work on."""
-    return sum(map(_states, dict.fromkeys(_texts(plain))))
-
-
-def _texts(plain: Any) -> Iterator[Text]:
-    if isinstance(plain, list):
-        for part in plain:
-            yield from _texts(part)
-    elif isinstance(plain, dict) and "enum" not in plain:
-        if plain.get("type") == "string":
-            yield string_node(plain)
-        for entry in plain.get("x-names", ()):
-            yield name_node(entry)
-            yield from _texts(entry["value"])
-        for name, value in plain.items():
-            if name in ("properties", "$defs"):
-                yield from _texts(list(value.values()))
-            elif name in ("anyOf", "items", "prefixItems"):
-                yield from _texts(value)
-
-
-def _states(text: Text) -> int:
-    try:
-        return len(deterministic(text.pattern).edges)
-    except TooLarge:
-        return UNCOUNTED

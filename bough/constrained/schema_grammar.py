@@ -13,6 +13,7 @@ from typing import Any
 
 from bough.constrained import charsets
 from bough.constrained.ebnf import ROOT, Rules
+from bough.constrained.endings import ending_rules
 from bough.constrained.object_grammar import Member, object_rules
 from bough.constrained.pattern_tree import (
     EMPTY,
@@ -28,30 +29,28 @@ from bough.constrained.pattern_tree import (
     repeat,
 )
 from bough.constrained.scalar_grammar import ANY_NAME, name_node, number_node, spelt, string_node
+from bough.core.errors import RequestError
 
-ANY_DEPTH = 1  # of values where anything may stand, for a back end without recursion
 BLANKS = Repeat(Token(Repeat(Chars(charsets.characters(" \t\n\r")), 1, None)), 0, 1)
 CONSTANTS = {"null": Token(literal("null")), "boolean": Token(choice([literal("true"), literal("false")]))}
 
 
-def schema_rules(plain: Mapping[str, Any], any_whitespace: bool, recursion: bool = True) -> Rules:
-    """The rules of all texts that the schema allows, in the fixed spacing or any.
-
-    Without `recursion`, values that may be anything are nested to a small depth: all of them valid, only not all that
-    would be.
-    """
-    writer = _Writer(plain.get("$defs", {}), any_whitespace, recursion)
+def schema_rules(plain: Mapping[str, Any], any_whitespace: bool, field: str = "json_schema") -> Rules:
+    """The rules of all texts that the schema allows, in the fixed spacing or any; refused if no text ever ends."""
+    writer = _Writer(plain.get("$defs", {}), any_whitespace)
     root = writer.write(plain)
-    return {ROOT: root, **writer.rules}
+    rules = ending_rules({ROOT: root, **writer.rules})
+    if ROOT not in rules:
+        raise RequestError(f"{field} allows no value that comes to an end.", field=field)
+    return rules
 
 
 class _Writer:
     """The rules of one schema in the making."""
 
-    def __init__(self, definitions: Mapping[str, Any], any_whitespace: bool, recursion: bool) -> None:
+    def __init__(self, definitions: Mapping[str, Any], any_whitespace: bool) -> None:
         self.rules: Rules = {}
         self._definitions = definitions
-        self._recursion = recursion
         self._known: dict[str, Node] = {}  # by plain schema
         blank: Node = BLANKS if any_whitespace else EMPTY
         self._blank = blank
@@ -104,23 +103,14 @@ class _Writer:
     # ---- anything
 
     def _anything(self) -> Node:
-        if not self._recursion:
-            return self._nested(ANY_DEPTH)
         if "any" not in self.rules:
             self.rules["any"] = EMPTY  # taken: what stands in it leads back here
-            self.rules["any"] = self._value(Reference("any"))
+            inner = Reference("any")
+            scalars = [self.write({"type": name}) for name in ("string", "number", "boolean", "null")]
+            items = self._around("[", self._listed(inner, 0, None), "]")
+            members = self._around("{", self._listed(Row((Text(ANY_NAME), self._colon, inner)), 0, None), "}")
+            self.rules["any"] = choice([*scalars, self._rule("array", items), self._rule("object", members)])
         return Reference("any")
-
-    def _nested(self, depth: int) -> Node:
-        return self._value(self._nested(depth - 1) if depth else None)
-
-    def _value(self, inner: Node | None) -> Node:
-        scalars = [self.write({"type": name}) for name in ("string", "number", "boolean", "null")]
-        if inner is None:
-            return choice(scalars)
-        items = self._around("[", self._listed(inner, 0, None), "]")
-        members = self._around("{", self._listed(Row((Text(ANY_NAME), self._colon, inner)), 0, None), "}")
-        return choice([*scalars, self._rule("array", items), self._rule("object", members)])
 
     # ---- arrays
 
@@ -160,7 +150,7 @@ class _Writer:
         ]
         others = self._others(plain)
         counts = plain.get("minProperties", 0), plain.get("maxProperties")
-        inner, rules = object_rules(members, others, counts, self._comma, name, not self._recursion)
+        inner, rules = object_rules(members, others, counts, self._comma, name)
         self.rules |= rules
         self.rules[name] = self._around("{", inner, "}")
         return Reference(name)

@@ -16,8 +16,6 @@ from typing import Any
 
 from bough.constrained.array_form import array_form
 from bough.constrained.disjoint import are_disjoint
-from bough.constrained.endings import ending_schema
-from bough.constrained.features import FEATURES, Features
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
 from bough.constrained.scalar_forms import number_form, plain_form, string_form
@@ -54,28 +52,24 @@ class Gap:
     says_nothing: bool = False  # nobody else would enforce it either
 
 
-def lower_schema(schema: Any, backend: str, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
+def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
     """A schema in plain forms, and what of it is not enforced."""
     source = SchemaSource(schema, field)
     try:
         for pointer, problem in problems(schema):
             raise source.error(pointer, f"is not valid JSON Schema: {problem}")
-        plain, gaps = Lowering(source, FEATURES[backend]).run()
-        ending = ending_schema(plain)
+        plain, gaps = Lowering(source).run()
         gaps += tuple(Gap(path, "is no keyword of JSON Schema: it says nothing", True) for path in unknown(schema))
     except RecursionError:
         raise source.error("", "leads from reference to reference too deep to be followed") from None
-    if ending is None:
-        raise source.error("", "allows no value that comes to an end")
-    return ending, gaps
+    return plain, gaps
 
 
 class Lowering:
-    """One walk over one schema, for one back end."""
+    """One walk over one schema."""
 
-    def __init__(self, source: SchemaSource, features: Features) -> None:
+    def __init__(self, source: SchemaSource) -> None:
         self.source = source
-        self.features = features
         self._gaps: dict[str, Gap] = {}
         self._done: dict[Parts, Plain | None] = {}
         self._running: set[Parts] = set()
@@ -111,8 +105,6 @@ class Lowering:
         if key in self._done:
             return self._again(key)
         if key in self._running:
-            if not self.features.recursion:
-                raise self.source.error(key[0][0], "refers to itself, which this grammar back end cannot enforce")
             return self._reference(key)
         self._running.add(key)
         plain = self._lower(key)

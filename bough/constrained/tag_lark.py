@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bough.constrained.ebnf import Rules, parse_ebnf
+from bough.constrained.ebnf import Rules
 from bough.constrained.lark import lark_regex, lark_text
 from bough.constrained.pattern_tree import literal, pattern_text
-from bough.constrained.schema_grammar import schema_rules
 from bough.core.errors import RequestError
 
 ANY_TEXT = "/(.|\\n)*/"
 
 
-def tag_to_lark(tag: dict[str, Any], any_whitespace: bool) -> str:
+def tag_to_lark(tag: dict[str, Any]) -> str:
     """A grammar of the whole answer."""
-    writer = _Writer(any_whitespace)
+    writer = _Writer()
     start = writer.write(tag["format"], last=True)
     return "\n".join([f"start: {start}", *writer.rules]) + "\n"
 
@@ -28,9 +27,8 @@ def tag_to_lark(tag: dict[str, Any], any_whitespace: bool) -> str:
 class _Writer:
     """The rules of one tag, numbered as they are made."""
 
-    def __init__(self, any_whitespace: bool) -> None:
+    def __init__(self) -> None:
         self.rules: list[str] = []
-        self._any_whitespace = any_whitespace
         self._count = 0
 
     def write(self, found: dict[str, Any], last: bool = False) -> str:
@@ -38,13 +36,10 @@ class _Writer:
         match found["type"]:
             case "const_string":
                 return _quoted(found["value"])
-            case "json_schema":
-                rules = schema_rules(found["json_schema"], self._any_whitespace)
-                return self._grammar(rules)
+            case "json_schema" | "grammar" if "rules" in found:
+                return self._grammar(found["rules"])
             case "regex":
                 return lark_regex(found["pattern"])
-            case "grammar":
-                return self._grammar(parse_ebnf(found["grammar"]))
             case "sequence":
                 ends = len(found["elements"]) - 1
                 return " ".join(

@@ -2,7 +2,7 @@
 
 The short form, `{type, structures: [{begin, schema, end}], triggers}`, is the long one's `triggered_tags`. The long
 form is a tree of formats; each is checked by name and field, and the schemas, patterns and grammars in it are lowered
-like those that stand alone. What comes out is always the long form.
+like those that stand alone. What comes out is always the long form, with schemas and grammars as rules.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.limits import MAX_DEPTH, require_positions
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
+from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.schema_lowering import Gap, lower_schema
 from bough.constrained.schema_source import join
 from bough.core.errors import RequestError
@@ -54,9 +55,9 @@ STRUCTURE = ("begin", "schema", "end")
 LONG = ("type", "format")
 
 
-def lower_tag(tag: Json, backend: str, field: str) -> tuple[Json, tuple[Gap, ...]]:
-    """The tag in its long form, ready for the back end, and what of its schemas is not enforced."""
-    lowering = _TagLowering(backend, field)
+def lower_tag(tag: Json, any_whitespace: bool, backend: str, field: str) -> tuple[Json, tuple[Gap, ...]]:
+    """The tag in its long form, and what of its schemas is not enforced."""
+    lowering = _TagLowering(any_whitespace, backend, field)
     if tag.get("type") not in ("structural_tag", None):
         raise lowering.error("/type", f"must be 'structural_tag', not {tag['type']!r}")
     if "structures" in tag:
@@ -69,11 +70,25 @@ def lower_tag(tag: Json, backend: str, field: str) -> tuple[Json, tuple[Gap, ...
     return {"type": "structural_tag", "format": formatted}, tuple(lowering.gaps)
 
 
+def xgrammar_tag(found: Any) -> Any:
+    """A tag, or a part of one, as xgrammar reads it: rules become grammars in its language."""
+    if isinstance(found, list):
+        return [xgrammar_tag(part) for part in found]
+    if not isinstance(found, dict):
+        return found
+    if "rules" in found:
+        return {"type": "grammar", "grammar": ebnf_text(found["rules"])}
+    if found.get("type") == "json_schema":
+        return found
+    return {key: xgrammar_tag(value) for key, value in found.items()}
+
+
 class _TagLowering:
     """One walk over one tag."""
 
-    def __init__(self, backend: str, field: str) -> None:
+    def __init__(self, any_whitespace: bool, backend: str, field: str) -> None:
         self.gaps: list[Gap] = []
+        self._any_whitespace = any_whitespace
         self._backend = backend
         self._field = field
 
@@ -118,7 +133,10 @@ class _TagLowering:
                 found["json_schema"], f"{path}/json_schema", found.get("style", "json")
             ),
             "regex": lambda: {"type": "regex", "pattern": self._pattern(found["pattern"], f"{path}/pattern")},
-            "grammar": lambda: {"type": "grammar", "grammar": self._grammar(found["grammar"], f"{path}/grammar")},
+            "grammar": lambda: {
+                "type": "grammar",
+                "rules": parse_ebnf(found["grammar"], f"{self._field}#{path}/grammar"),
+            },
             "triggered_tags": lambda: self._triggered(self._inside(found, path, depth), path),
         }
         return make[kind]() if kind in make else self._inside(found, path, depth)
@@ -171,11 +189,14 @@ class _TagLowering:
     def _schema(self, schema: Any, path: str, style: str = "json") -> Json:
         if style != "json" and self._backend != "xgrammar":
             raise self.error(path, f"is asked in the style {style!r}, which only the back end xgrammar can enforce")
-        plain, gaps = lower_schema(self._read(schema, path), self._backend, f"{self._field}#{path}")
+        place = f"{self._field}#{path}"
+        plain, gaps = lower_schema(self._read(schema, path), place)
         self.gaps += [replace(gap, path=path + gap.path) for gap in gaps]
-        if style != "json" and '"multipleOf"' in json.dumps(plain):
+        if style == "json":
+            return {"type": "json_schema", "rules": schema_rules(plain, self._any_whitespace, place)}
+        if '"multipleOf"' in json.dumps(plain):
             self.gaps.append(Gap(path, f"has multipleOf, which cannot be enforced in the style {style!r}"))
-        return {"type": "json_schema", "json_schema": plain, **({"style": style} if style != "json" else {})}
+        return {"type": "json_schema", "json_schema": plain, "style": style}
 
     def _read(self, schema: Any, path: str) -> Any:
         """A schema may come as JSON text, too."""
@@ -190,6 +211,3 @@ class _TagLowering:
         tree = parse_regex(pattern, field=f"{self._field}#{path}")
         require_positions(positions(tree), self._field)
         return pattern_text(tree)
-
-    def _grammar(self, grammar: str, path: str) -> str:
-        return ebnf_text(parse_ebnf(grammar, f"{self._field}#{path}"))

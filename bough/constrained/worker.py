@@ -2,9 +2,9 @@
 
 It reads a hello, then one spec after the other, and writes one outcome each, all as length-prefixed msgpack on its
 standard streams. With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which
-needs no back end; grammars for llguidance are compiled along with that, because it takes no longer. Each spec has a
-child of its own, with a clock that ends it: what was loaded stays, and the next spec waits for nothing. The process
-ends when its input does, so it never outlives the engine for long.
+needs no back end; grammars for llguidance are checked along with that, because it takes no longer. Each spec has a
+child process with a clock that ends it: what was loaded stays, and the next spec waits for nothing. The worker ends
+when its input does, so it never outlives the engine for long.
 """
 
 from __future__ import annotations
@@ -36,13 +36,6 @@ class Hello(msgspec.Struct, frozen=True):
     backend: str
     vocabulary: Vocabulary | None  # None: it prepares
     timeout_s: float  # for each spec
-
-
-class Draft(msgspec.Struct, frozen=True):
-    """What comes of preparing: the spec for a back end, and its compiled form where it has one already."""
-
-    prepared: Prepared
-    payload: bytes | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -111,27 +104,18 @@ def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: 
 
 def _worker_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:
     if hello.vocabulary is None:
-        return lambda spec: msgspec.msgpack.encode(_draft(spec, hello.backend))
+        return lambda spec: msgspec.msgpack.encode(_prepare(spec, hello.backend))
     os.nice(5)  # the model goes first
     return load_backend(hello.backend, hello.vocabulary).compile
 
 
-def _draft(spec: GrammarSpec, backend: str) -> Draft:
+def _prepare(spec: GrammarSpec, backend: str) -> Prepared:
     prepared = prepare(spec, backend)
-    if prepared.backend != "llguidance":
-        return Draft(prepared)
-    from bough.constrained.llguidance_backend import checked_grammar
+    if prepared.backend == "llguidance":
+        from bough.constrained.llguidance_backend import check_grammar
 
-    try:
-        return Draft(prepared, checked_grammar(prepared.spec).encode())
-    except RequestError as error:
-        if prepared.backend == backend:
-            raise
-        raise RequestError(
-            f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it cannot "
-            f"follow this one ({error}). Write it so that one character decides how a text is read.",
-            field=error.field,
-        ) from None
+        check_grammar(prepared.spec)
+    return prepared
 
 
 def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome:

@@ -9,10 +9,8 @@ imports torch, which xgrammar loads; no tensor is used.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,11 +18,8 @@ import numpy.typing as npt
 import xgrammar
 
 from bough.constrained.backends import refusal
-from bough.constrained.ebnf_writer import ebnf_text
 from bough.constrained.interface import GrammarSpec, Matcher
 from bough.constrained.masks import allow_only, tail_bits
-from bough.constrained.regexes import choices_regex
-from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.vocabulary import Vocabulary
 
 COMPILE_THREADS = 2  # a compile shares the machine with the model
@@ -74,33 +69,11 @@ class XGrammarBackend:
 
     def _read(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         match spec.kind:
-            case "json_schema" | "json_object":
-                return self._compiler.compile_grammar(schema_grammar(json.loads(spec.text), spec.any_whitespace))
             case "regex":
                 return self._compiler.compile_regex(spec.text)
-            case "choice":
-                return self._compiler.compile_regex(choices_regex(json.loads(spec.text)))
-            case "ebnf":
-                return self._compiler.compile_grammar(spec.text)
             case "structural_tag":
-                tag = with_grammars(json.loads(spec.text), spec.any_whitespace)
-                return self._compiler.compile_structural_tag(json.dumps(tag))
-
-
-def schema_grammar(plain: Any, any_whitespace: bool) -> str:
-    """A lowered schema as a grammar that the library reads."""
-    return ebnf_text(schema_rules(plain, any_whitespace))
-
-
-def with_grammars(tag: Any, any_whitespace: bool) -> Any:
-    """A tag whose JSON schemas are grammars of ours."""
-    if isinstance(tag, list):
-        return [with_grammars(part, any_whitespace) for part in tag]
-    if not isinstance(tag, dict):
-        return tag
-    if tag.get("type") == "json_schema" and tag.get("style", "json") == "json":
-        return {"type": "grammar", "grammar": schema_grammar(tag["json_schema"], any_whitespace)}
-    return {key: with_grammars(value, any_whitespace) for key, value in tag.items()}
+                return self._compiler.compile_structural_tag(spec.text)
+        return self._compiler.compile_grammar(spec.text)
 
 
 class XGrammarMatcher:

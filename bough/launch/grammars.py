@@ -98,7 +98,7 @@ class GrammarDesk:
             self._compiler.close()
 
     def _build(self) -> None:
-        from bough.constrained.build import build_compiler
+        from bough.constrained.compiler import build_compiler
         from bough.constrained.vocabulary import read_vocabulary
 
         try:

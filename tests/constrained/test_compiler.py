@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bough.constrained import worker_pool, xgrammar_backend
-from bough.constrained.build import build_compiler
+from bough.constrained.compiler import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
@@ -107,7 +107,7 @@ def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
         compiler.close()
 
 
-COUNTED = json_schema_spec({"type": "array", "items": {"type": "integer", "multipleOf": 509}})
+COUNTED = json_schema_spec({"type": "array", "items": {"type": "string", "maxLength": 100}})
 PERCENT = {"type": "number", "minimum": 0.5, "maximum": 99.5}
 
 
@@ -141,9 +141,10 @@ def test_an_everyday_schema_needs_no_process() -> None:
 def test_masks_that_states_share_are_not_written_out_for_each_to_cross_processes() -> None:
     """The library would write megabytes of them, for seconds."""
     backend = backend_of("xgrammar")
-    payload = backend.compile(prepare(COUNTED, "xgrammar").spec)
-    assert len(payload) < 1000
-    assert accepts(backend.load(payload)(), "[509, 1018]") and not accepts(backend.load(payload)(), "[510]")
+    spec = prepare(COUNTED, "xgrammar").spec
+    payload = backend.compile(spec)
+    assert len(payload) < 2 * len(spec.text)
+    assert accepts(backend.load(payload)(), '["a", "b"]') and not accepts(backend.load(payload)(), f'["{"a" * 101}"]')
 
 
 def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,19 +257,40 @@ def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks(
         compiler.close()
 
 
-def test_outlines_core_counts_long_strings_without_escapes() -> None:
-    """Over the vocabulary of a model, each further character that may be one doubles the time: minutes for 40."""
-    matcher = matcher_of(json_schema_spec({"type": "string", "minLength": 2, "maxLength": 40}), "outlines-core")
-    assert accepts(matcher, '"' + "é" * 40 + '"') and not accepts(matcher, '"' + "é" * 41 + '"')
-    assert not accepts(matcher, '"a"') and not accepts(matcher, r'"a\nb"')
-    assert accepts(matcher_of(json_schema_spec({"type": "string", "maxLength": 8}), "outlines-core"), r'"a\nb"')
-
-
 def test_a_schema_of_many_values_is_followed_by_the_back_end_that_takes_them_one_by_one() -> None:
     many = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(2000)]}})
     assert prepare(many, "xgrammar").backend == "llguidance"
     few = json_schema_spec({"type": "array", "items": {"enum": [f"value {i}" for i in range(200)]}})
     assert prepare(few, "xgrammar").backend == "xgrammar"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        json_schema_spec({"type": "array", "items": {"type": "integer", "multipleOf": 509}}),
+        json_schema_spec({"type": "string", "format": "email", "maxLength": 254}),
+    ],
+)
+def test_what_only_llguidance_can_count_is_followed_by_it(spec: GrammarSpec) -> None:
+    assert {prepare(spec, name).backend for name in ("xgrammar", "llguidance", "outlines-core")} == {"llguidance"}
+
+
+def test_outlines_core_follows_regular_expressions_and_llguidance_the_rest() -> None:
+    recursive = ebnf_spec('root ::= "(" root ")" | "x"')
+    for spec in (regex_spec("a+"), choice_spec(["a", "b"]), ebnf_spec('root ::= "a" b\nb ::= "b"+')):
+        assert prepare(spec, "outlines-core").backend == "outlines-core"
+    for spec in (recursive, json_schema_spec({"type": "object"})):
+        assert prepare(spec, "outlines-core").backend == "llguidance"
+
+
+def test_a_tag_that_llguidance_cannot_write_keeps_long_strings_and_not_multiples() -> None:
+    def tag(schema: dict[str, object]) -> GrammarSpec:
+        elements = [{"type": "any_text"}, {"type": "json_schema", "json_schema": schema}]
+        return structural_tag_spec({"format": {"type": "sequence", "elements": elements}})
+
+    assert prepare(tag({"type": "string", "maxLength": 2000}), "xgrammar").backend == "xgrammar"
+    with pytest.raises(RequestError, match="cannot enforce any_text at this place"):
+        prepare(tag({"type": "integer", "multipleOf": 7}), "xgrammar")
 
 
 def test_a_limit_of_the_library_is_told_when_it_was_met_on_the_way() -> None:

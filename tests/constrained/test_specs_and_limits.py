@@ -76,8 +76,6 @@ REFUSED = [
 @pytest.mark.parametrize(("spec", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines-core"])
 def test_refusals(spec: GrammarSpec, reason: str, backend: str) -> None:
-    if backend == "outlines-core" and spec.kind == "structural_tag":
-        reason = "regular expressions only"
     with pytest.raises(RequestError, match=reason) as caught:
         prepare(spec, backend)
     assert caught.value.field and caught.value.status_code == 400
@@ -136,7 +134,7 @@ def test_a_strict_refusal_names_the_fields_that_are_not() -> None:
 
 def test_preparing_needs_no_back_end() -> None:
     code = (
-        "import sys, bough.constrained.prepare, bough.constrained.build, bough.constrained.spec as s\n"
+        "import sys, bough.constrained.prepare, bough.constrained.compiler, bough.constrained.spec as s\n"
         "bough.constrained.prepare.prepare(s.json_schema_spec({'type': 'object'}), 'xgrammar')\n"
         "print(sorted({'torch', 'xgrammar', 'llguidance', 'outlines_core', 'transformers'} & set(sys.modules)))"
     )

@@ -57,11 +57,22 @@ def matches(node: Node, text: str) -> bool:
     return state[1]
 
 
-@lru_cache(256)
 def deterministic(node: Node) -> Dfa:
     """The automaton of a pattern, or of patterns that must and must not match."""
+    found = _deterministic(node)
+    if found is None:
+        raise TooLarge
+    return found
+
+
+@lru_cache(256)
+def _deterministic(node: Node) -> Dfa | None:
+    """None instead of `TooLarge`, so that the cache holds that too."""
     all_of, none_of = (node.all_of, node.none_of) if isinstance(node, Meet) else ((node,), ())
-    states, edges = _explore(all_of, none_of)
+    try:
+        states, edges = _explore(all_of, none_of)
+    except TooLarge:
+        return None
     wanted = [True] * len(all_of) + [False] * len(none_of)
     accepting = {at for at, state in enumerate(states) if [ends for _, ends in state] == wanted}
     return _without_dead_ends(edges, accepting)
@@ -86,15 +97,18 @@ class _Positions:
         self.reads: list[Ranges] = []
         self._follows: list[set[int]] = []
         self._links = 0
+        self._known: dict[tuple[State, int], State] = {}
         first, self._last, empty = self._add(node)
         self.start: State = (frozenset(first), empty)
 
     def step(self, state: State, code: int) -> State:
         """Where a character leads."""
-        read = [at for at in state[0] if charsets.holds(self.reads[at], code)]
-        if not read:
-            return DEAD
-        return frozenset[int]().union(*(self._follows[at] for at in read)), not self._last.isdisjoint(read)
+        known = self._known.get((state, code))
+        if known is None:
+            read = [at for at in state[0] if charsets.holds(self.reads[at], code)]
+            follows = frozenset[int]().union(*(self._follows[at] for at in read))
+            known = self._known[state, code] = (follows, not self._last.isdisjoint(read))
+        return known
 
     def _add(self, node: Node) -> Ends:
         match node:

@@ -10,10 +10,10 @@ is not becomes one regular expression, which every back end knows.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.constrained import charsets
-from bough.constrained.endings import ending_rules
 from bough.constrained.limits import require_positions
 from bough.constrained.pattern_tree import (
     EMPTY,
@@ -93,6 +93,45 @@ def inline(rules: Rules) -> Node | None:
         raise TypeError(f"{type(node).__name__} is in no grammar that a client writes")
 
     return visit(Reference(ROOT), frozenset())
+
+
+def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
+    """The rules that derive some text, each without the options that derive none.
+
+    `root ::= root` derives no text, and an object that must contain an object of its own kind has no last one. A model
+    that entered such a part could only run into a limit. Where no way is left, the root rule is missing.
+    """
+    ending: set[str] = set()
+    order = list(rules)
+    while True:
+        before = len(ending)
+        for name in order:
+            if name not in ending and _cut_node(rules[name], ending) is not None:
+                ending.add(name)
+        if len(ending) == before:
+            break
+        order.reverse()  # rules mostly refer to earlier ones, or mostly to later ones
+    cut = {name: _cut_node(rules[name], ending) for name in rules if name in ending}
+    return {name: node for name, node in cut.items() if node is not None}
+
+
+def _cut_node(node: Node, ending: set[str]) -> Node | None:
+    """The node without options that never end; None if nothing is left."""
+    match node:
+        case Reference(name):
+            return node if name in ending else None
+        case Row(parts):
+            kept = [_cut_node(part, ending) for part in parts]
+            return None if None in kept else Row(tuple(part for part in kept if part is not None))
+        case Choice(options):
+            left = [cut for option in options if (cut := _cut_node(option, ending)) is not None]
+            return choice(left) if left else None
+        case Repeat(part, least, most):
+            inner = _cut_node(part, ending)
+            if inner is None:
+                return EMPTY if least == 0 else None
+            return Repeat(inner, least, most)
+    return node
 
 
 class _Parser:

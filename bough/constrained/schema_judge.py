@@ -73,20 +73,16 @@ class Judge:
         # Without a registry of ours the library would open the URL of any reference that it does not know.
         nothing_fetched: Registry[Any] = Registry()
         self._validator = judged(root, registry=nothing_fetched, format_checker=Draft202012Validator.FORMAT_CHECKER)
-        self._parts: dict[str, Any] = {}
+        self._parts: dict[int, Any] = {}  # by part of the schema
 
-    def accepts(self, pointer: str, value: Any) -> bool:
-        """Whether a value is valid against the part at a pointer, references followed."""
+    def accepts(self, part: Any, value: Any) -> bool:
+        """Whether a value is valid against a part of the schema, references followed."""
         from referencing.exceptions import Unresolvable
 
-        if pointer not in self._parts:
-            found = self._validator.schema
-            for step in pointer.split("/")[1:]:
-                key = step.replace("~1", "/").replace("~0", "~")
-                found = found[int(key)] if isinstance(found, list) else found[key]
-            self._parts[pointer] = self._validator.evolve(schema=found)
+        if id(part) not in self._parts:
+            self._parts[id(part)] = self._validator.evolve(schema=part)
         try:
-            return bool(self._parts[pointer].is_valid(value))
+            return bool(self._parts[id(part)].is_valid(value))
         except Unresolvable as error:
             named = getattr(error, "anchor", error.ref)
             raise Undecided(f"has a reference that leads out of the schema ({named})") from None

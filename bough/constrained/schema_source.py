@@ -67,7 +67,7 @@ class SchemaSource:
         """Whether a value is valid against one part, references followed; `Undecided` where that takes too much."""
         if self._judge is None:
             self._judge = Judge(self.root)
-        return self._judge.accepts(pointer, value)
+        return self._judge.accepts(self.at(pointer), value)
 
     def error(self, pointer: str, reason: str) -> RequestError:
         where = f"{self.field}#{pointer}" if pointer else self.field

@@ -1,9 +1,9 @@
-"""Grammars by spec: compiled once, kept while they are asked for, shared by every request.
+"""Compiles grammars and caches them by spec, for all requests of an engine.
 
-A request's spec is looked up; if it is new, a worker process prepares it, which is Python's work and would hold up the
-engine's own. Then it is compiled: a small grammar in a thread (the libraries let go of the interpreter while they
-work), others in a worker of a second kind. Workers can be ended. What came of it, a grammar or a refusal, stays in the
-cache, so that a grammar which takes too long is tried once and not by every client that repeats it.
+A worker process prepares a new spec, because that is Python's work and would hold the engine's interpreter. Then a
+thread compiles a small grammar (the libraries release the interpreter lock), and a worker process of a second kind
+compiles a large one, because a process can be killed when it takes too long. The cache keeps refusals too, so that a
+grammar which takes too long is tried once, and not for every client that repeats it.
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ class CachingCompiler:
     # ---- the cache
 
     def _drop_oldest(self) -> None:
-        """Grammars in the making stay, whoever came after them: requests wait for them."""
+        """Keeps grammars that are still compiling: requests wait for them."""
         spare = len(self._entries) - self._capacity
         for spec in [spec for spec, entry in self._entries.items() if entry.future.done()][: max(0, spare)]:
             del self._entries[spec]
 
     def _give_up(self, spec: GrammarSpec, entry: _Entry) -> None:
-        """One request fewer waits. A compile that nobody waits for is not begun; one that runs ends by itself."""
+        """One request fewer waits. A compile that nobody waits for is not started; a running one goes on."""
         with self._lock:
             entry.waiting -= 1
             if entry.waiting == 0 and entry.future.cancel() and self._entries.get(spec) is entry:
@@ -153,7 +153,7 @@ class CachingCompiler:
 
     @contextmanager
     def _answering(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> Iterator[None]:
-        """Whoever waits gets what goes wrong. What is no fault of the grammar may go well the next time."""
+        """Passes errors to the waiting requests. An error that is not the grammar's fault is not cached."""
         try:
             yield
         except RequestError as error:
@@ -173,5 +173,5 @@ class CachingCompiler:
 
 
 def _stand_back() -> None:
-    """The model goes first: before a thread of grammars, and the threads that a library starts from it."""
+    """Lowers the priority of this thread, and of those that a library starts from it, below the model's."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag", "choice"]
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
 
 BACKENDS = ("xgrammar", "llguidance", "outlines-core")
 BACKEND_ALIASES = {"outlines": "outlines-core", "outlines_core": "outlines-core", "guidance": "llguidance"}
@@ -23,9 +23,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     """What a request asks for; it crosses processes and is the cache's key, so its text is canonical (`spec.py`)."""
 
     kind: GrammarKind
-    text: (
-        str  # the schema's JSON, the regex, the grammar, the tag's JSON, the choices as a JSON list; "" for json_object
-    )
+    text: str  # the schema's JSON, the regex, the grammar, the tag's JSON, or the choices as a JSON list
     strict: bool = True
     any_whitespace: bool = False
 
@@ -51,7 +49,7 @@ class Matcher(Protocol):
         """The text so far is whole: a stop token is allowed here."""
 
     def forced(self) -> bytes:
-        """The bytes that must come next whatever is sampled; empty where there is a choice, ending being one."""
+        """The bytes that must come next; empty where there is a choice, or where the text may end."""
 
 
 class Compiled(Protocol):
@@ -59,7 +57,7 @@ class Compiled(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is not enforced, by path; of a strict spec only what is no keyword at all."""
+        """What is not enforced, by path; for a strict spec only unknown keywords."""
 
     def matcher(self) -> Matcher: ...
 
@@ -74,7 +72,7 @@ class Ticket(Protocol):
         """The grammar, or the `RequestError` that its request is refused with. Only when `done`."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: a compile that serves no other request may be given up."""
+        """The request no longer waits; a compile that serves no other request may be dropped."""
 
 
 class GrammarCompiler(Protocol):

@@ -139,7 +139,7 @@ class _ObjectForm:
         return [self._class(found, sets, described) for found in sorted(sets, key=sorted)]
 
     def _class(self, matched: frozenset[int], sets: set[frozenset[int]], described: list[str]) -> Plain:
-        """One class; of the other patterns, only those are told of that some of its names might match as well."""
+        """One class of names: those that match `matched` and none of the patterns that they might match as well."""
         patterns = list(self._patterns)
         beside = frozenset().union(*(other for other in sets if matched < other)) - matched
         written = [pattern_for(tree) for tree in self._patterns.values()]

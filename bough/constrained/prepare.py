@@ -56,7 +56,7 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
     field = field or ("choices" if spec.kind == "choice" else spec.kind)
     require_size(spec.text, field)
     match spec.kind:
-        case "json_schema" | "json_object":
+        case "json_schema":
             return _prepare_schema(spec, name, field)
         case "regex":
             tree = parse_regex(spec.text, field=field)
@@ -73,8 +73,7 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
 
 
 def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
-    schema = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.text)
-    plain, gaps = lower_schema(schema, field)
+    plain, gaps = lower_schema(json.loads(spec.text), field)
     warnings = _judge(gaps, spec, field)
     rules = schema_rules(plain, spec.any_whitespace, field)
     if backend == "xgrammar" and not is_large(rules):
@@ -145,7 +144,7 @@ def _for_llguidance(text: str, warnings: tuple[str, ...] = ()) -> Prepared:
 
 
 def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, field: str) -> tuple[str, ...]:
-    """The warnings of a spec. A strict one is refused, unless there is nothing in it that anybody would enforce."""
+    """The warnings of a spec. A strict one is refused if it has a gap; unknown keywords are warnings all the same."""
     missing = tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if not gap.says_nothing)
     if not missing or not spec.strict:
         return missing + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)

@@ -27,7 +27,7 @@ def many_readings(node: Node) -> bool:
 
 
 def grammar_has_many_readings(rules: Mapping[str, Node]) -> bool:
-    """The same of a grammar: its rules may come again and again, so a doubt anywhere counts."""
+    """The same for a grammar. Its rules may repeat, so an undecided place anywhere counts."""
     return _Grammar(rules).doubtful(everywhere=True)
 
 

@@ -1,8 +1,8 @@
-"""A plain schema as a grammar of ours: the same rules for every back end, which then says them in its own language.
+"""Writes a plain schema as grammar rules, the same for every back end; `ebnf_writer` and `lark` turn rules into text.
 
-The libraries could read the schema themselves, each in its own way: with names that slip past by an escape, with ranges
-that are rounded, with keywords passed over. Written here, an answer is what the schema allows, whoever checks it; the
-texts are the same ones under all back ends. What is said in JSON is a token (`Token`) each, for back ends with a lexer.
+The libraries read schemas themselves, but not to the letter: xgrammar ignores keywords and rounds ranges, llguidance
+allows excluded bounds, and names that differ from a property's by an escape alone. Each name, string, number and mark
+of JSON is a `Token`, for back ends with a lexer.
 """
 
 from __future__ import annotations

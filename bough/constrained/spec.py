@@ -24,11 +24,6 @@ def json_schema_spec(
     return GrammarSpec("json_schema", _canonical(schema, field, (dict, bool)), strict, any_whitespace)
 
 
-def json_object_spec(*, any_whitespace: bool = False) -> GrammarSpec:
-    """Any JSON object."""
-    return GrammarSpec("json_object", "", any_whitespace=any_whitespace)
-
-
 def regex_spec(pattern: str, *, field: str = "regex") -> GrammarSpec:
     return GrammarSpec("regex", _text(pattern, field))
 

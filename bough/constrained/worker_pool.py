@@ -115,7 +115,8 @@ class _Worker:
             return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
 
     def end(self) -> None:
-        """Whoever asks it meanwhile finds the end of its pipe: one that was closed already would never tell him."""
+        """Kills the process. The pipes are closed only after a waiting `ask` has read their end: a closed pipe tells it
+        nothing."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -124,7 +125,7 @@ class _Worker:
             try:
                 self._stdin.close()
             except BrokenPipeError:
-                return  # what it had not read yet is of no use to anybody
+                return  # the process had not read everything
 
     def _read(self, size: int, deadline: float) -> bytes:
         parts, missing = [], size

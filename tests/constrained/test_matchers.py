@@ -11,7 +11,7 @@ import pytest
 
 from bough.constrained.interface import GrammarSpec
 from bough.constrained.masks import allowed_tokens
-from bough.constrained.spec import choice_spec, json_object_spec, json_schema_spec, regex_spec
+from bough.constrained.spec import choice_spec, json_schema_spec, regex_spec
 from tests.constrained.walks import BACKEND_NAMES, BYTES, STOP, accepts, matcher_of, random_text
 
 PERSON = {
@@ -23,7 +23,7 @@ SPECS = [
     regex_spec("(ab|a[0-9]+)?c"),
     choice_spec(["a", "ab", "b"]),
     json_schema_spec(PERSON),
-    json_object_spec(),
+    json_schema_spec({"type": "object"}),
     regex_spec("é+[^x]y"),
 ]
 pytestmark = pytest.mark.parametrize("backend", BACKEND_NAMES)
@@ -100,7 +100,7 @@ def test_spacing_is_fixed_unless_it_is_freed(backend: str) -> None:
 
 def test_random_objects_are_json_objects(backend: str) -> None:
     rng = random.Random(3)
-    texts = [random_text(matcher_of(json_object_spec(), backend), rng) for _ in range(30)]
+    texts = [random_text(matcher_of(json_schema_spec({"type": "object"}), backend), rng) for _ in range(30)]
     ended = [text for text in texts if text is not None]
     assert len(ended) > 10
     assert all(isinstance(json.loads(text), dict) for text in ended)

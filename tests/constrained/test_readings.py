@@ -11,7 +11,6 @@ from bough.constrained.prepare import prepare
 from bough.constrained.spec import (
     choice_spec,
     ebnf_spec,
-    json_object_spec,
     json_schema_spec,
     regex_spec,
     structural_tag_spec,
@@ -29,7 +28,7 @@ ORDINARY = [
     regex_spec(r"(a{1,3};){2,5}"),
     regex_spec(r"[a-z]{1,8}: \d{2,}"),
     choice_spec(["red", "rot", "redder"]),
-    json_object_spec(),
+    json_schema_spec({"type": "object"}),
     json_schema_spec({"type": "string", "pattern": "^[a-z]{2,8}$"}),
     json_schema_spec({"type": "object", "properties": {"s": {"type": "string", "pattern": r"^(\w+\s?)*\.$"}}}),
     ebnf_spec('root ::= "(" root ")" | [a-z]'),

@@ -253,7 +253,7 @@ def test_what_the_engine_refuses_is_told_over_http_too(endpoint: sgl.RuntimeEndp
     def look(s: Any) -> None:
         s += sgl.user(sgl.image(b"...") + "What is it?") + sgl.assistant(sgl.gen("x", max_tokens=2))
 
-    with pytest.raises(sgl.ProgramError, match=r"in look: RequestError: image_data is not supported by this engine"):
+    with pytest.raises(sgl.ProgramError, match=r"in look: RequestError: image_data is not supported by this server"):
         look.run(backend=endpoint)
 
 

@@ -118,14 +118,16 @@ def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 4) -> l
     return found
 
 
-@pytest.mark.parametrize("lengths", [[5], [9, 3, 20]])
+@pytest.mark.parametrize("lengths", [[5], pytest.param([9, 3, 20], marks=pytest.mark.slow)])
 def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> None:
     eager = tokens_of(build(loaded, GraphSizes()), lengths)
     assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 4
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
 
 
-@pytest.mark.parametrize(("most_keys", "few"), [(27, 4), (24, 1), (23, 0)])
+@pytest.mark.parametrize(
+    ("most_keys", "few"), [(24, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((27, 4), (23, 0)))]
+)
 def test_decodes_take_the_graphs_that_fit_their_keys(
     loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, most_keys: int, few: int
 ) -> None:

@@ -136,6 +136,7 @@ limits = st.tuples(
 ).filter(lambda limit: limit != (10**6, 1.0, 0.0))
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(
     st.lists(st.tuples(st.integers(0, 2**32), st.integers(1, 6), limits), min_size=2, max_size=3),

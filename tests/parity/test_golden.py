@@ -18,7 +18,7 @@ from tests.parity.engines import fp32_engine
 from tests.parity.golden import NEW_TOKENS, PROMPT_COUNT, SMALLEST_GAP, Golden, Sample
 
 GREEDY = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-FEW = 6  # samples of the quick run
+FEW = 4  # samples of the quick run
 # Fits the longest sample, but not what many short ones grow to: with next to nothing reserved for their outputs, more
 # are let in than can end.
 CRAMPED: dict[str, Any] = {"max_total_tokens": 1024, "schedule_conservativeness": 0.02}

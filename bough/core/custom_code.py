@@ -1,7 +1,7 @@
 """Code that requests bring along (`--enable-custom-logit-processor`): what must hold before anything is started.
 
-Whoever may send such a request may run anything in the engine's process. A server therefore lets in only those who have
-its key. The offline engine's one caller is the process that it belongs to, which could run that code itself.
+A client that may send such a request may run anything in the engine's process. A server therefore takes it only from
+clients with its key. The offline engine's one caller is the process that it belongs to, which could run that code itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def check_server_code(settings: Settings) -> None:
         return
     if settings.server.api_key is None:
         raise SettingsError(
-            "--enable-custom-logit-processor lets whoever reaches this server run any code in it; add --api-key (or "
+            "--enable-custom-logit-processor lets any client run any code in this server; add --api-key (or "
             "BOUGH_API_KEY), so that only clients with the key do."
         )
     load_dill()

@@ -139,7 +139,7 @@ def _bind(
 ) -> zmq.Socket[bytes]:
     if key is None and is_exposed(endpoint):
         log.warning(
-            "--kv-events-config: whoever reaches %s can read the tokens of all prompts. Give both ends a key "
+            "--kv-events-config: any process that reaches %s can read the tokens of all prompts. Give both ends a key "
             '("key_file" here, --kv-events-key-file at the gateway), or listen on tcp://127.0.0.1.',
             endpoint,
         )

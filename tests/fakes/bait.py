@@ -1,4 +1,4 @@
-"""An address and a file that nobody may touch: an HTTP server that counts who comes, a secret, and a watch over what
+"""An address and a file that nobody may touch: an HTTP server that counts visits, a secret, and a watch over what
 this process itself opens and connects to."""
 
 from __future__ import annotations

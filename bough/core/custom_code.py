@@ -1,7 +1,7 @@
 """Code that requests bring along (`--enable-custom-logit-processor`): what must hold before anything is started.
 
 A client that may send such a request may run anything in the engine's process. A server therefore takes it only from
-clients with its key. The offline engine's one caller is the process that it belongs to, which could run that code itself.
+clients with its key. The offline engine's one caller is the process that it belongs to: it could run the code itself.
 """
 
 from __future__ import annotations

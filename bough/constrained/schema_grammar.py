@@ -168,7 +168,7 @@ class _Writer:
 
 # ---- the members of an object
 #
-# A member that may be missing changes who comes first, and so where a comma stands. Written in one piece, that grows
+# A member that may be missing changes which one is first, and so where a comma stands. Written in one piece, that grows
 # with the square of the number of members. So rules say "one of these from here on, and what may follow it".
 
 

@@ -99,7 +99,7 @@ FOREIGN = {"host": HOME, "sec-fetch-site": "cross-site"}
         (PAGE, FOREIGN | {"origin": "http://page.example"}, 403),
         (PAGE, FOREIGN | {"origin": "https://page.example:8443"}, 403),
         (PAGE, FOREIGN | {"origin": "https://sub.page.example"}, 403),
-        (PAGE, FOREIGN, 403),  # nobody knows which page sent it
+        (PAGE, FOREIGN, 403),  # which page sent it is unknown
         (PAGE, FOREIGN | {"origin": "null"}, 403),
         ("null", FOREIGN | {"origin": "null"}, 200),
         (PAGE, {"host": HOME, "origin": "http://localhost:30000"}, 200),

@@ -185,6 +185,13 @@ class MemorySettings:
         None, "share of a GPU's memory, or of a CPU's free memory, for weights and KV cache", low=0.01, high=1.0
     )
     max_total_tokens: int | None = setting(None, "size of the KV cache in tokens, instead of measuring", low=1)
+    swa_full_tokens_ratio: float = setting(
+        0.5,
+        "tokens of layers with a sliding window that the KV cache holds, for each token of full attention; lower for "
+        "long requests, higher for requests shorter than two windows",
+        low=0.01,
+        high=1.0,
+    )
     page_size: int = setting(
         1, "tokens in a KV page; 1 shares prefixes to the token", choices=(1, 2, 4, 8, 16, 32, 64, 128)
     )

@@ -101,7 +101,7 @@ class CudaExecutor:
         self._ladders = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # as they are climbed
         self._has_few_keys_graphs = bool(graphs.few_keys)
         self._graph_memory = torch.cuda.graph_pool_handle()
-        device = inputs.page_table.device
+        device = inputs.last_tokens.device
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
         self._products = products_on(device)
@@ -196,9 +196,9 @@ class CudaExecutor:
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
         self._staging.next_step()
-        limits, device = self._limits, self._inputs.page_table.device
+        limits, device = self._limits, self._inputs.last_tokens.device
         tokens = min(UNUSUAL_TOKENS, limits.chunk_tokens)
-        batch = padding_batch(tokens, limits.context_length, limits.page_size, device)
+        batch = padding_batch(tokens, limits.context_length, limits.page_size, device, len(limits.pages))
         self._forward(torch.zeros_like(batch.positions), batch)
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------

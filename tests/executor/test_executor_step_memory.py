@@ -12,7 +12,7 @@ from bough.attention.torch_backend import scratch_bytes
 from bough.core.sampling_params import MAX_LOGPROBS
 from bough.core.settings import MemorySettings
 from bough.executor.graphs import decode_sizes, mixed_sizes
-from bough.executor.sizing import size_gpu_cache
+from bough.executor.sizing import CacheShape, size_gpu_cache
 from bough.executor.step_memory import StepShape
 
 GIB = 2**30
@@ -63,8 +63,8 @@ def test_gathered_keys_grow_with_the_context(capped: bool) -> None:
 def test_graphs_get_their_room_even_where_the_user_leaves_none() -> None:
     def pages(fraction: float, graphs: int) -> int:
         settings = MemorySettings(mem_fraction_static=fraction)
-        sizes = {"free_bytes": 100 * GIB, "total_bytes": 140 * GIB, "activation_bytes": 0, "bytes_per_token": GIB}
-        return size_gpu_cache(settings, graph_bytes=graphs, **sizes).pages
+        sizes = {"free_bytes": 100 * GIB, "total_bytes": 140 * GIB, "activation_bytes": 0, "shape": CacheShape(GIB)}
+        return size_gpu_cache(settings, graph_bytes=graphs, **sizes).pages[0]
 
     assert pages(1.0, 3 * GIB) == 97
     assert pages(0.9, 3 * GIB) == pages(0.9, 0) == 86

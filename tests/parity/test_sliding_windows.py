@@ -1,4 +1,4 @@
-"""Models with sliding windows through scheduler and executor: layers keep their window alone, and what comes out is what
+"""Models with sliding windows through scheduler and executor: layers keep their window alone. What comes out is what
 transformers generate, whether a prefix was cached, a window was evicted or a request was retracted."""
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from bough.parsers import (
     Event,
     Reasoning,
     ReasoningFormat,
+    Text,
     can_watch,
     forced_calls,
     forced_format,
@@ -369,7 +370,7 @@ class StreamParser:
     def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
         self.ids = CallIds(id_prefix)
-        self._parser = AnswerParser(form)
+        self._parser = None if form.plain else AnswerParser(form)
         self._reasoning: list[str] = []
 
     @property
@@ -378,6 +379,8 @@ class StreamParser:
 
     def events(self, piece: Piece) -> list[Event]:
         """The events of a piece."""
+        if self._parser is None:
+            return [Text(piece.text)] if piece.text else []
         events = self._parser.feed(piece.text) if piece.text else []
         if piece.finish is not None:
             events += self._parser.finish()
@@ -385,6 +388,8 @@ class StreamParser:
 
     def replay(self, text: str) -> list[Event]:
         """The events of text that was delivered before the stream was resumed; they are not sent again."""
+        if self._parser is None:
+            return [Text(text)] if text else []
         return self._noted(self._parser.feed(text) if text else [])
 
     def _noted(self, events: list[Event]) -> list[Event]:

@@ -265,7 +265,7 @@ class Responses:
             self._store.update(record)
 
     def _stream(self, form: ResponseForm, record: Record) -> Response:
-        def keep(answer: RequestOutput, items: Sequence[Item] | None) -> ResponseObject:
+        def keep(answer: RequestOutput, items: Sequence[Item]) -> ResponseObject:
             record.end(form.ended(answer, items))
             return record.response
 
@@ -282,7 +282,7 @@ class Responses:
     def _settle(self, form: ResponseForm, record: Record) -> None:
         """After success, failure or a disconnect: no record of an ended request stays open."""
         if not record.ended.is_set():
-            record.end(form.cancelled())
+            record.end(form.begun("cancelled"))  # its client has left
             if self._store is not None:
                 self._store.forget(form.identity.id)
         elif self._store is not None:

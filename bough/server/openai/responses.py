@@ -36,7 +36,7 @@ from bough.server.openai.response_objects import (
     ResponseUsage,
     Status,
 )
-from bough.server.openai.usage import warnings_of
+from bough.server.openai.writing import warnings_of
 from bough.server.parsing import StreamParser
 from bough.server.streaming import named_event
 

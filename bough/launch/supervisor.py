@@ -7,11 +7,14 @@ kills the others and is reported once, with the child's own words where it had a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +24,6 @@ from bough.core import errors
 from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec
-from bough.launch.stacks import StackPipe
 
 log = logging.getLogger(__name__)
 
@@ -71,25 +73,43 @@ class Child:
 
 
 def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
-    stacks = StackPipe()
+    # A process that is stuck can print its stacks, but not its name. So it has a pipe for them, which is read here.
+    reading, writing = os.pipe()
     listener = () if spec.server is None else (spec.server.listener_fd,)
     try:
         # -P: a file in the user's folder that is called like a module must not be imported in its place.
         # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bough.launch.child", str(stacks.writing)],
+            [sys.executable, "-P", "-m", "bough.launch.child", str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
-            pass_fds=(*listener, stacks.writing),
+            pass_fds=(*listener, writing),
             env=child_environment(),
         )
     except BaseException:
-        stacks.close()
+        os.close(reading)
         raise
+    finally:
+        os.close(writing)
     name = spec.role if spec.server is None else f"{spec.role} {spec.server.number}"
-    stacks.follow(f"{name} (pid {process.pid})")
+    follow = threading.Thread(target=_print_named, args=(f"{name} (pid {process.pid})", reading), daemon=True)
+    follow.start()
     return process
+
+
+def print_own_stacks(name: str) -> None:
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        _print_named(f"{name} (pid {os.getpid()})", os.dup(file.fileno()))
+
+
+def _print_named(name: str, descriptor: int) -> None:
+    """Prints all that comes, until the end."""
+    with open(descriptor, errors="replace") as lines:
+        for line in lines:
+            print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
 
 
 class Supervisor:

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
-from bough.client.outputs import WEIGHT_VERSION
 from bough.core.errors import RequestError
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
@@ -185,16 +184,8 @@ async def _answered(context: ServerContext, inputs: Inputs) -> None:
 
 
 def describe_model(context: ServerContext) -> dict[str, Any]:
-    model = context.model
     return {
-        "model_path": model.path,
-        "tokenizer_path": model.tokenizer_path,
-        "served_model_name": model.name,
-        "is_generation": True,
-        "weight_version": WEIGHT_VERSION,
-        "architecture": model.architecture,
-        "context_length": model.context_length,
-        "vocab_size": model.vocab_size,
+        **context.model.to_dict(),
         "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
         "chat_template": describe_template(context.tokenizer),
         "preferred_sampling_params": None,

@@ -220,7 +220,8 @@ class EdgeSettings:
     ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
     ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
     allowed_origins: str | None = setting(
-        None, "origins whose web pages may call the server (CORS), separated by commas, or *; only its own by default"
+        None,
+        "origins whose web pages may call the server (CORS), separated by commas, or *; only its own when left out",
     )
     allowed_hosts: str | None = setting(
         None,

@@ -114,16 +114,18 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
     return Tool(name, schema, {"type": "function", "function": shown}, f"{where}.{schema_field}", strict)
 
 
-def read_functions(tools: Sequence[Any] | None, where: str = "tools") -> list[Tool]:
-    """Tools in OpenAI's form: `{"type": "function", "function": {...}}`."""
+def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[Tool]:
+    """Tools in OpenAI's form: `{"type": "function", "function": {...}}`; not `nested`: the function's fields stand in
+    the tool itself."""
     read = []
     for i, tool in enumerate(tools or ()):
         kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
         if kind != "function":
             raise RequestError(
-                f"{where}[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field=where
+                f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field="tools"
             )
-        read.append(read_function(tool.get("function"), f"{where}[{i}].function"))
+        place = f"tools[{i}]"
+        read.append(read_function(tool.get("function"), f"{place}.function") if nested else read_function(tool, place))
     return read
 
 
@@ -149,11 +151,11 @@ def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> Tool
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """`calls` is the format of the model's own calls; `tags`: grammars may be structural tags."""
+    """Which grammar governs the calls of an answer."""
 
-    tools: ToolUse
-    calls: ToolFormat | None
-    tags: bool
+    tools: ToolUse = NO_TOOLS
+    calls: ToolFormat | None = None  # the format of the model's own calls
+    tags: bool = True  # whether grammars may be structural tags
     tokenizer: Tokenizer | None = None
 
     def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
@@ -251,25 +253,17 @@ WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that k
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPlan:
+class AnswerPlan(CallRules):
     """How the answers of one request are made and read."""
 
-    tools: ToolUse = NO_TOOLS
     thinking: ReasoningFormat | None = None  # how the model sets it apart
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
-    calls: ToolFormat | None = None  # the format of the model's own calls
-    tags: bool = True  # whether grammars may be structural tags
-    tokenizer: Tokenizer | None = None
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
         """How thinking is read; None where it stays in the text."""
         return self.thinking if self.separate else None
-
-    @property
-    def rules(self) -> CallRules:
-        return CallRules(self.tools, self.calls, self.tags, self.tokenizer)
 
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
@@ -298,7 +292,7 @@ class AnswerPlan:
             added["skip_special_tokens"] = False
         if given.get("skip_special_tokens") is not None:
             added.pop("skip_special_tokens", None)
-        grammar = self.rules.grammar(given)
+        grammar = self.grammar(given)
         if grammar is None:
             return {**given, **added}
         add_field_names({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
@@ -310,7 +304,7 @@ class AnswerPlan:
         """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self.rules.forcible) if self.tools.must else self.calls
+            calls = forced_format(self.forcible) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -318,8 +312,8 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
-            eager=self.rules.assured | self.tools.eager_names,
-            openings=forced_openings(self.rules.forcible, self.tools.schemas) if self.tools.must else (),
+            eager=self.assured | self.tools.eager_names,
+            openings=forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
 
 

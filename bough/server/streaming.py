@@ -103,16 +103,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send))
         watch = asyncio.create_task(self._watch(receive, send))
-        try:
-            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (pump, watch):
-                task.cancel()
-            await asyncio.gather(pump, watch, return_exceptions=True)
-        if not pump.cancelled():
-            pump.result()
-        else:
-            watch.result()
+        await _race(pump, watch)
+        (watch if pump.cancelled() else pump).result()
 
     async def _pump(self, send: Send) -> None:
         """Sends each event. An error before the first byte is the caller's; a later one ends the stream."""
@@ -179,15 +171,20 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Call it when the body has been read: the next message can then only be the disconnect."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_until_disconnect(request))
+    await _race(task, watch)
+    if task.cancelled():
+        raise ClientDisconnectedError
+    return task.result()
+
+
+async def _race(*tasks: asyncio.Future[Any]) -> None:
+    """Waits until one of them is done, and cancels the others."""
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnectedError
-        return task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in (task, watch):
-            each.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _until_disconnect(request: Request) -> None:

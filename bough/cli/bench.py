@@ -42,7 +42,6 @@ MENU = Menu(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the benchmark that the first word names with the words after it."""
     if not argv or argv[0] in HELP_FLAGS:
         print(MENU.help())
         return 0
@@ -59,7 +58,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def run_benchmark(program: str, benchmark: Any, argv: Sequence[str], starts_engine: bool = False) -> int:
-    """Parses a benchmark's flags and runs it."""
     parser = Parser(program=program, about=benchmark.__doc__ or "")
     benchmark.add_flags(parser)
     if not starts_engine:

@@ -44,7 +44,6 @@ COMMANDS = {
 
 
 def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
-    """Talks until the user leaves."""
     parser = Parser(
         program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.", takes_text=True
     )
@@ -72,7 +71,6 @@ class Timing:
     last_s: float
 
     def describe(self, output: Output) -> str:
-        """The line under an answer."""
         meta = output["meta_info"]
         tokens = int(meta["completion_tokens"])
         spent_s = self.last_s - self.first_s
@@ -99,7 +97,6 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """What the next prompt begins with."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return system + self._turns
 
@@ -162,7 +159,7 @@ class Chat:
             self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
 
     def _refusal(self, error: RequestError) -> str:
-        """Why a turn was refused, and the way out that only a chat has."""
+        """Why a turn was refused; where it was too long, that /reset helps."""
         # The ids are the template's own, so nothing can be wrong with them but their number.
         too_long = error.field == "input_ids"
         return f"{error} /reset forgets the conversation so far." if too_long and self._turns else str(error)

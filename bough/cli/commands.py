@@ -42,7 +42,6 @@ class Menu:
         raise SettingsError(f"unknown command {word!r}.{self._hint(word, self.commands)}")
 
     def help(self) -> str:
-        """The help page."""
         width = max(map(len, [*self.commands, *self.flags, "-h, --help"])) + 2
         lines = [f"usage: {self.program} COMMAND …", "", self.about, "", "commands:"]
         lines += [f"  {name:<{width}}{command.summary}" for name, command in self.commands.items()]

@@ -106,7 +106,6 @@ def _shown(default: Any) -> str:
 
 
 def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """All settings of an engine, defaults included."""
     return Settings.from_flat(given_settings(parsed, environ))
 
 

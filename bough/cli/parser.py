@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The parsed flags; one that does not exist ends the command and is told its nearest neighbour."""
+        """The parsed flags; an unknown one ends the command with the nearest known spelling."""
         parsed, unknown = self.parse_known_args(list(argv))
         for word in unknown:
             if word.startswith("-"):
@@ -52,5 +52,4 @@ class Parser(argparse.ArgumentParser):
         return f".{did_you_mean(word, self._subcommands) or f' `{self.prog} --help` lists what there is.'}"
 
     def _flags(self) -> list[str]:
-        """Every flag of the help page."""
         return [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]

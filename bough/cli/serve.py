@@ -11,7 +11,6 @@ from bough.core.settings import Settings
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serves until told to stop."""
     parser = Parser(
         program="bough serve",
         usage="[MODEL]",

@@ -53,7 +53,6 @@ class ClientEnd:
 
     @property
     def folder(self) -> Path:
-        """Shared by all clients of the engine."""
         return self._addresses.folder
 
     def connect(
@@ -80,7 +79,7 @@ class ClientEnd:
                 self._loop.call_soon_threadsafe(tell)
 
     def send_shutdown(self) -> None:
-        """Tells the engine to end, and everyone who waits that it does."""
+        """Ends the engine's processes; waiting callers get an error."""
         for sender in self._senders:
             sender.send(Shutdown())
         if self._client is not None:
@@ -95,11 +94,11 @@ class ClientEnd:
             sender.close()
 
     def terminate(self) -> None:
-        """Waits until the last words are out; after `close`, on any thread."""
+        """Waits until all messages are sent; after `close`, on any thread."""
         self._context.term()
 
     def _receive(self) -> None:
-        """Everything that has arrived: the descriptor tells once of a message, not for as long as it lies there."""
+        """Reads everything that has arrived: the descriptor signals a message only once."""
         for message in self._inbox.receive() if self._inbox is not None else ():
             if self._client is not None:
                 self._client.receive(message)
@@ -127,7 +126,6 @@ class Link:
         return threading.current_thread() is self._thread
 
     def die(self, error: EngineDeadError) -> None:
-        """Called by the supervisor's thread."""
         self._end.die(error)
 
     def send_shutdown(self) -> None:
@@ -143,7 +141,6 @@ class Link:
         self._end.terminate()
 
     def _do(self, work: Callable[[], T]) -> T:
-        """Calls `work` on the link's loop and waits for it."""
 
         async def call() -> T:
             return work()

@@ -242,7 +242,6 @@ class Engine:
 
 
 def _with_fields(sampling_params: Any, fields: dict[str, Any]) -> Any:
-    """The parameters with further fields, for every prompt."""
     if isinstance(sampling_params, list | tuple):
         return [_with_fields(each, fields) for each in sampling_params]
     if isinstance(sampling_params, SamplingParams):

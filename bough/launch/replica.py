@@ -45,7 +45,6 @@ class Replica:
         self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
 
     def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
-        """The supervisor of its processes, of which there are none yet."""
         self.supervisor = Supervisor(on_death)
         return self.supervisor
 

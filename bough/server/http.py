@@ -28,7 +28,6 @@ BACKLOG = 2048
 
 
 def open_listener(settings: EdgeSettings) -> socket.socket:
-    """A listening socket: TCP over IPv4 or IPv6, or a unix socket."""
     listener = _unix_socket(Path(settings.uds)) if settings.uds else _tcp_socket(settings.host, settings.port)
     listener.listen(BACKLOG)
     listener.setblocking(False)
@@ -132,7 +131,6 @@ class HttpServer(uvicorn.Server):
         self._listener = listener
 
     async def run_here(self) -> None:
-        """Serves on the running event loop."""
         await self.serve(sockets=[self._listener])
 
     @contextlib.contextmanager

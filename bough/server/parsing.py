@@ -67,7 +67,6 @@ class ToolUse:
 
     @property
     def shown(self) -> list[Mapping[str, Any]] | None:
-        """What the template is given."""
         return [tool.shown for tool in self.tools] or None
 
     @property
@@ -141,7 +140,6 @@ def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, f
 
 
 def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> ToolUse:
-    """A call of the tool by this name."""
     found = [tool for tool in tools if tool.name == name]
     if not found:
         known = ", ".join(tool.name for tool in tools) or "none"
@@ -199,7 +197,7 @@ class CallRules:
 
     @property
     def watched(self) -> bool:
-        """Whether calls are the model's own choice, but those of strict tools are held to their form, once begun."""
+        """Whether a call is the model's choice, but follows its grammar once it has begun: those of strict tools."""
         strict = self.tools.strict_names
         return bool(strict) and not self.tools.must and self._can_watch(strict)
 
@@ -217,7 +215,7 @@ class CallRules:
 
     @property
     def assured(self) -> frozenset[str]:
-        """The tools whose calls a grammar guards, so that they cannot turn out to be text."""
+        """The tools whose calls follow a grammar, so that they cannot turn out to be text."""
         if self.tools.must:
             return frozenset(self.tools.schemas)
         return self.tools.strict_names if self.watched else frozenset()
@@ -372,7 +370,6 @@ class StreamParser:
         return "".join(self._reasoning)
 
     def events(self, piece: Piece) -> list[Event]:
-        """The events of a piece."""
         if self._parser is None:
             return [Text(piece.text)] if piece.text else []
         events = self._parser.feed(piece.text) if piece.text else []

@@ -62,13 +62,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: bytes) -> bytes:
-    """One event of JSON that is already encoded."""
-    return b"data: %b\n\n" % data
-
-
 def json_event(content: object) -> bytes:
-    return event(encode_json(content))
+    return b"data: %b\n\n" % encode_json(content)
 
 
 class EventStream(Response):

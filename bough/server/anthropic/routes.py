@@ -30,7 +30,6 @@ from bough.server.streaming import resumable, stream_answers, whole_response
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint of Anthropic's API that this server has."""
     api = Anthropic(context)
     return [
         Endpoint(

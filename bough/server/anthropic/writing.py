@@ -183,7 +183,6 @@ class MessageForm:
         return 3 if self.answers.plain else 2
 
     def whole(self, answer: RequestOutput) -> Message:
-        """The answer that is not streamed."""
         parser = AnswerParser(self.answers)
         events: list[Event] = [*parser.feed(answer.text), *parser.finish()]
         return Message(

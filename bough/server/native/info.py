@@ -174,7 +174,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
 
 
 async def _answered(context: ServerContext, inputs: Inputs) -> None:
-    """Returns with the token. A full queue refuses it, which is no hang: then others' tokens must show that."""
+    """Returns with the token. A full queue refuses the request, which is no hang: then other requests' tokens count."""
     try:
         await context.client.answers(inputs)
     except RequestError as error:

@@ -99,7 +99,6 @@ def model_details(model: ModelInfo) -> ModelDetails:
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint of Ollama's API that this server has."""
     api = Ollama(context)
     return [
         Endpoint(
@@ -158,7 +157,6 @@ class Ollama:
         return AnswerForm(self._context.model.name, chat, bool(body.return_timings), answers=answers)
 
     def _read(self, body: AnswerFields) -> dict[str, Any]:
-        """The sampling parameters of a request that can be served."""
         check_request(body, self._context.settings)
         return {
             **sampling_of(body.options or Options(), self._context.model.context_length),

@@ -131,7 +131,6 @@ class AnswerForm:
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     def whole(self, answer: RequestOutput) -> ChatAnswer | GenerateAnswer:
-        """The answer that is not streamed."""
         parsed = self.answers.parse(answer.text)
         return self._finished(answer, self.message(parsed.text, parsed.reasoning, parsed.calls))
 

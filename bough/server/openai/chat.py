@@ -94,7 +94,6 @@ class ChatForm(AnswerForm):
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     def whole(self, answers: Sequence[RequestOutput]) -> ChatCompletion:
-        """The answer that is not streamed."""
         for answer in answers:
             raise_if_refused(answer)
         messages = [self.message(answer) for answer in answers]
@@ -120,7 +119,7 @@ class ChatForm(AnswerForm):
         )
 
     def message(self, answer: RequestOutput) -> ChatMessage:
-        """A finished answer's text, thinking and calls. A message that is nothing but one of the others has no text."""
+        """A finished answer's text, thinking and calls; the text is null where there is only one of the others."""
         if self.answers.plain:
             return ChatMessage(content=answer.text)
         parsed, ids = self.answers.parse(answer.text), CallIds()
@@ -210,7 +209,6 @@ class ChatWriter(ChunkWriter):
         return first + [self._delta(piece, delta) for delta in deltas[1:]]
 
     def _token_fields(self, piece: Piece) -> dict[str, Any]:
-        """What an answer shows of its tokens."""
         return {
             "logprobs": self._form.logprobs(piece),
             "token_ids": piece.ids if self._shown.token_ids else UNSET,

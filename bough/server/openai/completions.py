@@ -156,7 +156,6 @@ class CompletionWriter(ChunkWriter):
         return chunk
 
     def choice(self, piece: Piece) -> CompletionChoice:
-        """What is new in one answer."""
         shown, echo = self._shown, ""
         if self._form.echoes and piece.index not in self._answers and not piece.answer.resumed:
             echo = self._form.echoes[piece.index // shown.samples]

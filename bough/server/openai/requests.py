@@ -354,7 +354,6 @@ def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 
 
 
 def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
-    """The reader's options that all three APIs share."""
     return {
         "rid": identity.id,
         "priority": request.priority,

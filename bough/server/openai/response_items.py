@@ -12,7 +12,7 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.parsers import CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.messages import ROLES, Message, check_size, read_content, read_message, read_messages
+from bough.server.messages import ROLES, Message, check_size, joined_turns, read_content, read_message, read_messages
 from bough.server.openai.objects import TokenLogprob
 from bough.server.openai.response_objects import (
     FunctionCallItem,
@@ -37,30 +37,35 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
         read_messages(given, "input")  # which refuses it
     check_size(given, "input")
     names = {item.get("call_id"): item.get("name") for item in given if item.get("type") == "function_call"}
-    runs: list[_Run] = []
+    runs: list[list[Message]] = []
     for i, item in enumerate(given):
         turn = _read_item(item, f"input[{i}]", names)
-        if not runs or not runs[-1].takes(turn):
-            runs.append(_Run())
-        runs[-1].add(turn)
-    return [run.joined() for run in runs]
+        if runs and _is_same_turn(runs[-1], turn):
+            runs[-1].append(turn)
+        else:
+            runs.append([turn])
+    return [joined_turns(run) for run in runs]
+
+
+def _is_same_turn(run: list[Message], turn: Message) -> bool:
+    """Whether a turn goes on with the assistant's: with calls or thinking among them, not two plain texts."""
+    if not run[-1]["role"] == turn["role"] == "assistant":
+        return False
+    return len(run) > 1 or any("tool_calls" in each or "reasoning_content" in each for each in (run[0], turn))
 
 
 def output_messages(output: Sequence[Item]) -> list[Message]:
     """The assistant's messages that these items amount to, for the turns that follow. A failed call is text, too."""
-    run = _Run()
+    turns: list[Message] = []
     for item in output:
         match item:
             case OutputMessage():
-                turn: Message = {"role": "assistant", "content": "".join(part.text for part in item.content)}
-            case FunctionCallItem() if item.status != "completed":
-                continue
-            case FunctionCallItem():
-                turn = _call_turn(item.call_id, item.name, item.arguments, "output")
+                turns.append({"role": "assistant", "content": "".join(part.text for part in item.content)})
+            case FunctionCallItem() if item.status == "completed":
+                turns.append(_call_turn(item.call_id, item.name, item.arguments, "output"))
             case ReasoningItem():
-                turn = _thinking_turn("".join(part.text for part in item.content))
-        run.add(turn)
-    return [run.joined()] if run.turns else []
+                turns.append(_thinking_turn("".join(part.text for part in item.content)))
+    return [joined_turns(turns)] if turns else []
 
 
 def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) -> Message:
@@ -94,33 +99,6 @@ def _call_turn(id: Any, name: Any, arguments: Any, where: str) -> Message:
 
 def _thinking_turn(text: str) -> Message:
     return {"role": "assistant", "content": "", "reasoning_content": text}
-
-
-class _Run:
-    """Turns that are one. Joined at once: two by two, their texts would be copied over and over."""
-
-    def __init__(self) -> None:
-        self.turns: list[Message] = []
-        self._more_than_said = False  # there is a call, or thinking, among them
-
-    def takes(self, turn: Message) -> bool:
-        """Whether the turn belongs to this run: all are the assistant's, and not all of them plain text."""
-        both = self.turns[-1]["role"] == turn["role"] == "assistant"
-        return both and (self._more_than_said or _more_than_said(turn))
-
-    def add(self, turn: Message) -> None:
-        self.turns.append(turn)
-        self._more_than_said = self._more_than_said or _more_than_said(turn)
-
-    def joined(self) -> Message:
-        joined: Message = {name: value for turn in self.turns for name, value in turn.items()}
-        joined["content"] = "".join(turn["content"] for turn in self.turns)
-        calls = [call for turn in self.turns for call in turn.get("tool_calls", ())]
-        return {**joined, "tool_calls": calls} if calls else joined
-
-
-def _more_than_said(turn: Message) -> bool:
-    return "tool_calls" in turn or "reasoning_content" in turn
 
 
 @dataclass(slots=True)

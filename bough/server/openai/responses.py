@@ -113,7 +113,6 @@ class ResponseForm:
         return self.identity.id.removeprefix("resp_")
 
     def begun(self, status: Status) -> ResponseObject:
-        """Before there is an answer."""
         request, sampling = self.request, self.inputs.prompts[0].sampling
         return ResponseObject(
             id=self.identity.id,
@@ -178,7 +177,6 @@ class ResponseForm:
         )
 
     def _thought(self, item: Item) -> int:
-        """The tokens of an item that are reasoning."""
         return self.speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
 
     def logprobs(self, answer: RequestOutput, start: int, end: int) -> list[TokenLogprob]:

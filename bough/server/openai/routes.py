@@ -37,5 +37,4 @@ def model_routes(context: ServerContext) -> list[Endpoint]:
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint of OpenAI's API that this server has."""
     return [*Completions(context).routes(), *Chats(context).routes(), *response_routes(context), *model_routes(context)]

@@ -20,7 +20,7 @@ from bough.server.openai.completions import CompletionForm, CompletionWriter, re
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.requests import ChatRequest, CompletionRequest, Identity, ResponsesRequest, Shown
 from bough.server.openai.responses import ResponseForm, ResponseWriter, read_response_request
-from bough.server.streaming import DONE, event
+from bough.server.streaming import DONE, json_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 from tests.server.stream_scripts import SCRIPTS, Script
 
@@ -91,7 +91,7 @@ def test_completion_streams(
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
-        assert chunk == event(encode_json(slow.full_chunk(piece)))
+        assert chunk == json_event(slow.full_chunk(piece))
         stream += chunk
     chunks, end = parsed(stream), writer.end()
     assert end.endswith(DONE)
@@ -131,7 +131,7 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
-        assert chunk == b"".join(event(encode_json(full)) for full in slow.full_chunks(piece))
+        assert chunk == b"".join(json_event(full) for full in slow.full_chunks(piece))
         stream += chunk
     chunks, end = parsed(stream), writer.end()
     whole = plain(form.whole(answers))

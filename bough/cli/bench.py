@@ -9,9 +9,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from bough.cli.commands import HELP_FLAGS, Command, Menu
+from bough.cli.commands import HELP_FLAGS, Command, Menu, Parser
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.cli.parser import Parser
 from bough.core.errors import SettingsError
 
 MENU = Menu(

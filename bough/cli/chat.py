@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bough.cli.commands import did_you_mean
+from bough.cli.commands import Parser, did_you_mean
 from bough.cli.engines import (
     DEFAULTS,
     MakeEngine,
@@ -27,7 +27,6 @@ from bough.cli.engines import (
     stream_pieces,
 )
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.cli.parser import Parser
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
 

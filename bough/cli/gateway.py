@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bough.cli.commands import Parser
 from bough.cli.flags import add_setting, checked
-from bough.cli.parser import Parser
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
 

@@ -72,7 +72,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def grammar_field(self) -> str | None:
-        """The field that names the grammar, if one does."""
         return next((name for name in GRAMMAR_FIELDS if getattr(self, name)), None)
 
     @property
@@ -119,7 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return _convert(cls, values).verified()
 
     def verified(self) -> SamplingParams:
-        """Itself, if every value lies in its range."""
+        """Itself; raises if a value is out of its range."""
         for name, low, high, allowed in RANGES:
             value = getattr(self, name)
             if value is not None and (not low <= value <= high or (name in ABOVE_LOWEST and value == low)):
@@ -262,7 +261,6 @@ def _as_float(value: Any) -> float:
 
 
 def _is_token_key(key: Any) -> bool:
-    """A whole number, or one in decimal digits."""
     if isinstance(key, str):
         return key.isascii() and key.removeprefix("-").isdigit() and len(key) <= MAX_KEY_DIGITS
     return _is_number(key) and key == key // 1 and abs(key) <= INT64_MAX

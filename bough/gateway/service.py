@@ -42,7 +42,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     """Serves until told to stop. Raises what kept it from starting."""
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
-    listener = open_listener(settings.edge())
+    listener = open_listener(settings)
     try:
         uvloop.run(serve(settings, listener, _announce))
     finally:
@@ -59,7 +59,7 @@ async def serve(
     made it end otherwise."""
     ending = Ending()
     _take_signals(ending)
-    edge = settings.edge()
+    edge = settings
     front = Front(browsers=BrowserRules(edge, loopback=is_loopback(listener)))
     http = HttpServer(front, listener, edge)
     async with contextlib.AsyncExitStack() as cleanup:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.settings import ModelSettings
-from bough.launch.checks import check_model
+from bough.launch.parts import check_model
 from bough.loader.config import DEFAULTS
 from bough.loader.locate import locate
 from bough.models.registry import supported_architectures
@@ -63,6 +63,6 @@ def test_every_architecture_whose_configuration_is_read_can_be_built() -> None:
 
 
 def test_checking_needs_no_torch() -> None:
-    code = "import sys, bough.launch.checks, bough.launch.engine; print('torch' in sys.modules)"
+    code = "import sys, bough.launch.parts, bough.launch.engine; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

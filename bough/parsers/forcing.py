@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bough.parsers.formats.base import Shape, ToolFormat
-from bough.parsers.formats.json_list import JsonList
+from bough.parsers.formats.json_calls import JsonList
 from bough.parsers.named_content import named_content, schema_places
 from bough.parsers.values import refers
 

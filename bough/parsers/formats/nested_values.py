@@ -20,8 +20,8 @@ OPEN, CLOSE = "([{", ")]}"
 
 
 class Pythonic:
-    """`[name(key="value"), other(n=1)]`: calls in Python's syntax, as Llama 4 and LFM2 write them, anywhere or, if `marked`,
-    only behind `opening`. A value is passed on when it is complete, because Python spells it differently than JSON."""
+    """`[name(key="value"), other(n=1)]`: calls in Python's syntax (Llama 4, LFM2), anywhere or, if `marked`, behind
+    `opening`. A value is passed on when it is complete, because Python spells it differently than JSON."""
 
     shape = None
 

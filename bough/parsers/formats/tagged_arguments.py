@@ -149,7 +149,7 @@ class Glm:
 
 class Hunyuan:
     """A section of calls, `<tool_call>name<tool_sep>`, then a key and a value for each argument. Later tokenizers
-    have a word in all of these tags (`<tool_calls:opensource>`): the first tag tells which. No grammar is made for it."""
+    have a word in all of these tags (`<tool_calls:opensource>`): the first tag tells which. It has no grammar."""
 
     OPENING = Markers("<tool_calls", before=SPACE)
     WORD = re.compile(r"(:\w+)?")

@@ -22,8 +22,7 @@ from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
 from bough.lang.failure import Failure, Site, calling_site
 from bough.lang.loop import background_loop
 from bough.lang.slots import News, Slot
-from bough.lang.steps import ForkPoint, RunOptions, Settle, Step
-from bough.lang.usage import Usage
+from bough.lang.steps import ForkPoint, RunOptions, Settle, Step, Usage
 from bough.lang.writer import Writer
 
 REASONING_SUFFIX = "_reasoning_content"

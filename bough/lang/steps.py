@@ -1,7 +1,8 @@
-"""What an executor's queue holds, and what holds for all of a run."""
+"""What an executor's queue holds, what holds for all of a run, and what it has cost."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,3 +56,24 @@ class Step:
         """It will not be done: branches that would have begun here fail, too."""
         if isinstance(self.expr, ForkPoint):
             self.expr.fail(failure)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Totals over the requests of a program and its branches. Cached tokens are part of the prompt's."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, meta: Mapping[str, Any]) -> None:
+        """One request's meta information."""
+        self.requests += 1
+        self.prompt_tokens += meta.get("prompt_tokens") or 0
+        self.cached_tokens += meta.get("cached_tokens") or 0
+        self.completion_tokens += meta.get("completion_tokens") or 0
+
+    def __add__(self, other: Usage) -> Usage:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Usage(*(mine + theirs for mine, theirs in pairs))

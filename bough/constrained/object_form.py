@@ -6,7 +6,7 @@ are valid, and nobody who lists properties wants the model to invent more. `addi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, matches, signatures
@@ -14,6 +14,7 @@ from bough.constrained.pattern_tree import Chars, Node, Repeat
 from bough.constrained.scalar_grammar import name_node
 from bough.constrained.schema_parts import (
     NO_KEYWORDS,
+    Lowering,
     Part,
     Parts,
     Plain,
@@ -23,9 +24,6 @@ from bough.constrained.schema_parts import (
     said,
 )
 from bough.constrained.schema_source import join
-
-if TYPE_CHECKING:
-    from bough.constrained.schema_lowering import Lowering
 
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties

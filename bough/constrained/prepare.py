@@ -17,7 +17,7 @@ from bough.constrained.backends import resolve_backend
 from bough.constrained.ebnf import Rules, inline, parse_ebnf
 from bough.constrained.ebnf_writer import Unwritable, ebnf_text
 from bough.constrained.interface import GrammarKind, GrammarSpec
-from bough.constrained.lark import lark_regex, lark_text
+from bough.constrained.lark import lark_regex, lark_text, tag_to_lark
 from bough.constrained.limits import LIGHT_POSITIONS, require_choices, require_positions, require_size
 from bough.constrained.pattern_tree import Node, choice, literal, pattern_text, positions
 from bough.constrained.readings import grammar_has_many_readings, many_readings
@@ -25,7 +25,6 @@ from bough.constrained.regexes import parse_regex
 from bough.constrained.routing import is_ambiguous_tag, is_large, is_large_tag, size_of, size_of_tag
 from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.schema_lowering import Gap, lower_schema
-from bough.constrained.tag_lark import tag_to_lark
 from bough.constrained.tags import lower_tag, xgrammar_tag
 from bough.core.errors import RequestError
 

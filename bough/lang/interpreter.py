@@ -19,9 +19,8 @@ from typing import Any
 from bough.core.errors import EngineDeadError, RequestError
 from bough.lang.document import Document
 from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
-from bough.lang.failure import Failure, Site, calling_site
 from bough.lang.loop import background_loop
-from bough.lang.slots import News, Slot
+from bough.lang.slots import Failure, News, Site, Slot, calling_site
 from bough.lang.steps import ForkPoint, RunOptions, Settle, Step, Usage
 from bough.lang.writer import Writer
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
+from bough.lang.arguments import SAMPLING_NAMES
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
 from bough.parsers import reasoning_format
@@ -56,28 +57,15 @@ def gen(
     """The model continues the text. What is left out takes the value that `run` was given. `json_schema` is a schema,
     its JSON or a pydantic model; with `choices` it is a `select`; with `n` over 1 the variable is a list, and the text
     goes on with its first."""
+    arguments = locals()
     if choices is not None:
         if not (dtype is regex is json_schema is None):
             raise RequestError(ONE_CONSTRAINT, field="choices")
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
-    given = {
+    given = {name: arguments[name] for name in SAMPLING_NAMES if name in arguments}
+    given |= {
         "max_new_tokens": max_tokens,
         "min_new_tokens": min_tokens,
-        "n": n,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
         "regex": _checked_regex(regex),
         "json_schema": _schema_text(json_schema),
     }

@@ -21,8 +21,8 @@ from bough.core.errors import ProgramError
 from bough.lang import loop
 from bough.lang.arguments import Body
 from bough.lang.config import global_config
-from bough.lang.failure import Site, raising_site, running_site
 from bough.lang.interpreter import Executor
+from bough.lang.slots import Site, raising_site, running_site
 from bough.lang.state import ProgramState
 from bough.lang.steps import RunOptions
 from bough.lang.tracer import trace_start

@@ -19,8 +19,6 @@ from bough.core.errors import RequestError
 from bough.lang.backends.base import Scores
 from bough.lang.choices import Scored
 
-SCORING = {"max_new_tokens": 0, "temperature": 0.0}  # nothing is generated
-
 
 @dataclass(frozen=True, slots=True)
 class ScoringPlan:
@@ -29,6 +27,17 @@ class ScoringPlan:
     prompts: list[list[int]]
     starts: list[int]  # position of each prompt whose successors are scored
     choices: int
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields of the batch's request; nothing is generated."""
+        return {
+            "input_ids": self.prompts,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": self.starts,
+            "return_text_in_logprobs": True,
+        }
 
     def read(self, outputs: Sequence[dict[str, Any]]) -> Scores:
         """Sorts what came back; a request that was refused refuses the whole choice."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from bough.lang.backends.base import Backend
 from bough.lang.expressions import Expr
-from bough.lang.failure import Failure, Site
-from bough.lang.slots import Slot
+from bough.lang.slots import Failure, Site, Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
-"""How roles become text, piece by piece, so that a state's text only ever grows.
+"""How roles become text, piece by piece, so that a state's text only ever grows and its prefix can be reused.
 
-A chat template renders whole conversations, but a program writes its messages one after the other, and what stands
-must not change, or no prefix could be reused. So the template is run on the *roles* with marks in place of the
-contents; what it puts between two marks is what belongs between two messages. The result depends on the roles alone, is
-kept, and costs a lookup afterwards. Templates that rewrite older messages (some drop the thinking of earlier turns)
-cannot do so here.
+A chat template renders whole conversations. So it is run on the *roles*, with marks in place of the contents: what
+stands between two marks belongs between two messages. The result depends on the roles alone and is cached. Templates
+that rewrite older messages (some drop the thinking of earlier turns) cannot do so here.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ class Failure:
     site: Site | None
     text: str
     cause: BaseException
-    told: bool = False  # somebody knows: who caught it has dealt with it
+    reported: bool = False  # a caller has received it
 
-    def tell(self) -> ProgramError:
+    def report(self) -> ProgramError:
         """The error for one who asks."""
-        self.told = True
+        self.reported = True
         return self.to_error()
 
     def to_error(self) -> ProgramError:
@@ -128,10 +128,10 @@ class Slot:
     def check(self) -> None:
         """When it is filled: raises if there is no value."""
         if self.failure is not None:
-            raise self.failure.tell()
+            raise self.failure.report()
 
 
-class News:
+class Changes:
     """Tells any number of readers that something has changed since they last looked."""
 
     __slots__ = ("_lock", "_waiters", "version")
@@ -141,7 +141,7 @@ class News:
         self._waiters: list[Future[None]] = []
         self.version = 0
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         with self._lock:
             self.version += 1
             waiters, self._waiters = self._waiters, []

@@ -193,7 +193,7 @@ class ProgramState(StateBase):
         failure = self._executor.failure
         if failure is None:
             return None
-        error = failure.tell()
+        error = failure.report()
         error.state = self
         return error
 
@@ -274,7 +274,7 @@ class ProgramStateGroup(GroupBase[ProgramState]):
         if mode not in ("gather_variable", "concate_and_append"):
             raise ValueError(f"join() knows gather_variable and concate_and_append, got {mode!r}.")
         for state in self.states:
-            state._executor.heed()
+            state._executor.expect_failure()
         for state in self.states:
             state.sync()
         if mode == "gather_variable":
@@ -311,11 +311,11 @@ class Reader:
 
     def wait(self) -> Any:
         """A future that is done when there may be something to take."""
-        return self._executor.news.since(self._version)
+        return self._executor.changes.since(self._version)
 
     def take(self) -> str:
         """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
-        self._version = self._executor.news.version
+        self._version = self._executor.changes.version
         program_over = self._executor.over(outside=self._outside)
         if self._name is not None and self._slot is None:
             self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet

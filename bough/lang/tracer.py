@@ -1,10 +1,8 @@
 """Runs programs without a model, to see what they would do.
 
-Arguments that are not given and values that a model would write are placeholders; a program that looks into one
-(`if s["x"] == …`, `for q in questions`) is followed up to there. `trace_program` records the whole graph; `trace_start`
-stops at the first call of a model, and so finds what is constant and which arguments come first, without running
-anything that stands behind a model's answer. A program that does not come to an end, because it catches what a
-placeholder raises and tries again, is left after so many lines.
+Arguments that are not given and values that a model would write are placeholders. A program that looks into one
+(`if s["x"] == …`) is followed up to there. `trace_program` records the whole graph; `trace_start` stops at the first
+call of a model, and finds what is constant and which arguments come first. A trace ends after so many lines of Python.
 """
 
 from __future__ import annotations

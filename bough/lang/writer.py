@@ -15,7 +15,7 @@ from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
 from bough.lang.document import Document
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
 from bough.lang.scoring import normalized
-from bough.lang.slots import News, Slot
+from bough.lang.slots import Changes, Slot
 from bough.lang.steps import RunOptions, Settle, Step, Usage
 from bough.parsers import AnswerFormat, reasoning_format
 
@@ -23,12 +23,12 @@ from bough.parsers import AnswerFormat, reasoning_format
 class Writer:
     """One state's pen."""
 
-    def __init__(self, options: RunOptions, document: Document, news: News) -> None:
+    def __init__(self, options: RunOptions, document: Document, changes: Changes) -> None:
         self.options = options
         self.backend = options.backend
         self.document = document
         self.usage = Usage()
-        self._news = news
+        self._changes = changes
         self.start = 0  # where a branch begins in the text that it shares with its parent
         self._scopes: dict[str, int] = {}
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
@@ -103,7 +103,7 @@ class Writer:
             self.document.text = request.text + output.texts[0]
             if slot is not None:
                 slot.partial, slot.meta = output.texts[0], output.metas[0]
-            self._news.tell()
+            self._changes.notify()
         return output
 
     def _request(self, own: Mapping[str, Any], ends: Sequence[str] = ()) -> GenRequest:

@@ -1,19 +1,11 @@
 """Text from tokens as they come: never half a character, never later than certain, the same in any chunking.
 
-What the joined text equals, for a prompt P and output ids O, however O was cut into pushes:
+For a prompt P and output ids O the joined text is `decode(O)` for byte-level BPE. For SentencePiece it is what O adds,
+`decode(P + O)[len(decode(P)):]`, so that a continuation keeps its leading space; where P shows no text, the first space
+is dropped, as the decoder does. Any other decoder is run over a window of recent tokens. Stray bytes show as U+FFFD and
+leave the valid characters beside them alone. `Tokenizer.decode` uses this class too, so streams and whole texts agree.
 
-- Byte-level BPE: `tokenizer.decode(O)`. An output that begins or ends inside a character shows U+FFFD there.
-- SentencePiece: the text that O adds after P, `decode(P + O)[len(decode(P)):]`, so a continuation keeps its leading
-  space; only when P shows no text (it is empty, or only special tokens) is the first space dropped, as the decoder does
-  where a text begins.
-- Any other decoder: the same as SentencePiece, found by decoding a window of recent tokens. It can differ from decoding
-  the whole where a decoder looks further back than the window.
-
-Runs of byte tokens are read as UTF-8 like everything else, so valid characters next to a stray byte survive (the
-`tokenizers` library turns the whole run into U+FFFD); for valid text there is no difference. `Tokenizer.decode` is
-built on this class: streaming and decoding at once cannot disagree.
-
-Owned here: the bytes of an unfinished character, one instance for each request. Stop strings are left to `stops`.
+Owns the bytes of an unfinished character of one request. Stop strings are left to `stops`.
 """
 
 from __future__ import annotations

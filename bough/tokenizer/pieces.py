@@ -1,13 +1,9 @@
 """What each token contributes to the text, as a table that is filled while it is read.
 
-Nearly every generating model decodes in one of two ways: byte-level BPE (a token is a run of bytes, written in GPT-2's
-printable alphabet) or SentencePiece with byte fallback (a token is text with `▁` for a space, or one byte written
-`<0x0A>`). In both, the text is the concatenation of what the tokens contribute, read as UTF-8. So a table from id to
-contribution is all that decoding needs, and looking it up costs tens of nanoseconds where calling into a tokenizer
-costs microseconds. `find_piece_rule` recognises the two families by their decoder; the others have no table and are
-decoded by their own tokenizer (see `incremental`).
-
-Owned here: the tables. How contributions become characters is left to `incremental`.
+Nearly every generating model uses byte-level BPE (a token is a run of bytes, written in GPT-2's printable alphabet) or
+SentencePiece with byte fallback (text with `▁` for a space, or one byte written `<0x0A>`). In both, the text is the
+concatenation of the tokens' bytes, and a table lookup costs tens of nanoseconds where a call into a tokenizer costs
+microseconds. `find_piece_rule` recognises the two by their decoder; others decode by themselves (`incremental`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Stop strings and stop regexes over a stream of text.
 
-Text is passed on as early as possible: only what may still become a stop is held back. For strings that is the
-longest suffix which begins one of them, so the outcome does not depend on how the text was cut. The match that is
-complete first counts; of those that end together, the longest.
+Only what may still become a stop is held back. For strings that is the longest suffix which begins one of them, so the
+outcome does not depend on how the text was cut. The match that is complete first counts; of those that end together,
+the longest. A regex is searched in the text so far and stops it at its earliest match that is not empty. It holds back
+at most `MAX_HELD` characters: a pattern such as `.*x` would otherwise hold a whole answer.
 
-A regex is searched in the text so far: as soon as it matches, the text stops at the earliest match, at the extent it
-then has. What could still become a match is held back, up to `MAX_HELD` characters: a pattern such as `.*x` would
-otherwise hold a whole answer; the text before that is let go and can no longer be part of a match. Empty matches do not
-count.
-
-Owned here: the held text of one request. A caller without stops makes no matcher.
+Owns the held text of one request. A caller without stops makes no matcher.
 """
 
 from __future__ import annotations

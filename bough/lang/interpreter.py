@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.document import Document
+from bough.lang.chat import Document
 from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
 from bough.lang.loop import background_loop
 from bough.lang.slots import Changes, Failure, Site, Slot, calling_site

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.arguments import SAMPLING_NAMES
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
+from bough.lang.steps import SAMPLING_NAMES
 from bough.parsers import reasoning_format
 
 ONE_CONSTRAINT = "gen() takes one constraint: choices, regex (or dtype), or json_schema."

@@ -19,12 +19,11 @@ from typing import Any, Literal
 
 from bough.core.errors import ProgramError
 from bough.lang import loop
-from bough.lang.arguments import Body
 from bough.lang.config import global_config
 from bough.lang.interpreter import Executor
 from bough.lang.slots import Site, raising_site, running_site
 from bough.lang.state import ProgramState
-from bough.lang.steps import RunOptions
+from bough.lang.steps import Body, RunOptions
 from bough.lang.tracer import trace_start
 
 logger = logging.getLogger(__name__)

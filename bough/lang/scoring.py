@@ -1,8 +1,8 @@
 """From texts to scored choices: which tokens to send, which of their logprobs count, and what comes back.
 
-"is " + "yes" may be tokenised as "is" + " yes". So text and text + choice are tokenised whole, and the tokens that
-count begin where the first of them differs from the text alone; at the same place for all choices, so that probabilities
-after the same tokens are compared. Pure; back ends send the plan in one batch, whose requests share all but the choice.
+"is " + "yes" may be tokenised as "is" + " yes". So text and text + choice are tokenised whole. The tokens that count
+begin where the first of them differs from the text alone, at the same place for all choices, so that probabilities
+after the same tokens are compared. Pure; back ends send the plan in one batch.
 """
 
 from __future__ import annotations

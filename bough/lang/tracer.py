@@ -15,13 +15,12 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from bough.core.errors import BoughError
-from bough.lang.arguments import Body
-from bough.lang.chat import ChatFormat
-from bough.lang.document import Document
+from bough.lang.chat import ChatFormat, Document
 from bough.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr, walk
 from bough.lang.graph import Fork, Graph, Lane, Node
 from bough.lang.placeholders import WRITTEN, Placeholder, StopTracing, split, tracing
 from bough.lang.state import GroupBase, StateBase
+from bough.lang.steps import Body
 
 MOST_LINES = 200_000  # of Python, in one trace
 

@@ -12,7 +12,7 @@ from typing import Any
 from bough.core.errors import RequestError
 from bough.lang import speculation
 from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
-from bough.lang.document import Document
+from bough.lang.chat import Document
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
 from bough.lang.scoring import normalized
 from bough.lang.slots import Changes, Slot

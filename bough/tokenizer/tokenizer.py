@@ -16,8 +16,7 @@ import tokenizers
 
 from bough.core.errors import RequestError
 from bough.tokenizer.chat_template import ChatTemplate
-from bough.tokenizer.incremental import IncrementalDecoder
-from bough.tokenizer.pieces import TokenPieces, find_piece_rule
+from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, find_piece_rule
 
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is

@@ -27,7 +27,7 @@ MAX_STOP_IDS = 1024  # they are kept on the device, as many for every row as for
 MAX_BIAS = 1_000_000_000
 MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
-MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
+MAX_STOP_CHARS = 16_384  # of all stop strings together: the text is compared with all of them
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 

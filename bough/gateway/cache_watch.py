@@ -9,7 +9,6 @@ from __future__ import annotations
 from bough.gateway.kv_feed import KVFeed
 from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.policies.pinning import PinningPolicy
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.prompt_learner import PromptLearner
 from bough.gateway.registry import Registry
@@ -48,9 +47,8 @@ class CacheWatch:
     def built(self, model: str | None, policy: Policy) -> None:
         """A model has a policy of its own from here on; what the one before was told of goes with it."""
         self.dropped(model)
-        inner = policy.policy if isinstance(policy, PinningPolicy) else policy
-        if isinstance(inner, KVEventsPolicy):
-            self._watching[model] = inner
+        if isinstance(policy, KVEventsPolicy):
+            self._watching[model] = policy
             for worker in self._registry:
                 self.changed(worker)
 

@@ -105,7 +105,7 @@ class Worker:
         return model is None or model in models or (self.ever_healthy and not models)
 
     def view(self) -> WorkerView:
-        return WorkerView(self.id, self.url, len(self.leases), self.reported_load, self.capabilities.capacity)
+        return WorkerView(self.id, self.url, len(self.leases), self.reported_load)
 
     def expel(self) -> None:
         """Calls back every attempt."""

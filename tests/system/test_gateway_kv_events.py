@@ -20,7 +20,6 @@ from bough.gateway.launching import free_ports
 from bough.gateway.peek import peek
 from bough.gateway.policies import RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.policies.pinning import PinningPolicy
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.registry import Registry
 from bough.gateway.upstream import Upstream
@@ -63,8 +62,8 @@ class Scene:
 
     def policy(self) -> KVEventsPolicy:
         found = self.policies.of("m")
-        assert isinstance(found, PinningPolicy) and isinstance(found.policy, KVEventsPolicy)
-        return found.policy
+        assert isinstance(found, KVEventsPolicy)
+        return found
 
     async def ask(self, path: str, content: dict[str, Any]) -> tuple[RoutingRequest, float]:
         """Sends a request, and tells which share of its prompt the engine had cached."""

@@ -27,7 +27,7 @@ from bough.gateway.outlet import Outlet
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.presence import Presence
 from bough.gateway.proxy import Proxy
-from bough.gateway.registry import Registry
+from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.retries import RetryBudget
 from bough.gateway.scopes import end_scope
 from bough.gateway.sticky import StickyAnswers
@@ -88,7 +88,7 @@ class Gateway:
         for url in self.settings.worker_urls:
             self.registry.add(url, source="flag")
         for url, key in self.settings.launched:
-            self.registry.add(url, key, source="launch")
+            self.registry.add(url, key, source=LAUNCHED)
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.division import Share, gpu_of, share_of, this_machine
 from bough.gateway.local_engine import LocalEngine
 from bough.gateway.processes import private_folder
-from bough.gateway.registry import Registry
+from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class LocalEngines:
 
     def open(self) -> None:
         for number in range(self._settings.launch):
-            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source="launch")
+            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source=LAUNCHED)
             worker.expected_back = True
             self._engines.append(LocalEngine(number, worker, self._command))
         for engine in self._engines:

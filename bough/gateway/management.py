@@ -20,14 +20,13 @@ from bough.gateway.call import Call
 from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.registry import checked_key
+from bough.gateway.registry import LAUNCHED, checked_key
 from bough.gateway.routes import Handler, Request, Route, decoded, json_answer
 from bough.gateway.worker import Worker
 from bough.gateway.worker_json import worker_json
 from bough.server.endpoint import Access
 from bough.server.errors import HttpError
 
-LAUNCHED = "launch"  # the source of workers that the gateway itself has started
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
 Restart = Callable[[Worker], Awaitable[None]]

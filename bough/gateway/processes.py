@@ -30,6 +30,7 @@ from bough.gateway.http_client import HttpClient, Origin
 from bough.gateway.management import Management
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.registry import DISCOVERED
 from bough.gateway.routes import Handler, Request, Route
 from bough.gateway.worker import Worker
 from bough.server.endpoint import encode_json
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 10.0
 RESTART_PAUSE_S = 1.0
 STATE = "/family/state"
-DISCOVERED = "kubernetes"  # the source of workers that each process looks for itself
 SHARED = ("/workers", "/policies", "/metrics")
 
 

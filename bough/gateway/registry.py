@@ -18,7 +18,10 @@ from bough.gateway.worker import Worker, worker_id
 
 log = logging.getLogger(__name__)
 
-MANAGEMENT = "api"  # the source of workers that were added over the management routes
+# Sources of workers that are told apart from others.
+MANAGEMENT = "api"  # added over the management routes
+LAUNCHED = "launch"  # started by the gateway itself
+DISCOVERED = "kubernetes"  # each gateway process looks for these itself
 
 
 class RegistryListener(Protocol):

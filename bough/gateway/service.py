@@ -14,20 +14,20 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
-from bough.gateway.discovery.following import follow
-from bough.gateway.discovery.kubernetes import KubernetesPods
-from bough.gateway.grpc import GrpcServer, serve_grpc
+from bough.gateway.kubernetes import KubernetesPods, follow
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
-from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided, private_folder
+from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided, private_folder
 from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, Phase, with_cors
@@ -109,7 +109,7 @@ async def _feed(
         cleanup.callback(asyncio.create_task(file.watch()).cancel)
     if settings.service_discovery:
         pods = KubernetesPods(settings.selector, settings.service_discovery_port, settings.service_discovery_namespace)
-        following = asyncio.create_task(follow(pods, gateway.registry, DISCOVERED))
+        following = asyncio.create_task(follow(pods.changes(), gateway.registry))
         following.add_done_callback(lambda task: _end_if_failed(task, ending))
         cleanup.callback(following.cancel)
     return engines
@@ -144,10 +144,17 @@ async def _management(
     return shared
 
 
-async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | None:
+async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
+    """The running gRPC server, if one is asked for."""
     if settings.grpc_port is None:
         return None
-    return await serve_grpc(
+    try:
+        from bough.gateway.grpc.front import serve_grpc
+    except ImportError as error:
+        raise SettingsError(
+            f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
+        ) from None
+    server, _ = await serve_grpc(
         front,
         settings.host,
         settings.grpc_port,
@@ -155,6 +162,7 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | No
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
     )
+    return server
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:

@@ -15,7 +15,6 @@ from bough.gateway.call import Call
 from bough.gateway.headers import downstream_headers
 from bough.gateway.known import Known, read_known
 from bough.gateway.response import Response
-from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure
 from bough.gateway.worker import Lease
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
@@ -37,6 +36,8 @@ JSON_PATHS = frozenset(
         "/v1/classify",
     }
 )
+BUSY_STATUSES = frozenset({408, 429})
+NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
 INFO_PATHS = frozenset({"/server_info", "/get_server_info"})
 SHORTEST_SECRET = 8  # characters
 LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
@@ -140,7 +141,7 @@ async def read_answer(call: Call, lease: Lease, response: Response) -> Answer | 
     if response.status in (401, 403):
         raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
     answer = _error_answer(call, lease, response.status, headers, body)
-    if is_failure(response.status):
+    if response.status in BUSY_STATUSES or response.status >= 500:
         raise AttemptFailedError(f"the worker answered {response.status}", response.status, answer)
     return answer
 

@@ -15,9 +15,9 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
+from bough.gateway.management import Request, RouteTable
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
-from bough.gateway.routes import Request, RouteTable
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of

@@ -17,18 +17,44 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.answers import Answer, AttemptFailedError, OpenStream, read_answer
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
+from bough.gateway.clients import TokenBucket, take_from_all
 from bough.gateway.dispatch import Dispatch
+from bough.gateway.http_client import Upstream, describe
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.response import Response
-from bough.gateway.retries import Backoff, RetryBudget
-from bough.gateway.silence import Silence
-from bough.gateway.upstream import Upstream, told
-from bough.gateway.worker import Lease, Worker, WorkerLostError
+from bough.gateway.worker import Lease, SilenceTimer, Worker, WorkerLostError
 
+BUDGET_RESERVE = 100.0  # retries that may follow each other at once: a worker with many requests may die
+BUDGET_FLOOR_PER_S = 10.0  # retries that are always allowed: a gateway with few requests may retry each of them
 RESUME_HEADER = (b"X-Bough-Resume", b"1")
 # Streams of these can be resumed; the header does not disturb a worker that does not know it.
 RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
+
+
+class RetryBudget:
+    """Retries cost one, requests earn a fraction, and a little comes with time: when everything fails, most give up."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._bucket = TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
+
+    def earn(self) -> None:
+        """A request has come."""
+        self._bucket.add(self._ratio)
+
+    def spend(self, now_s: float) -> bool:
+        """Whether one more retry may be made; it is then counted."""
+        return take_from_all([self._bucket], now_s) == 0.0
+
+
+def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
+    """How long to wait before the `retry`-th retry, counted from 0. Pauses grow, and `chance` (0 to 1) spreads them, so
+    that requests that failed together do not come back together."""
+    # The exponent is bounded: beyond it any pause is the longest, and the power would overflow.
+    grown_ms = settings.retry_initial_backoff_ms * settings.retry_backoff_multiplier ** min(retry, 200)
+    jitter = 1.0 + settings.retry_jitter_factor * (2.0 * chance - 1.0)
+    return min(grown_ms, settings.retry_max_backoff_ms) / 1000 * jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +92,7 @@ class Attempts:
             return False
         call.retries += 1
         self.metrics.retries.inc()
-        await asyncio.sleep(_backoff(self.settings).pause_s(retries, random.random()))
+        await asyncio.sleep(pause_s(self.settings, retries, random.random()))
         return True
 
     # ---- hedging
@@ -106,9 +132,9 @@ class Attempts:
 
     # ---- one attempt
 
-    def silence(self, worker: Worker) -> Silence:
+    def silence(self, worker: Worker) -> SilenceTimer:
         """Watches a worker while something is expected of it."""
-        return Silence(worker, self.settings.health_check_timeout_secs)
+        return SilenceTimer(worker, self.settings.health_check_timeout_secs)
 
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
         worker = lease.worker
@@ -127,7 +153,7 @@ class Attempts:
             lease.release()
             raise
         finally:
-            silence.end()
+            silence.cancel()
 
     async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
         response: Response | None = None
@@ -148,7 +174,7 @@ class Attempts:
         except TimeoutError:
             raise AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504) from None
         except OSError as error:
-            raise AttemptFailedError(f"the connection failed: {told(error)}", 502) from None
+            raise AttemptFailedError(f"the connection failed: {describe(error)}", 502) from None
         finally:
             if response is not None and not kept:
                 response.close()
@@ -169,15 +195,6 @@ class Attempts:
 def _stream_headers(call: Call) -> list[tuple[bytes, bytes]]:
     """A stream is asked for so that it can be resumed."""
     return [*call.headers, RESUME_HEADER] if call.path in RESUMABLE_PATHS else list(call.headers)
-
-
-def _backoff(settings: GatewaySettings) -> Backoff:
-    return Backoff(
-        initial_s=settings.retry_initial_backoff_ms / 1000,
-        longest_s=settings.retry_max_backoff_ms / 1000,
-        multiplier=settings.retry_backoff_multiplier,
-        jitter=settings.retry_jitter_factor,
-    )
 
 
 Tried = asyncio.Task[Answer | OpenStream]

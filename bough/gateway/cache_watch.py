@@ -6,13 +6,13 @@ changed). Owns the feed of cache events and the learner of prompts; with no mode
 
 from __future__ import annotations
 
+from bough.gateway.http_client import Upstream
 from bough.gateway.kv_feed import KVFeed
 from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.prompt_learner import PromptLearner
-from bough.gateway.registry import Registry
-from bough.gateway.upstream import Upstream
+from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Worker, worker_id
 from bough.memory.tree.event_key import read_key
 
@@ -20,7 +20,7 @@ LEARN_TIMEOUT_S = 10.0
 SENT_JSON = ((b"Content-Type", b"application/json"),)
 
 
-class CacheWatch:
+class CacheWatch(RegistryListener):
     """A listener of the registry. Made before requests come, on the gateway's event loop."""
 
     def __init__(
@@ -60,9 +60,6 @@ class CacheWatch:
                 self._feed.unfollow(worker.id, before)
 
     # ---- what the registry tells
-
-    def added(self, worker: Worker) -> None:
-        return
 
     def changed(self, worker: Worker) -> None:
         for model, policy in self._watching.items():

@@ -17,7 +17,7 @@ from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.breaker import BreakerState
 from bough.gateway.call import Call
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.registry import Registry
+from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Lease, Worker, WorkerState
 from bough.server.errors import HttpError
 
@@ -34,7 +34,7 @@ class Waiter:
     lease: asyncio.Future[Lease] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Dispatch:
+class Dispatch(RegistryListener):
     """Gives leases; listens to the registry, because a worker that comes into rotation makes room."""
 
     def __init__(self, registry: Registry, policies: PolicyTable, settings: GatewaySettings) -> None:
@@ -93,9 +93,6 @@ class Dispatch:
                 full.add(call.peek.model)
 
     # ---- what the registry tells
-
-    def added(self, worker: Worker) -> None:
-        return
 
     def changed(self, worker: Worker) -> None:
         self.serve_waiting()

@@ -11,6 +11,7 @@ slows anybody down.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import ssl
@@ -21,11 +22,16 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from bough.gateway.response import Response
+from bough.gateway.worker import Worker
 
 IDLE_S = 30.0  # our servers close idle connections later than that, so a request seldom meets one that is closing
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these tell the length of an empty body too
+
+
+MAX_ORIGINS = 4096
+JSON_WANTED = ((b"Accept", b"application/json"),)
 
 
 class StaleConnectionError(ConnectionError):
@@ -213,3 +219,48 @@ def _head(origin: Origin, method: str, target: bytes, headers: Sequence[tuple[by
     if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
         raise ConnectionError("a header with a line break cannot be sent")
     return head + b"\r\n"
+
+
+_origin = functools.lru_cache(MAX_ORIGINS)(Origin.of)
+
+
+class Upstream:
+    """Requests to workers, each with the worker's own key. Used on one event loop, and closed there."""
+
+    def __init__(self) -> None:
+        self._client = HttpClient()
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def send(
+        self, worker: Worker, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Response:
+        """The beginning of the worker's response, which must be closed. `target` is the path with its query, as the
+        client wrote it."""
+        if worker.api_key is not None:
+            headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
+        return await self._client.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
+
+    async def ask(
+        self,
+        worker: Worker,
+        method: str,
+        target: str,
+        timeout_s: float,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+    ) -> tuple[int, bytes]:
+        """Status and body of a short answer."""
+        async with asyncio.timeout(timeout_s):
+            response = await self.send(worker, method, target, headers, body)
+            with contextlib.closing(response):
+                return response.status, await response.read()
+
+    async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
+
+
+def describe(error: Exception) -> str:
+    """What was wrong, for logs and clients: a `TimeoutError` has no text of its own."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -21,15 +23,42 @@ from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import LAUNCHED, checked_key
-from bough.gateway.routes import Handler, Request, Route, decoded, json_answer
 from bough.gateway.worker import Worker
-from bough.gateway.worker_json import worker_json
-from bough.server.endpoint import Access
+from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
 
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
 Restart = Callable[[Worker], Awaitable[None]]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    parameters: Mapping[str, str]
+    body: bytes
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A handler that was found for a request."""
+
+    handler: Handler
+    access: Access
+    parameters: Mapping[str, str]
+
+
+class RouteTable(Protocol):
+    """Finds the routes that are the gateway's own; of one process, or shared by several."""
+
+    def find(self, method: str, path: str) -> Route | None: ...
+
+    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
 
 
 class NewWorker(msgspec.Struct):
@@ -212,3 +241,40 @@ async def _alive(request: Request) -> Answer:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "bough"}
+
+
+def json_answer(content: Any, status: int = 200) -> Answer:
+    return Answer(status, [(b"content-type", JSON)], encode_json(content))
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """The body as a struct; a field that is missing or of another type is named in the error."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not JSON: {error}.") from None
+
+
+def worker_json(worker: Worker) -> dict[str, Any]:
+    """A worker as `/workers` shows it, without its key."""
+    known = worker.capabilities
+    return {
+        "id": worker.id,
+        "url": worker.url,
+        "model_id": known.models[0] if known.models else None,
+        "models": list(known.models),
+        "is_healthy": worker.in_rotation,
+        "state": worker.state.value,
+        "load": worker.load,
+        "reported_load": worker.reported_load,
+        "capacity": known.capacity,
+        "limit": worker.limit,
+        "breaker": worker.breaker.state(time.monotonic()).name.lower(),
+        "source": worker.source,
+        "version": known.version,
+        "pid": worker.pid,
+        "restarts": worker.restarts,
+        "last_error": worker.last_error,
+    }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.gateway.policies import Policy, build_policy
+from bough.gateway.registry import RegistryListener
 from bough.gateway.worker import Worker
 
 
@@ -22,7 +23,7 @@ class PolicyChoice:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class PolicyTable:
+class PolicyTable(RegistryListener):
     """Policies by model; listens to the registry, because what is remembered of a worker goes with it."""
 
     def __init__(self, default: PolicyChoice, is_served: Callable[[str], bool] = lambda model: True) -> None:
@@ -80,9 +81,6 @@ class PolicyTable:
     def tick(self, now_s: float) -> None:
         for policy in self._policies.values():
             policy.tick(now_s)
-
-    def added(self, worker: Worker) -> None:
-        return
 
     def changed(self, worker: Worker) -> None:
         """Made before the first request: a policy may have much to learn of a worker that is there already."""

@@ -27,11 +27,10 @@ from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.answers import JSON, Answer
 from bough.gateway.call import Call
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Management
+from bough.gateway.management import Handler, Management, Request, Route
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import DISCOVERED
-from bough.gateway.routes import Handler, Request, Route
 from bough.gateway.worker import Worker
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError

@@ -8,6 +8,7 @@ remember of a request is in its `Call`.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
@@ -18,14 +19,31 @@ from bough.gateway.known import Known, read_known
 from bough.gateway.outlet import Outlet
 from bough.gateway.response import ReadInterruptedError
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
-from bough.gateway.sticky import StickyAnswers
-from bough.gateway.worker import WorkerLostError
+from bough.gateway.worker import Worker, WorkerLostError
 from bough.server.errors import HttpError
 
 RESPONSES = "/v1/responses"
+MAX_STICKY = 100_000
 EVENT_STREAM = "text/event-stream"
 # What ends a worker's part of a stream before its time, by the worker's fault.
 LOST = (WorkerLostError, WorkerFailedError, ValueError, OSError)
+
+
+class StickyResponses:
+    """Which worker holds a stored response of `/v1/responses`: it lives in the memory of the worker that made it."""
+
+    def __init__(self) -> None:
+        self._workers: OrderedDict[str, Worker] = OrderedDict()  # by the response's id, the latest ones
+
+    def remember(self, name: str, worker: Worker) -> None:
+        self._workers[name] = worker
+        self._workers.move_to_end(name)
+        while len(self._workers) > MAX_STICKY:
+            self._workers.popitem(last=False)
+
+    def find(self, name: str) -> Worker | None:
+        worker = self._workers.get(name)
+        return None if worker is None or worker.removed else worker
 
 
 class StreamBrokenError(Exception):
@@ -37,7 +55,7 @@ class Proxy:
     """Answers calls with what workers say."""
 
     attempts: Attempts
-    sticky: StickyAnswers
+    sticky: StickyResponses
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only while nothing has gone out."""
@@ -116,7 +134,7 @@ class Proxy:
                 chunk = await _next_chunk(stream)
                 silence.heard()
         finally:
-            silence.end()
+            silence.cancel()
 
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText, reason: str) -> OpenStream:
         """The same stream from another worker."""

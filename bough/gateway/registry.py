@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
@@ -24,14 +23,17 @@ LAUNCHED = "launch"  # started by the gateway itself
 DISCOVERED = "kubernetes"  # each gateway process looks for these itself
 
 
-class RegistryListener(Protocol):
-    def added(self, worker: Worker) -> None: ...
+class RegistryListener:
+    """Is called for each change; overrides what concerns it."""
+
+    def added(self, worker: Worker) -> None:
+        """It is known, and not yet in rotation."""
 
     def changed(self, worker: Worker) -> None:
         """It has come into rotation or left it, or has other models."""
-        ...
 
-    def removed(self, worker: Worker) -> None: ...
+    def removed(self, worker: Worker) -> None:
+        """It gets nothing more."""
 
 
 class Registry:

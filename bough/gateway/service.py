@@ -26,9 +26,8 @@ from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods, follow
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management
+from bough.gateway.management import Management, RouteTable
 from bough.gateway.processes import ChildProcesses, Family, SharedManagement, divided, private_folder
-from bough.gateway.routes import RouteTable
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, Phase, with_cors
 from bough.server.browsers import BrowserRules

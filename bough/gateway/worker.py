@@ -8,6 +8,7 @@ worker can call it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from types import TracebackType
 
 from bough.gateway.breaker import Breaker, BreakerSettings
 from bough.gateway.policies import WorkerView
-from bough.gateway.scopes import end_scope
 
 SHUTDOWN_GRACE_S = 2.0  # of silence, after which a stream that cannot move is taken for dead with its worker
 
@@ -182,3 +182,34 @@ class _Bounded:
             if self._lease.called_back:
                 raise WorkerLostError from None
             raise
+
+
+def end_scope(scope: asyncio.Timeout, after_s: float | None = None) -> None:
+    """Ends a scope at once or after a time: the task in it gets a `TimeoutError`. No effect on one that is ending."""
+    with contextlib.suppress(RuntimeError):
+        scope.reschedule(0.0 if after_s is None else asyncio.get_running_loop().time() + after_s)  # 0 has passed
+
+
+class SilenceTimer:
+    """Asks for a health check once for each silence of `after_s` in the middle of an attempt: the worker may be dead
+    without a sign. One timer per attempt, so that a chunk costs nearly nothing; cancelled by its owner."""
+
+    def __init__(self, worker: Worker, after_s: float) -> None:
+        self._worker = worker
+        self._after_s = after_s
+        self._heard = self._asked = False
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._check)
+
+    def heard(self) -> None:
+        self._heard = True
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self._heard:
+            self._heard = self._asked = False
+        elif not self._asked:
+            self._asked = True
+            self._worker.suspect()
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._check)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bough.gateway.access_log import AccessLog
+from bough.gateway.call import AccessLog
 from bough.gateway.policies import Choice, Policy, RoutingRequest, WorkerView
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers

@@ -9,7 +9,6 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from bough.gateway.answers import Answer
 from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
@@ -18,6 +17,7 @@ from bough.gateway.headers import upstream_headers
 from bough.gateway.management import Request, RouteTable
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
+from bough.gateway.responses import Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
@@ -106,7 +106,7 @@ class GatewayApp:
     async def _refuse(self, failure: Failure, path: str, call: Call | None, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
         headers.append((b"content-type", b"application/json"))
-        answer = Answer(failure.status, headers, encode_json(shape_of(path)(failure)))
+        answer = Response(failure.status, headers, encode_json(shape_of(path)(failure)))
         if call is None:
             await send_whole(send, answer)
         else:

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.answers import Answer, AttemptFailedError, OpenStream, read_answer
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
 from bough.gateway.clients import TokenBucket, take_from_all
@@ -22,7 +21,8 @@ from bough.gateway.dispatch import Dispatch
 from bough.gateway.http_client import Upstream, describe
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.response import Response
+from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response
+from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, SilenceTimer, Worker, WorkerLostError
 
 BUDGET_RESERVE = 100.0  # retries that may follow each other at once: a worker with many requests may die
@@ -69,7 +69,7 @@ class Attempts:
     budget: RetryBudget
     metrics: GatewayMetrics
 
-    async def answer(self, call: Call, body: bytes) -> Answer | OpenStream:
+    async def answer(self, call: Call, body: bytes) -> Response | OpenStream:
         """The first good answer; where there is none, what the client is told: the last worker's own error, or ours."""
         retries = 0
         while True:
@@ -83,7 +83,7 @@ class Attempts:
                 call.error = failure.reason
                 hopeless = failure.settled and not self.dispatch.has_untried(call)
                 if hopeless or not await self.pause(call, retries):
-                    return failure.told()
+                    return failure.final_response()
             retries += 1
 
     async def pause(self, call: Call, retries: int) -> bool:
@@ -97,7 +97,7 @@ class Attempts:
 
     # ---- hedging
 
-    async def _hedged(self, call: Call, body: bytes) -> Answer | OpenStream:
+    async def _hedged(self, call: Call, body: bytes) -> Response | OpenStream:
         """One attempt; with `--hedge-after-secs` a second beside it when the first takes long. The first good one
         counts and the other is dropped."""
         after_s = self.settings.hedge_after_secs
@@ -136,7 +136,7 @@ class Attempts:
         """Watches a worker while something is expected of it."""
         return SilenceTimer(worker, self.settings.health_check_timeout_secs)
 
-    async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
+    async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
         worker = lease.worker
         call.attempts += 1
         self.metrics.attempted(worker)
@@ -155,17 +155,17 @@ class Attempts:
         finally:
             silence.cancel()
 
-    async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
-        response: Response | None = None
+    async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
+        response: UpstreamResponse | None = None
         kept = False
         try:
             async with lease.bounded(self.settings.attempt_timeout_secs):
                 headers = _stream_headers(call) if call.peek.streams else call.headers
                 response = await self.upstream.send(lease.worker, call.method, call.target, headers, body)
-                result = await read_answer(call, lease, response)
+                result = await read_response(call, lease, response)
             kept = isinstance(result, OpenStream)
             call.worker = lease.worker
-            if isinstance(result, Answer):
+            if isinstance(result, Response):
                 lease.worker.breaker.succeeded(time.monotonic())
                 lease.release()
             return result
@@ -197,10 +197,10 @@ def _stream_headers(call: Call) -> list[tuple[bytes, bytes]]:
     return [*call.headers, RESUME_HEADER] if call.path in RESUMABLE_PATHS else list(call.headers)
 
 
-Tried = asyncio.Task[Answer | OpenStream]
+Tried = asyncio.Task[Response | OpenStream]
 
 
-async def _first_good(running: set[Tried]) -> Answer | OpenStream:
+async def _first_good(running: set[Tried]) -> Response | OpenStream:
     """The result of the first that succeeds; the last failure where none does."""
     pending = set(running)
     while True:

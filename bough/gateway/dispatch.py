@@ -119,7 +119,7 @@ class Dispatch(RegistryListener):
             self._active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
-        return Lease(worker, choice.expected_cached, self._released)
+        return Lease(worker, self._released)
 
     def has_untried(self, call: Call) -> bool:
         """Whether a worker is left that has not failed the call."""

@@ -1,8 +1,7 @@
 """Active health checks: when a worker comes into rotation and when it leaves.
 
-`HealthRecord` says what a row of results means; `HealthChecks` owns a task per worker that asks. A worker that is
-not in rotation is asked every half second; one that is, at the interval of the settings, and at once when a
-request has failed there or has waited suspiciously long, or when somebody else has taken it out of rotation.
+Owns a task per worker. A worker that is not in rotation is checked every half second; one that is, at the interval of
+the settings, and at once when a request has failed there or has waited suspiciously long.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import contextvars
 import errno
 import json
 import logging
-import time
 from typing import Any
 
 from bough.core.gateway_settings import GatewaySettings
@@ -25,7 +23,7 @@ log = logging.getLogger(__name__)
 
 PROBE_PAUSE_S = 0.5
 FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
-LOAD_PAUSE_S = 5.0  # loads are told more often than health is asked: they are for routing
+LOAD_PAUSE_S = 5.0  # loads are polled more often than health: they are for routing
 
 
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
@@ -113,37 +111,26 @@ class HealthChecks(RegistryListener):
             self._registry.enter_rotation(worker)
         elif found.models and found != worker.capabilities:  # an adapter was loaded, or another engine is there
             worker.capabilities = found
-            self._registry.note_changed(worker)
+            self._registry.notify_changed(worker)
 
     async def _rest(self, worker: Worker, wake: asyncio.Event, pause_s: float) -> None:
-        """Until the next check is due or somebody asks for one; loads are looked at meanwhile."""
-        due = time.monotonic() + pause_s
-        while (left := due - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOAD_PAUSE_S)):
-                    await wake.wait()
-                    return
-            if worker.in_rotation and not await self._look_at_load(worker, wake, due):
-                return
-
-    async def _look_at_load(self, worker: Worker, wake: asyncio.Event, due: float) -> bool:
-        """False where a check is due at once: the worker does not answer, or somebody asks for one meanwhile,
-        or its time has come."""
-        timeout_s = self._settings.health_check_timeout_secs
-        looking = asyncio.ensure_future(reported_load(self._upstream, worker, timeout_s))
+        """Until the next check is due or asked for. The load is polled meanwhile; a worker that does not answer that
+        is checked at once."""
+        polling = asyncio.ensure_future(self._poll_load(worker))
         asked = asyncio.ensure_future(wake.wait())
         try:
-            left_s = max(0.0, due - time.monotonic())
-            await asyncio.wait({looking, asked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if not looking.done():
-                return False
-            worker.reported_load = looking.result()
-            return True
-        except OSError:
-            return False
+            await asyncio.wait({polling, asked}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            looking.cancel()
+            polling.cancel()
             asked.cancel()
+
+    async def _poll_load(self, worker: Worker) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                await asyncio.sleep(LOAD_PAUSE_S)
+                if worker.in_rotation:
+                    timeout_s = self._settings.health_check_timeout_secs
+                    worker.reported_load = await reported_load(self._upstream, worker, timeout_s)
 
 
 def _nobody_listens(error: Exception) -> bool:

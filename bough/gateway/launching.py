@@ -24,7 +24,7 @@ from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.division import Share, gpu_of, share_of, this_machine
-from bough.gateway.processes import private_folder
+from bough.gateway.processes import end_process, private_folder
 from bough.gateway.registry import LAUNCHED, Registry, RegistryListener
 from bough.gateway.worker import Worker
 
@@ -69,18 +69,9 @@ class LocalEngine:
         )
         self.worker.pid = self.process.pid
 
-    async def end(self, grace_s: float = GRACE_S) -> None:
-        """Asks it to end, and makes it."""
-        process = self.process
-        if process is None or process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+    async def end(self) -> None:
+        if self.process is not None:
+            await end_process(self.process, GRACE_S)
 
 
 class LocalEngines(RegistryListener):

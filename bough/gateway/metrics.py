@@ -14,8 +14,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from bough.gateway.answers import JSON_PATHS, AttemptFailedError
 from bough.gateway.call import Call
+from bough.gateway.responses import JSON_PATHS, AttemptFailedError
 from bough.gateway.worker import Worker
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

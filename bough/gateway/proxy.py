@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
-from bough.gateway.answers import Answer, OpenStream, scrubbed
 from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
 from bough.gateway.call import Call
-from bough.gateway.known import Known, read_known
 from bough.gateway.outlet import Outlet
-from bough.gateway.response import ReadInterruptedError
+from bough.gateway.peek import ResponseFields, read_response_fields
+from bough.gateway.responses import OpenStream, Response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
+from bough.gateway.upstream_response import ReadInterruptedError
 from bough.gateway.worker import Worker, WorkerLostError
 from bough.server.errors import HttpError
 
@@ -60,20 +60,20 @@ class Proxy:
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only while nothing has gone out."""
         result = await self.attempts.answer(call, call.body)
-        if isinstance(result, Answer):
-            self._learn(call, result.known)
+        if isinstance(result, Response):
+            self._learn(call, result.fields)
             await outlet.whole(result)
         else:
             await self._relay(call, result, outlet)
 
-    def _learn(self, call: Call, known: Known | None) -> None:
-        if known is None:
+    def _learn(self, call: Call, fields: ResponseFields | None) -> None:
+        if fields is None:
             return
-        counts = known.prompt_tokens()
+        counts = fields.prompt_tokens()
         if counts is not None:
             self.attempts.metrics.prompt_was(call, *counts)
-        if call.path == RESPONSES and known.name is not None and call.worker is not None:
-            self.sticky.remember(known.name, call.worker)
+        if call.path == RESPONSES and fields.name is not None and call.worker is not None:
+            self.sticky.remember(fields.name, call.worker)
 
     # ---- streams
 
@@ -102,14 +102,14 @@ class Proxy:
                     async with contextlib.aclosing(self._read(stream)) as chunks:
                         async for chunk in chunks:
                             piece = text.feed(chunk)
-                            stream.lease.movable = text.movable
+                            stream.lease.resumable = text.resumable
                             if text.delivered:
                                 stream.prove()
                             if not seen_name:
                                 seen_name = True
                                 self._learn(call, _last_event(piece))
                             yield piece
-                    rest = text.rest(cut_off=not text.movable and _ends_with_connection(call, stream))
+                    rest = text.rest(cut_off=not text.resumable and _ends_with_connection(call, stream))
                 yield rest
                 return
             except CannotResumeError as error:
@@ -118,7 +118,7 @@ class Proxy:
             except LOST as error:
                 barren = 0 if len(text.output_ids) > had else barren + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
-            if not text.movable or (barren and not await self.attempts.pause(call, barren - 1)):
+            if not text.resumable or (barren and not await self.attempts.pause(call, barren - 1)):
                 raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
             stream = await self._resumed(call, stream, text, reason)
 
@@ -146,7 +146,7 @@ class Proxy:
             result = await self.attempts.answer(call, text.body(call.body))
         except HttpError as error:
             raise StreamBrokenError(f"The worker was lost ({reason}), and {error.failure.message}") from None
-        if isinstance(result, Answer):
+        if isinstance(result, Response):
             raise StreamBrokenError(f"The worker was lost ({reason}), and no other could go on with the answer.")
         return result
 
@@ -190,9 +190,9 @@ def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
     return call.path in RESUMABLE_PATHS and stream.response.ends_with_connection
 
 
-def _last_event(tail: bytes) -> Known | None:
+def _last_event(tail: bytes) -> ResponseFields | None:
     """The last event with JSON among these bytes."""
     for line in reversed(tail.splitlines()):
         if line.startswith(b"data: {"):
-            return read_known(line[6:])
+            return read_response_fields(line[6:])
     return None

@@ -7,7 +7,6 @@ this one goes too.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from bough.core.errors import BoughError
@@ -28,10 +28,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    given = json.loads(sys.stdin.readline())
-    for name in ("worker_urls", "api_keys", "engine_flags", "selector", "given", "launched"):
-        given[name] = tuple(given.get(name, ()))
-    settings = GatewaySettings(**given)
+    settings = msgspec.json.decode(sys.stdin.readline(), type=GatewaySettings)
     set_up_logging(f"gateway {number}", settings.log_level)
     listener = socket.socket(fileno=fd)
     uvloop.run(_serve(settings, listener, Family(folder, number, settings.processes)))

@@ -1,11 +1,9 @@
 """Follows the cache events that workers publish, and passes them to the policy that routes by them.
 
-One subscription per worker, made from what the worker says of itself in /server_info (`kv_events_config`). Messages are
-numbered: those lost on the way are fetched from the worker's replay endpoint if it has one, and otherwise the worker's
-index starts anew, so that it may know too little but never what is not so. A connection that breaks may mean a worker
-that restarts with an empty cache, so the index starts anew then too, and is filled from the replays.
-
-A worker whose config names a `key_file` talks only to who holds that file too: the gateway is given it at its start.
+One subscription per worker, made from the `kv_events_config` of its /server_info. Messages are numbered: lost ones are
+fetched from the worker's replay endpoint if it has one; otherwise the worker's index starts empty, so that it may know
+too little but never what is not so. A connection that breaks may mean a worker that restarts with an empty cache, so
+the index starts empty then too, and is filled from the replays.
 """
 
 from __future__ import annotations

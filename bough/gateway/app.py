@@ -74,7 +74,7 @@ class GatewayApp:
             await self._proxied(call, Outlet(call, send), receive)
         except ClientLeftError:
             return
-        except Exception as error:  # not swallowed: the client is told, and a defect is logged with its traceback
+        except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback
             if call is not None and call.status:
                 raise
             if call is None and refusable:  # a request all the same, for those who count

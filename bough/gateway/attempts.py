@@ -70,7 +70,7 @@ class Attempts:
     metrics: GatewayMetrics
 
     async def answer(self, call: Call, body: bytes) -> Response | OpenStream:
-        """The first good answer; where there is none, what the client is told: the last worker's own error, or ours."""
+        """The first good response; where there is none, the last worker's own error, or ours."""
         retries = 0
         while True:
             try:

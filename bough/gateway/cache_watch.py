@@ -45,7 +45,7 @@ class CacheWatch(RegistryListener):
             self._learner.sent(policy, worker.url, path, body, request)
 
     def built(self, model: str | None, policy: Policy) -> None:
-        """A model has a policy of its own from here on; what the one before was told of goes with it."""
+        """A model has got a policy, which replaces the one before."""
         self.dropped(model)
         if isinstance(policy, KVEventsPolicy):
             self._watching[model] = policy
@@ -59,7 +59,7 @@ class CacheWatch(RegistryListener):
             for worker in self._registry:
                 self._feed.unfollow(worker.id, before)
 
-    # ---- what the registry tells
+    # ---- registry changes
 
     def changed(self, worker: Worker) -> None:
         for model, policy in self._watching.items():

@@ -53,7 +53,7 @@ class Clients:
         if access == "open" or not self._keys:
             return None
         given = sent_keys(headers)
-        # Every pair is compared, in full: how long it takes tells nothing.
+        # Every pair is compared in full, so that the time reveals nothing.
         matches = [client for mine, client in self._keys for key in given if hmac.compare_digest(key, mine)]
         if not matches:
             raise unauthorised("api", given)

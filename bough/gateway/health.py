@@ -168,7 +168,7 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
 
 
 async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
-    """Requests that run and wait there, whoever sent them; 0 where the worker does not tell. An `OSError` where
+    """Requests that run and wait there, from any sender; 0 where the worker does not report it. An `OSError` where
     it does not answer at all."""
     loads = _object(*await upstream.get(worker, "/v1/loads", timeout_s)).get("loads")
     if not isinstance(loads, list):

@@ -23,7 +23,7 @@ from bough.gateway.worker import Worker
 IDLE_S = 30.0  # our servers close idle connections later than that, so a request seldom meets one that is closing
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these tell the length of an empty body too
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these send the length of an empty body too
 
 
 MAX_ORIGINS = 4096

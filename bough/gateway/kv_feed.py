@@ -40,7 +40,7 @@ class Publisher(msgspec.Struct, frozen=True):
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     topic: str = ""
-    key_file: str | None = None  # a path there; here it only tells that a key is needed
+    key_file: str | None = None  # a path there; here it only says that a key is needed
 
 
 class Observer(Protocol):
@@ -172,7 +172,7 @@ class Subscription:
         return socket
 
     def _note_refusal(self, event: int) -> None:
-        """Told once: it is tried again and again."""
+        """Logged once: the connection is tried again and again."""
         if event & HANDSHAKE_FAILURES and not self._refused:
             self._refused = True
             log.warning(

@@ -1,8 +1,8 @@
 """`--launch N`: engines on this machine, started as commands and started again when they end.
 
-Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker whatever happens
-to its process. The health checks decide when it gets requests; that its process is gone is told at once. No engine
-outlives the gateway. Where none has ever served and one ends with a complaint, all would, and that is told.
+Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker when its process
+is replaced. The health checks decide when it gets requests; an engine whose process ends leaves the rotation at once. No
+engine outlives the gateway. One that ends with an error before any has served ends the gateway: all others would too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLL_S = 0.05
 COMPLAINTS = (1, 2)  # what `bough serve` ends with when its model or its flags cannot be used
 
 
-GRACE_S = 10.0  # for an engine that was told to end and has nothing to do any more
+GRACE_S = 10.0  # for an engine that was asked to end and has nothing to do any more
 KEY_VARIABLES = ("BOUGH_API_KEY", "BOUGH_ADMIN_API_KEY")
 PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
 
@@ -102,8 +102,6 @@ class LocalEngines(RegistryListener):
         for engine in self._engines:
             engine.keeping = self._begin(self._keep(engine))
         self._registry.listen(self)
-
-    # ---- what the registry tells
 
     def removed(self, worker: Worker) -> None:
         """An engine that is no worker any more ends with its last request, and is not started again."""

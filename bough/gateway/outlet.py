@@ -1,4 +1,4 @@
-"""The client's side of a call: what goes out, counted, and the last words of a stream that cannot go on.
+"""The client's side of a call: what is sent, counted, and the error that ends a broken stream.
 
 A stream is made of lines. One that is not whole yet is of no use to a client, and would spoil the error behind it if
 the rest never came, so it is kept back until it is whole.

@@ -1,7 +1,7 @@
 """`--processes N`: several gateway processes on one port that look like one.
 
 The kernel gives each connection to one of them, and each proxies on its own. Only management is shared: every process
-also listens on a unix socket in a private folder; the first one answers management for all of them, tells the others
+also listens on a unix socket in a private folder; the first one answers management for all of them, sends the others
 what was changed, and adds up what all of them count. Limits and rates are divided among the processes.
 """
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 10.0
 RESTART_PAUSE_S = 1.0
-STATE = "/family/state"
+STATE = "/group/state"
 SHARED = ("/workers", "/policies", "/metrics")
 
 
@@ -74,7 +74,7 @@ def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
     )
 
 
-class Family:
+class ProcessGroup:
     """The processes of one gateway as one of them sees the others. Owns its connections to them."""
 
     def __init__(self, folder: Path, number: int, count: int) -> None:
@@ -82,7 +82,7 @@ class Family:
         self._folder = folder
         self._count = count
         self._client = HttpClient()
-        self._origins = [Origin("family", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
+        self._origins = [Origin("group", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
 
     def socket_path(self, number: int | None = None) -> Path:
         return self._folder / f"{self.number if number is None else number}.sock"
@@ -110,9 +110,9 @@ class Family:
 class SharedManagement:
     """Management of all processes: the first answers, the others pass on to it."""
 
-    def __init__(self, management: Management, family: Family, *, private: bool = False) -> None:
+    def __init__(self, management: Management, group: ProcessGroup, *, private: bool = False) -> None:
         self._own = management
-        self._family = family
+        self._group = group
         self._private = private  # only the other processes can call
 
     def find(self, method: str, path: str) -> Route | None:
@@ -139,7 +139,7 @@ class SharedManagement:
 
     async def catch_up(self) -> None:
         """Takes over what was changed in the other processes before this one began."""
-        answer = await self._family.ask(0, "GET", STATE) if self._family.number else None
+        answer = await self._group.ask(0, "GET", STATE) if self._group.number else None
         if answer is None:
             return
         gateway = self._own.gateway
@@ -157,7 +157,7 @@ class SharedManagement:
 
     def _shared(self, handler: Handler, method: str, path: str) -> Handler:
         async def pass_on(request: Request) -> Response:
-            answer = await self._family.ask(0, method, path, request.body)
+            answer = await self._group.ask(0, method, path, request.body)
             if answer is None:
                 raise HttpError(
                     503, "The gateway's first process does not answer; try again.", "ServiceUnavailableError"
@@ -169,12 +169,12 @@ class SharedManagement:
             if answer.status >= 400:
                 return answer
             if method in ("GET", "HEAD"):
-                return merged(path, [answer, *await self._family.ask_others("GET", path)])
+                return merged(path, [answer, *await self._group.ask_others("GET", path)])
             if not path.endswith("/restart"):  # engines are the first process's
-                await self._family.ask_others(method, path, request.body)
+                await self._group.ask_others(method, path, request.body)
             return answer
 
-        return pass_on if self._family.number else answer_for_all
+        return pass_on if self._group.number else answer_for_all
 
 
 def merged(path: str, answers: Sequence[Response]) -> Response:
@@ -237,7 +237,7 @@ class ChildProcesses:
             *(end_process(process, self._drain_s + ASK_TIMEOUT_S) for process in self._processes.values())
         )
 
-    def tell_to_end(self) -> None:
+    def terminate(self) -> None:
         for task in self._tasks:
             task.cancel()
         for process in self._processes.values():
@@ -253,7 +253,9 @@ class ChildProcesses:
             )  # fmt: skip
             self._processes[number] = process
             assert process.stdin is not None
-            process.stdin.write(self._settings.encode() + b"\n")  # stays open: its end tells the child that we are gone
+            process.stdin.write(
+                self._settings.encode() + b"\n"
+            )  # stays open: its end ends the child
             code = await process.wait()
             log.error("gateway process %d has ended with %s and is started again", number, code)
             await asyncio.sleep(RESTART_PAUSE_S)

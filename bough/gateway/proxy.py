@@ -94,7 +94,7 @@ class Proxy:
         """The bytes of one unbroken stream, from as many workers as it takes."""
         text = ResumableText(passes=not _can_resume(call, stream))
         seen_name = call.path != RESPONSES
-        barren = 0  # workers in a row that failed without a token
+        failures = 0  # workers in a row that failed without a token
         while True:
             had = len(text.output_ids)
             try:
@@ -116,9 +116,9 @@ class Proxy:
                 call.unable.add(stream.lease.worker.id)
                 reason = str(error)
             except LOST as error:
-                barren = 0 if len(text.output_ids) > had else barren + (not isinstance(error, WorkerLostError))
+                failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
-            if not text.resumable or (barren and not await self.attempts.pause(call, barren - 1)):
+            if not text.resumable or (failures and not await self.attempts.pause(call, failures - 1)):
                 raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
             stream = await self._resumed(call, stream, text, reason)
 
@@ -185,7 +185,7 @@ def _can_resume(call: Call, stream: OpenStream) -> bool:
 
 
 def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
-    """Whether nothing but the end of the connection tells the end of the stream, as in HTTP/1.0: a worker that died
+    """Whether only the end of the connection marks the end of the stream, as in HTTP/1.0: a worker that died
     then looks like one that was done, unless the protocol has an end of its own."""
     return call.path in RESUMABLE_PATHS and stream.response.ends_with_connection
 

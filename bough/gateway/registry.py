@@ -17,7 +17,7 @@ from bough.gateway.worker import Worker, worker_id
 
 log = logging.getLogger(__name__)
 
-# Sources of workers that are told apart from others.
+# Sources of workers that are treated differently.
 MANAGEMENT = "api"  # added over the management routes
 LAUNCHED = "launch"  # started by the gateway itself
 DISCOVERED = "kubernetes"  # each gateway process looks for these itself

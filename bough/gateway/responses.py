@@ -55,7 +55,7 @@ class Response:
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A response that is still coming; whoever has it must end it."""
+    """A response that is still coming; its owner must end it."""
 
     lease: Lease
     response: UpstreamResponse

@@ -38,7 +38,7 @@ WORKER_ERRORS = frozenset(
 
 
 class WorkerFailedError(Exception):
-    """The stream told that its worker has failed."""
+    """The stream reports that its worker has failed."""
 
 
 class CannotResumeError(Exception):
@@ -59,7 +59,7 @@ class ResumableText:
         self._buffer = bytearray()
         self._finished = False
         self._tail = b""  # of a stream that passes as it is
-        self._unjudged = True  # whether the worker that it comes from speaks the protocol
+        self._undecided = True  # whether the worker that it comes from speaks the protocol
 
     @property
     def resumable(self) -> bool:
@@ -91,7 +91,7 @@ class ResumableText:
     def restart(self) -> None:
         """The stream goes on from another worker; what was not passed on comes again."""
         self._buffer.clear()
-        self._unjudged = True
+        self._undecided = True
         self._earlier.learn(self._last)
 
     def body(self, original: bytes) -> bytes:
@@ -113,17 +113,17 @@ class ResumableText:
     def _next_group(self) -> bytes | None:
         """The next events that belong together; None until they are here."""
         buffer = self._buffer
-        if not self._unjudged and not self._earlier and PLAIN.match(buffer):
+        if not self._undecided and not self._earlier and PLAIN.match(buffer):
             end = buffer.find(END)
             return None if end < 0 else self._deliver_one(end)
         end = self._first_block()
         if end < 0:
-            return self._foreign() if b"\r" in buffer else None  # no worker of ours writes such lines
+            return self._pass_through() if b"\r" in buffer else None  # no worker of ours writes such lines
         first, count = bytes(buffer[: end + 2]), 1
-        if self._unjudged and not _is_comment(first):
-            self._judge(first)
+        if self._undecided and not _is_comment(first):
+            self._decide(first)
             if self.annotated is False:
-                return self._foreign()
+                return self._pass_through()
         for line in first.split(b"\n"):
             if line.startswith(EVENTS) and SIGN.fullmatch(line):
                 count = int(line[len(EVENTS) :])
@@ -145,7 +145,7 @@ class ResumableText:
             del buffer[end]
         return -1
 
-    def _foreign(self) -> bytes | None:
+    def _pass_through(self) -> bytes | None:
         """All that is here of a stream that passes as it is."""
         if self.annotated:
             raise CannotResumeError("the worker began anew instead of going on with a stream")
@@ -155,7 +155,7 @@ class ResumableText:
         self._buffer.clear()
         return rest or None
 
-    def _judge(self, first: bytes) -> None:
+    def _decide(self, first: bytes) -> None:
         """Whether the worker speaks this protocol shows in front of its first event; or of the second, because one
         that carries no tokens need not be announced. An error may come before either."""
         failed, speaks = _is_error(first), _speaks(first)
@@ -168,7 +168,7 @@ class ResumableText:
             self.annotated = True
         elif self.delivered or failed:
             self.annotated = False
-        self._unjudged = self.annotated is None
+        self._undecided = self.annotated is None
 
     def _deliver_one(self, end: int) -> bytes:
         """One event with its tokens, as nearly all are, without looking at every line."""

@@ -36,7 +36,7 @@ class UpstreamResponse:
         self.begun = False  # a byte has come
         self.complete = False
         self.reusable = False  # the connection can take another request once this is complete
-        self.ends_with_connection = False  # nothing else tells where the body ends
+        self.ends_with_connection = False  # nothing else marks the end of the body
         self._transport = transport
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
@@ -83,7 +83,7 @@ class UpstreamResponse:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def interrupt(self) -> None:
-        """Whoever waits for more gets a `ReadInterruptedError`."""
+        """Wakes a waiting reader with a `ReadInterruptedError`."""
         if self._reader is not None:
             self._interrupted = True
             self._wake()

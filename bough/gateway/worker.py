@@ -33,7 +33,7 @@ def worker_id(url: str) -> str:
 
 @dataclass(slots=True)
 class Capabilities:
-    """What a worker has told of itself."""
+    """What a worker has reported of itself."""
 
     models: tuple[str, ...] = ()  # empty: it did not say, and is taken for any
     capacity: int | None = None  # requests that it runs at once
@@ -97,7 +97,7 @@ class Worker:
         return self.limit is None or len(self.leases) < self.limit
 
     def serves(self, model: str | None) -> bool:
-        """Whether it has the model; one that answers but does not tell its models is taken to have any."""
+        """Whether it has the model; one that answers but does not report its models is taken to have any."""
         models = self.capabilities.models
         return model is None or model in models or (self.ever_healthy and not models)
 

@@ -13,7 +13,7 @@ from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.management import Management
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.processes import STATE, Family, SharedManagement, divided, merged
+from bough.gateway.processes import STATE, ProcessGroup, SharedManagement, divided, merged
 from bough.gateway.responses import Response
 from tests.fakes.gateways import desk
 
@@ -79,15 +79,17 @@ def test_a_process_that_begins_takes_over_what_was_changed_before(
             removed = next(w for w in first.gateway.registry if w.url.endswith(":9"))
             first.gateway.registry.remove(removed)
             first.gateway.policies.set_default(PolicyChoice("cache_aware", {"cache_threshold": 0.5}))
-            told = SharedManagement(Management(first.gateway), Family(tmp_path, 0, 2), private=True).find("GET", STATE)
+            told = SharedManagement(Management(first.gateway), ProcessGroup(tmp_path, 0, 2), private=True).find(
+                "GET", STATE
+            )
             assert told is not None
-            family = Family(tmp_path, 1, 2)
+            group = ProcessGroup(tmp_path, 1, 2)
 
             async def ask(*given: Any) -> Response:
                 return await told.handler(None)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(family, "ask", ask)
-            await SharedManagement(Management(second.gateway), family).catch_up()
+            monkeypatch.setattr(group, "ask", ask)
+            await SharedManagement(Management(second.gateway), group).catch_up()
             assert [w.url for w in second.gateway.registry] == ["http://127.0.0.1:10"]
             assert second.gateway.policies.default == first.gateway.policies.default
 

@@ -1,7 +1,7 @@
 """The gRPC server: three methods, each a request to the gateway's HTTP application.
 
 Owns the listening port. A call that its client cancels, or whose deadline passes, is a client that has left: the worker
-is told to stop. Errors keep their sentence and get the gRPC status that fits their HTTP status.
+aborts the request. Errors keep their sentence and get the gRPC status that fits their HTTP status.
 """
 
 from __future__ import annotations

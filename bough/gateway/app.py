@@ -87,13 +87,10 @@ class GatewayApp:
                 self._gateway.ended(call)
 
     async def _proxied(self, call: Call, outlet: Outlet, receive: Receive) -> None:
-        sticky = self._gateway.sticky
-        if call.path.startswith(STORED):
-            name = call.path[len(STORED) :].split("/")[0]
-            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
-        elif call.peek.previous_response_id is not None:
-            name = call.peek.previous_response_id
-            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
+        stored = call.path.startswith(STORED)
+        name = call.path[len(STORED) :].split("/")[0] if stored else call.peek.previous_response_id
+        if name is not None:
+            call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(call, name)
         await self._gateway.serve(call, outlet, receive)
 
     def _count(self, client: ClientKey | None) -> None:

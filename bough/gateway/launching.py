@@ -1,7 +1,7 @@
 """`--launch N`: engines on this machine, started as commands and started again when they end.
 
 Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker when its process
-is replaced. The health checks decide when it gets requests; an engine whose process ends leaves the rotation at once. No
+is replaced. The health checks decide when it gets requests; when its process ends it leaves the rotation at once. No
 engine outlives the gateway. One that ends with an error before any has served ends the gateway: all others would too.
 """
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -18,6 +17,7 @@ from prometheus_client.registry import Collector
 from bough.gateway.call import Call
 from bough.gateway.responses import JSON_PATHS, AttemptFailedError
 from bough.gateway.worker import Worker
+from bough.observability.metrics_page import families_page
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STATES = ("_breaker_state", "_worker_healthy")  # figures that are not counts
@@ -136,14 +136,4 @@ def merged_pages(pages: Sequence[str]) -> bytes:
                     sums[key] += sample.value
     for family in families.values():
         family.samples = [s._replace(value=sums[s.name, tuple(sorted(s.labels.items()))]) for s in family.samples]
-    return generate_latest(cast(CollectorRegistry, _Page(families.values())))
-
-
-class _Page:
-    """Families as `generate_latest` takes them from a registry."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+    return families_page(families.values())

@@ -253,9 +253,7 @@ class ChildProcesses:
             )  # fmt: skip
             self._processes[number] = process
             assert process.stdin is not None
-            process.stdin.write(
-                self._settings.encode() + b"\n"
-            )  # stays open: its end ends the child
+            process.stdin.write(self._settings.encode() + b"\n")  # stays open: its end ends the child
             code = await process.wait()
             log.error("gateway process %d has ended with %s and is started again", number, code)
             await asyncio.sleep(RESTART_PAUSE_S)

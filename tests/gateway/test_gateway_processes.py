@@ -79,14 +79,14 @@ def test_a_process_that_begins_takes_over_what_was_changed_before(
             removed = next(w for w in first.gateway.registry if w.url.endswith(":9"))
             first.gateway.registry.remove(removed)
             first.gateway.policies.set_default(PolicyChoice("cache_aware", {"cache_threshold": 0.5}))
-            told = SharedManagement(Management(first.gateway), ProcessGroup(tmp_path, 0, 2), private=True).find(
+            route = SharedManagement(Management(first.gateway), ProcessGroup(tmp_path, 0, 2), private=True).find(
                 "GET", STATE
             )
-            assert told is not None
+            assert route is not None
             group = ProcessGroup(tmp_path, 1, 2)
 
             async def ask(*given: Any) -> Response:
-                return await told.handler(None)  # type: ignore[arg-type]
+                return await route.handler(None)  # type: ignore[arg-type]
 
             monkeypatch.setattr(group, "ask", ask)
             await SharedManagement(Management(second.gateway), group).catch_up()

@@ -67,7 +67,7 @@ def build_native(
     deterministic: bool,
 ) -> NativeExecutor:
     """Records the model, whose weights are loaded, and gives the executor that runs it."""
-    torch.set_num_threads(1)  # it samples only: a second team of threads would stand in the way of the first
+    torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
     tapes = NativeTapes(library, model, recorder, pool, threads, limits.chunk_tokens + limits.rows)
     return NativeExecutor(tapes, limits, deterministic=deterministic)
 

@@ -33,7 +33,7 @@ from bough.sampling.state import SamplingState
 
 
 class NativeExecutor:
-    """Runs plans on the calling thread and those of the crew."""
+    """Runs plans on the calling thread and those of a thread pool."""
 
     def __init__(self, tapes: NativeTapes, limits: Limits, *, deterministic: bool = False) -> None:
         self._tapes = tapes
@@ -42,7 +42,7 @@ class NativeExecutor:
         self._prompts = PromptLengths(limits, one_way=deterministic)
         self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
         self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
-        self._sample = NativeSampler(self._sampling, tapes.crew)
+        self._sample = NativeSampler(self._sampling, tapes.thread_pool)
         self._step = Step(
             page_table=self._mirror.pages.ctypes.data,
             page_table_width=self._mirror.pages.shape[1],
@@ -55,13 +55,13 @@ class NativeExecutor:
     @property
     def threads(self) -> int:
         """How many compute."""
-        return self._tapes.crew.threads
+        return self._tapes.thread_pool.threads
 
     def set_threads(self, threads: int) -> None:
         """Lets so many compute from the next step on; no more than there were at first."""
         if threads != self.threads:
             self._tapes.set_threads(threads)
-            self._sample = NativeSampler(self._sampling, self._tapes.crew)
+            self._sample = NativeSampler(self._sampling, self._tapes.thread_pool)
 
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._sampling.setup(plan.setups)

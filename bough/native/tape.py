@@ -1,4 +1,4 @@
-"""Tapes of the native library as Python objects: `Tape` adds operations, `Crew` runs them and draws tokens.
+"""Tapes of the native library as Python objects: `Tape` adds operations, `ThreadPool` runs them and draws tokens.
 
 Addresses are plain integers; whoever records must keep alive what they point at. The meaning of the arguments is told
 in `src/tape.h` and `src/sampling.h`.
@@ -15,7 +15,7 @@ from bough.core.errors import ResourceError
 Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_bool
 
 MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
-MAX_THREADS = 255  # of a crew: BOUGH_MAX_THREADS of team.h
+MAX_THREADS = 255  # of a pool: BOUGH_MAX_THREADS of team.h
 SIGNATURES: dict[str, list[type]] = {
     "embedding": [Address, Float, Address],
     "rms_norm": [Bool, Address, Address, Address, Float, Bool, Size, Address, Address],
@@ -105,7 +105,7 @@ class Tape:
         return [(name, self._library.bough_tape_seconds(self.handle, index)) for index, name in enumerate(self.names)]
 
 
-class Crew:
+class ThreadPool:
     """The threads that run tapes, the caller being one of them. They sleep when there is nothing to do; patient
     ones wait a millisecond before, for where other processes have cores of their own."""
 
@@ -114,10 +114,10 @@ class Crew:
         self._run, self._sample = library.bough_tape_run, library.bough_sample
         self._sampling_scratch = library.bough_sampling_scratch
         self.threads = threads
-        self.handle: int | None = library.bough_crew_create(threads, patient)
+        self.handle: int | None = library.bough_thread_pool_create(threads, patient)
         if not self.handle:
             raise ResourceError(f"{threads} compute threads cannot be started; choose fewer with --cpu-threads.")
-        weakref.finalize(self, library.bough_crew_destroy, self.handle)
+        weakref.finalize(self, library.bough_thread_pool_destroy, self.handle)
 
     def run(self, tape: Tape, step: Step, scratch: int) -> None:
         """Runs a tape to its end; the interpreter's lock is free meanwhile."""
@@ -133,8 +133,8 @@ class Crew:
 
 def declare(library: ctypes.CDLL) -> None:
     """Tells ctypes the signatures of tape.h and team.h."""
-    library.bough_crew_create.restype, library.bough_crew_create.argtypes = Address, [Int, ctypes.c_bool]
-    library.bough_crew_destroy.restype, library.bough_crew_destroy.argtypes = None, [Address]
+    library.bough_thread_pool_create.restype, library.bough_thread_pool_create.argtypes = Address, [Int, ctypes.c_bool]
+    library.bough_thread_pool_destroy.restype, library.bough_thread_pool_destroy.argtypes = None, [Address]
     library.bough_tape_create.restype, library.bough_tape_create.argtypes = Address, []
     library.bough_tape_destroy.restype, library.bough_tape_destroy.argtypes = None, [Address]
     library.bough_tape_scratch.restype, library.bough_tape_scratch.argtypes = ctypes.c_size_t, [Address, Size, Int]

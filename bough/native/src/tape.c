@@ -78,7 +78,7 @@ typedef struct {
     const bough_ops *ops;
 } running;
 
-typedef void (*runner)(const operation *op, int64_t rows, const running *r, bough_team *team);
+typedef void (*runner)(const operation *op, int64_t rows, const running *r, bough_thread *thread);
 
 struct operation {
     runner run;
@@ -104,38 +104,38 @@ struct bough_tape {
 
 /* ---- running */
 
-static void run_embedding(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_embedding(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const embedding_op *o = &op->embedding;
     int64_t size = o->table.k;
-    for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float *out = o->out + row * size;
         bough_weight_row(&o->table, r->step->token_ids[row], out);
         for (int64_t i = 0; o->scale != 1.0f && i < size; i++)
             out[i] *= o->scale;
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
-static void run_rms_norm(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_rms_norm(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const rms_norm_op *o = &op->rms_norm;
-    for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         int64_t at = row * o->size;
         r->ops->rms_norm(o->x + at, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
                          o->size, o->out + at, o->sum == NULL ? NULL : o->sum + at);
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
-static void run_linear(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_linear(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const linear_op *o = &op->linear;
     bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows,
-                 op->on_wanted ? r->step->wanted_prompts : r->step->prompts, false, r->linear_scratch, team);
+                 op->on_wanted ? r->step->wanted_prompts : r->step->prompts, false, r->linear_scratch, thread);
 }
 
-static void run_norm_rope_store(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_norm_rope_store(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const norm_rope_store_op *o = &op->norm_rope_store;
     int64_t half = o->dim / 2, stored = (int64_t)o->kv_heads * o->dim;
-    for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float *token = o->qkv + row * (o->heads + 2 * o->kv_heads) * o->dim;
         int64_t position = r->step->positions[row], slot = r->step->slots[row];
         for (int head = 0; head < o->heads + o->kv_heads; head++) {
@@ -150,43 +150,43 @@ static void run_norm_rope_store(const operation *op, int64_t rows, const running
         r->ops->narrow(keys, o->number, stored, (char *)o->keys + at);
         r->ops->narrow(keys + stored, o->number, stored, (char *)o->values + at);
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
-static void run_attention(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_attention(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const attention_op *o = &op->attention;
     (void)rows;
     bough_attention(&o->spec, r->step, o->q, o->q_stride, o->out, (int64_t)o->spec.heads * o->spec.dim,
-                    r->attention_scratch, r->ops, team);
+                    r->attention_scratch, r->ops, thread);
 }
 
-static void run_gate(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_gate(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const gate_op *o = &op->gate;
     enum { PIECE = 1024 };
     int64_t pieces = (o->size + PIECE - 1) / PIECE;
-    for (int64_t tile; (tile = bough_tile(team, rows * pieces)) < rows * pieces;) {
+    for (int64_t tile; (tile = bough_tile(thread, rows * pieces)) < rows * pieces;) {
         int64_t row = tile / pieces, at = tile % pieces * PIECE;
         int64_t size = o->size - at < PIECE ? o->size - at : PIECE;
         const float *gate = o->x + row * 2 * o->size + at;
         (o->activation == 0 ? r->ops->silu_mul : r->ops->gelu_tanh_mul)(gate, gate + o->size,
                                                                        o->out + row * o->size + at, size);
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
-static void run_take(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_take(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const take_op *o = &op->take;
-    for (int64_t row; (row = bough_tile(team, rows)) < rows;)
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         memcpy(o->out + row * o->size, o->x + r->step->wanted_tokens[row] * o->x_stride,
                (size_t)o->size * sizeof(float));
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
-static void run_softcap(const operation *op, int64_t rows, const running *r, bough_team *team) {
+static void run_softcap(const operation *op, int64_t rows, const running *r, bough_thread *thread) {
     const softcap_op *o = &op->softcap;
-    for (int64_t row; (row = bough_tile(team, rows)) < rows;)
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         r->ops->softcap(o->x + row * o->size, o->size, o->cap);
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
 static double now(void) {
@@ -195,15 +195,15 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void run_all(bough_team *team, void *argument) {
+static void run_all(bough_thread *thread, void *argument) {
     const running *r = argument;
-    bool timed = r->tape->timed && team->thread == 0;
+    bool timed = r->tape->timed && thread->index == 0;
     double began = timed ? now() : 0.0;
     for (int64_t i = 0; i < r->tape->count; i++) {
         operation *op = &r->tape->operations[i];
         int64_t rows = op->on_wanted ? r->step->wanted : r->step->tokens;
         if (rows > 0)
-            op->run(op, rows, r, team);
+            op->run(op, rows, r, thread);
         if (timed) {
             double ended = now();
             op->seconds += ended - began;
@@ -222,10 +222,10 @@ static size_t attention_scratch(const bough_tape *tape, int threads) {
     return (most + 63) / 64 * 64;
 }
 
-void bough_tape_run(const bough_tape *tape, const bough_step *step, void *scratch, bough_crew *crew) {
-    void *behind = (char *)scratch + attention_scratch(tape, bough_crew_threads(crew));
+void bough_tape_run(const bough_tape *tape, const bough_step *step, void *scratch, bough_thread_pool *pool) {
+    void *behind = (char *)scratch + attention_scratch(tape, bough_thread_pool_threads(pool));
     running r = {tape, step, scratch, behind, bough_ops_here()};
-    bough_crew_run(crew, run_all, &r);
+    bough_thread_pool_run(pool, run_all, &r);
 }
 
 double bough_tape_seconds(const bough_tape *tape, int64_t index) { return tape->operations[index].seconds; }

@@ -10,7 +10,7 @@
 
 #include "linear.h"
 #include "step.h"
-#include "team.h"
+#include "thread_pool.h"
 
 typedef struct bough_tape bough_tape;
 
@@ -19,7 +19,7 @@ BOUGH_EXPORT void bough_tape_destroy(bough_tape *tape);
 
 /* Runs all operations; `scratch` has the bytes that bough_tape_scratch says, 64-byte aligned. */
 BOUGH_EXPORT size_t bough_tape_scratch(const bough_tape *tape, int64_t tokens, int threads);
-BOUGH_EXPORT void bough_tape_run(const bough_tape *tape, const bough_step *step, void *scratch, bough_crew *crew);
+BOUGH_EXPORT void bough_tape_run(const bough_tape *tape, const bough_step *step, void *scratch, bough_thread_pool *pool);
 
 /* Seconds that the first thread has computed so far in operation `index`, if `BOUGH_NATIVE_PROFILE` is set. */
 BOUGH_EXPORT double bough_tape_seconds(const bough_tape *tape, int64_t index);

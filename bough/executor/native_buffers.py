@@ -18,7 +18,7 @@ class Buffer:
 
     rows: int
     width: int
-    on_wanted: bool  # the rows are the wanted tokens, not all
+    on_logits: bool  # the rows are the tokens whose logits are asked for, not all
     first: int = -1
     last: int = -1
 

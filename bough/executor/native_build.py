@@ -53,7 +53,7 @@ def native_library(
 
 def make_recorder(limits_rows: int, chunk_tokens: int) -> Recorder:
     """A recorder with room for the largest step, and for a block of prompt positions whose logprobs are asked."""
-    return Recorder(tokens=chunk_tokens + limits_rows, wanted=max(limits_rows, INPUT_BLOCK))
+    return Recorder(tokens=chunk_tokens + limits_rows, logits=max(limits_rows, INPUT_BLOCK))
 
 
 def build_native(

@@ -69,7 +69,7 @@ class NativeExecutor:
         layout = self._mirror.apply(plan)
         prompts = self._prompts.marks(layout)
         layout.token_ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
-        wanted = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
+        indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: dict[int, PositionLogprobs] = {}
         drafts = has_drafts(plan)
         if plan.input_logprobs or drafts:  # of each row more than its last token is asked for
@@ -78,10 +78,10 @@ class NativeExecutor:
                 w.index: self._input_logprobs(plan, w, hidden, prompts, layout.query_starts)
                 for w in plan.input_logprobs
             }
-            logits = self._logits(hidden[torch.from_numpy(wanted)], prompts[wanted])
+            logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
         else:
-            logits = self._forward(layout, wanted, prompts)
-        if not len(wanted):
+            logits = self._forward(layout, indices, prompts)
+        if not len(indices):
             none = np.zeros(0, dtype=np.int32)
             return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
         sampling_rows = plan.rows[plan.sample]
@@ -112,10 +112,10 @@ class NativeExecutor:
         self._mirror.give_back(rows, verified.widths - verified.counts)
         return verified.result(plan, logits, self._sampling.specs(rows), inputs)
 
-    def _forward(self, layout: StepLayout, wanted: LongArray, prompts: BoolArray) -> torch.Tensor:
-        """The logits of the wanted tokens, until the next step: the first lines of what is returned."""
-        bounds, wanted_bounds = bounds_of(prompts), bounds_of(prompts[wanted])
-        self._describe(layout, wanted, bounds, wanted_bounds)
+    def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
+        """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""
+        bounds, logits_bounds = bounds_of(prompts), bounds_of(prompts[indices])
+        self._describe(layout, indices, bounds, logits_bounds)
         self._tapes.run(self._tapes.last_tokens, self._step)
         return self._tapes.last_tokens.result
 
@@ -132,18 +132,18 @@ class NativeExecutor:
         assert recorded.input is not None
         recorded.input[: len(hidden)] = hidden
         bounds = bounds_of(prompts)
-        self._tapes.run(recorded, Step(wanted=len(hidden), wanted_prompts=spans(bounds)))
+        self._tapes.run(recorded, Step(logits_count=len(hidden), logits_prompts=spans(bounds)))
         return recorded.result[: len(hidden)]
 
-    def _describe(self, layout: StepLayout, wanted: LongArray, bounds: LongArray, wanted_bounds: LongArray) -> None:
+    def _describe(self, layout: StepLayout, indices: LongArray, bounds: LongArray, logits_bounds: LongArray) -> None:
         """Points the step at these arrays, which outlive the run."""
         step = self._step
-        step.tokens, step.batch, step.wanted = len(layout.token_ids), len(layout.rows), len(wanted)
+        step.tokens, step.batch, step.logits_count = len(layout.token_ids), len(layout.rows), len(indices)
         step.token_ids, step.positions = layout.token_ids.ctypes.data, layout.positions.ctypes.data
-        step.slots, step.wanted_tokens = layout.slots.ctypes.data, wanted.ctypes.data
+        step.slots, step.logits_indices = layout.slots.ctypes.data, indices.ctypes.data
         step.rows, step.query_starts = layout.rows.ctypes.data, layout.query_starts.ctypes.data
         step.context_lens = layout.context_lens.ctypes.data
-        step.prompts, step.wanted_prompts = spans(bounds), spans(wanted_bounds)
+        step.prompts, step.logits_prompts = spans(bounds), spans(logits_bounds)
 
     def _output_logprobs(self, plan: BatchPlan, logits: torch.Tensor, tokens: LongArray) -> dict[int, PositionLogprobs]:
         specs = self._sampling.specs(plan.rows[plan.sample])

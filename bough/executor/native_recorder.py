@@ -7,6 +7,7 @@ their addresses. Nothing here depends on an architecture.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,13 +41,14 @@ class Operation:
 
     name: str
     arguments: tuple[Any, ...]
+    on_logits: bool
 
 
 class Recorder:
-    """Owns the recording in progress. `tokens` and `wanted` are the most rows that a step can have of each."""
+    """Owns the recording in progress. A step has at most `tokens` tokens and asks for the logits of `logits` of them."""
 
-    def __init__(self, tokens: int, wanted: int) -> None:
-        self._tokens, self._wanted = tokens, wanted
+    def __init__(self, tokens: int, logits: int) -> None:
+        self._tokens, self._logits = tokens, logits
         self._operations: list[Operation] = []
         self._buffers: dict[int, Buffer] = {}  # by their storage, which `_tensors` keeps alive
         self._tensors: list[torch.Tensor] = []
@@ -66,12 +68,12 @@ class Recorder:
 
     # ---- the beginning and the end
 
-    def rows(self, width: int, on_wanted: bool) -> torch.Tensor:
+    def rows(self, width: int, on_logits: bool) -> torch.Tensor:
         """A fresh buffer, as the tensor that stands for it."""
-        count = self._wanted if on_wanted else self._tokens
+        count = self._logits if on_logits else self._tokens
         tensor = torch.empty(count, width, device="meta")
         self._tensors.append(tensor)
-        self._buffers[_storage(tensor)] = Buffer(count, width, on_wanted)
+        self._buffers[_storage(tensor)] = Buffer(count, width, on_logits)
         return tensor
 
     def place(self, tensor: torch.Tensor) -> Place:
@@ -88,13 +90,11 @@ class Recorder:
         """Adds the operations to a tape whose memory begins at `base`, and forgets them. Returns what the tape points
         at and must be kept as long as it."""
         for operation in self._operations:
-            tape.add(
-                operation.name,
-                *(
-                    base + arrangement.offsets[a.buffer] + a.offset if isinstance(a, Place) else a
-                    for a in operation.arguments
-                ),
+            arguments = (
+                base + arrangement.offsets[a.buffer] + a.offset if isinstance(a, Place) else a
+                for a in operation.arguments
             )
+            tape.add(operation.name, *arguments, on_logits=operation.on_logits)
         kept, self._kept = self._kept, []
         self._operations, self._buffers, self._tensors = [], {}, []
         return kept
@@ -102,7 +102,7 @@ class Recorder:
     # ---- the operations
 
     def _embedding(self, token_ids: torch.Tensor, table: PackedWeight, scale: float) -> torch.Tensor:
-        out = self.rows(table.k, on_wanted=False)
+        out = self.rows(table.k, on_logits=False)
         self._add("embedding", self._structs([table]), scale, self.place(out))
         return out
 
@@ -114,20 +114,19 @@ class Recorder:
         residual: torch.Tensor | None = None,
         plus_one: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        on_wanted = self._on_wanted(x)
-        out = self.rows(x.shape[1], on_wanted)
-        stream = x if residual is None else self.rows(x.shape[1], on_wanted)
-        sides = (None, None) if residual is None else (self.place(residual), self.place(stream))
+        on_logits = self._on_logits(x)
+        out = self.rows(x.shape[1], on_logits)
+        stream = x if residual is None else self.rows(x.shape[1], on_logits)
+        before, after = (None, None) if residual is None else (self.place(residual), self.place(stream))
         settings = (self._address(weight), eps, plus_one, x.shape[1])
-        self._add("rms_norm", on_wanted, self.place(x), sides[0], *settings, self.place(out), sides[1])
+        self._add("rms_norm", self.place(x), before, *settings, self.place(out), after, on_logits=on_logits)
         return out, stream
 
     def _linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:
-        outputs, on_wanted = sum(part.n for part in parts), self._on_wanted(x)
-        y = self.rows(outputs, on_wanted)
-        weights = (self._structs(parts), len(parts))
-        bias_at = None if bias is None else self._address(bias)
-        self._add("linear", on_wanted, *weights, self.place(x), x.stride(0), bias_at, self.place(y), outputs)
+        outputs, on_logits = sum(part.n for part in parts), self._on_logits(x)
+        y = self.rows(outputs, on_logits)
+        inputs = (self._structs(parts), len(parts), self.place(x), x.stride(0), self._address(bias))
+        self._add("linear", *inputs, self.place(y), outputs, on_logits=on_logits)
         return y
 
     def _norm_rope_store(
@@ -148,66 +147,53 @@ class Recorder:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> None:
-        norms = (None if weight is None else self._address(weight) for weight in (q_weight, k_weight))
-        pointers = map(self._address, (cos, sin, k_cache, v_cache))
+        norms, pointers = map(self._address, (q_weight, k_weight)), map(self._address, (cos, sin, k_cache, v_cache))
         shape, number = (heads, kv_heads, qkv.shape[2]), CACHE_NUMBERS[k_cache.dtype]
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
-        out = self.rows(layer.heads * layer.head_dim, on_wanted=False)
+        out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        self._add(
-            "attention",
-            self.place(q),
-            q.stride(0),
-            layer.heads,
-            layer.kv_heads,
-            layer.head_dim,
-            self._address(keys),
-            self._address(values),
-            CACHE_NUMBERS[keys.dtype],
-            layer.window or 0,
-            layer.scale,
-            layer.softcap or 0.0,
-            layer.ends_only,
-            self.place(out),
-        )
+        shape = (layer.heads, layer.kv_heads, layer.head_dim)
+        caches = (self._address(keys), self._address(values), CACHE_NUMBERS[keys.dtype])
+        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, layer.ends_only)
+        self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), self.place(out))
         return out.view(-1, layer.heads, layer.head_dim)
 
     def _gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        on_wanted, size = self._on_wanted(x), x.shape[1] // 2
-        out = self.rows(size, on_wanted)
-        self._add("gate", on_wanted, self.place(x), ACTIVATIONS[activation], size, self.place(out))
+        on_logits, size = self._on_logits(x), x.shape[1] // 2
+        out = self.rows(size, on_logits)
+        self._add("gate", self.place(x), ACTIVATIONS[activation], size, self.place(out), on_logits=on_logits)
         return out
 
     def _take_rows(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        out = self.rows(x.shape[1], on_wanted=True)
-        self._add("take_wanted", self.place(x), x.stride(0), x.shape[1], self.place(out))
+        out = self.rows(x.shape[1], on_logits=True)
+        self._add("take_rows", self.place(x), x.stride(0), x.shape[1], self.place(out), on_logits=True)
         return out
 
     def _softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
-        self._add("softcap", self._on_wanted(logits), self.place(logits), logits.shape[1], cap)
+        self._add("softcap", self.place(logits), logits.shape[1], cap, on_logits=self._on_logits(logits))
         return logits
 
     # ---- the details
 
-    def _add(self, name: str, *arguments: Any) -> None:
+    def _add(self, name: str, *arguments: Any, on_logits: bool = False) -> None:
         for argument in arguments:
             if isinstance(argument, Place):
                 argument.buffer.used_by(len(self._operations))
-        self._operations.append(Operation(name, arguments))
+        self._operations.append(Operation(name, arguments, on_logits))
 
-    def _on_wanted(self, x: torch.Tensor) -> bool:
-        return self.place(x).buffer.on_wanted
+    def _on_logits(self, x: torch.Tensor) -> bool:
+        return self.place(x).buffer.on_logits
 
-    def _address(self, tensor: torch.Tensor) -> int:
+    def _address(self, tensor: torch.Tensor | None) -> int | None:
         self._kept.append(tensor)
-        return tensor.data_ptr()
+        return None if tensor is None else tensor.data_ptr()
 
-    def _structs(self, parts: Sequence[PackedWeight]) -> Any:
+    def _structs(self, parts: Sequence[PackedWeight]) -> int:
         structs = structs_of(parts)
         self._kept.append((structs, list(parts)))
-        return structs
+        return ctypes.addressof(structs)
 
 
 class RecordingAttention(AttentionBackend):

@@ -79,16 +79,16 @@ class NativeTapes:
         return None, self._forward(None)
 
     def _logits_alone(self) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self._recorder.rows(self._model.config.hidden_size, on_wanted=True)
+        hidden = self._recorder.rows(self._model.config.hidden_size, on_logits=True)
         return hidden, self._model.logits(hidden)
 
     @torch.inference_mode()
-    def _forward(self, wanted: torch.Tensor | None) -> torch.Tensor:
+    def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
         attention = RecordingAttention(self._recorder)
         nothing = torch.empty(1, dtype=torch.int64, device="meta")
         # A tape reads what it needs of the batch from each step.
         batch = cast(AttentionBatch, _Unread(nothing))
-        context = ForwardContext(attention, self._pool, batch, wanted)
+        context = ForwardContext(attention, self._pool, batch, logits_indices)
         return self._model.forward(nothing, nothing, context)
 
 

@@ -86,8 +86,9 @@ class Attention:
         shape_of = (layer.heads, layer.kv_heads, layer.dim)
         scale = layer.dim**-0.5
         width = layer.heads * layer.dim
-        places = (self.q.ctypes.data, width, *shape_of, *caches_at, number)
-        self.tape.add("attention", *places, layer.window, scale, layer.softcap, False, self.out.ctypes.data)
+        limits = (layer.window, scale, layer.softcap, False)
+        places = (self.q.ctypes.data, width, self.out.ctypes.data)
+        self.tape.add("attention", *shape_of, *caches_at, number, *limits, *places)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
 
     def run(self, queries: list[tuple[int, int, Floats]]) -> list[Floats]:

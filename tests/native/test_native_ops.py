@@ -19,8 +19,8 @@ def test_nan_passes_through_activations_and_caps(any_tier: ctypes.CDLL, activati
     x, out = np.ones((2, size), dtype=np.float32), np.zeros(size, dtype=np.float32)
     x[0, place] = np.nan
     tape, pool = Tape(any_tier), ThreadPool(any_tier, 1)
-    tape.add("gate", False, x.ctypes.data, activation, size, out.ctypes.data)
-    tape.add("softcap", False, x.ctypes.data, size, 30.0)
+    tape.add("gate", x.ctypes.data, activation, size, out.ctypes.data)
+    tape.add("softcap", x.ctypes.data, size, 30.0)
     pool.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
     for found in (out, x[0]):
         assert np.flatnonzero(np.isnan(found)).tolist() == [place]

@@ -45,7 +45,7 @@ class Operation:
 
 
 class Recorder:
-    """Owns the recording in progress. A step has at most `tokens` tokens and asks for the logits of `logits` of them."""
+    """Owns the recording in progress, for steps of up to `tokens` tokens that ask for the logits of up to `logits`."""
 
     def __init__(self, tokens: int, logits: int) -> None:
         self._tokens, self._logits = tokens, logits

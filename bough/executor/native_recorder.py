@@ -1,8 +1,8 @@
 """Records a model's forward pass as a tape: operations and an attention back end that note what they would compute.
 
 The model runs once over tensors without memory (torch's `meta` device), whose storages stand for buffers; views and
-splits cost nothing, as they only move addresses. When the recording ends, buffers get their memory and the operations
-their addresses. Nothing here depends on an architecture.
+splits cost nothing, as they only move addresses. When the recording ends, buffers get their memory, which those share
+that are not needed at the same time, and the operations their addresses. Nothing here depends on an architecture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.executor.native_buffers import Arrangement, Buffer, arrange
 from bough.kernels.packed_ops import PackedOps
 from bough.kernels.quant_linear.native import structs_of
 from bough.kernels.quant_linear.packed import PackedWeight
@@ -25,6 +24,35 @@ from bough.native.tape import Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+LINE = 64  # bytes that buffers are aligned to
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """Rows of float32, written by operation `first` and read up to `last`."""
+
+    rows: int
+    width: int
+    on_logits: bool  # the rows are the tokens whose logits are asked for, not all
+    first: int = -1
+    last: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.rows * self.width * 4 // LINE) * LINE
+
+    def used_by(self, operation: int) -> None:
+        if self.first < 0:
+            self.first = operation
+        self.last = max(self.last, operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Where each buffer begins in a common piece of memory of so many bytes."""
+
+    offsets: dict[Buffer, int]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +237,25 @@ class RecordingAttention(AttentionBackend):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
         return self._recorder.attention(q, layer, pool)
+
+
+def arrange(buffers: Iterable[Buffer]) -> Arrangement:
+    """Places buffers in the order in which they are written, each in the first gap that is wide enough. A buffer is
+    needed from the operation that writes it to the last one that reads it."""
+    offsets: dict[Buffer, int] = {}
+    end = 0
+    for buffer in sorted(buffers, key=lambda buffer: buffer.first):
+        living = sorted(
+            (offset, offset + other.nbytes) for other, offset in offsets.items() if other.last >= buffer.first
+        )
+        at = 0
+        for begin, stop in living:
+            if begin - at >= buffer.nbytes:
+                break
+            at = max(at, stop)
+        offsets[buffer] = at
+        end = max(end, at + buffer.nbytes)
+    return Arrangement(offsets, end)
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -16,8 +16,7 @@ import torch
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.executor.machine import usable_cores
-from bough.executor.native_buffers import Arrangement
-from bough.executor.native_recorder import Recorder, RecordingAttention
+from bough.executor.native_recorder import Arrangement, Recorder, RecordingAttention
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM

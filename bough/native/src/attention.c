@@ -4,6 +4,7 @@
 #include "attention.h"
 
 #include "attention_sets.h"
+#include "numbers.h"
 
 enum {
     FEW = 4,       /* tiles for each thread, below which keys are cut */
@@ -19,8 +20,6 @@ typedef struct {
     bool cut;             /* keys are cut into runs */
     int kv_heads_at_once; /* in one tile: all where there are many rows, because their keys are neighbours in memory */
 } tiling;
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t queries_of(const bough_attention_spec *spec, const bough_step *step, int64_t row) {
     return spec->ends_only ? 1 : step->query_starts[row + 1] - step->query_starts[row];

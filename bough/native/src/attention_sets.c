@@ -5,6 +5,7 @@
 #include "attention_sets.h"
 
 #include "cpu.h"
+#include "numbers.h"
 
 enum {
     FEW = 4,       /* sets for each thread, below which keys are cut into runs */
@@ -16,12 +17,6 @@ const bough_set_kernels *bough_set_kernels_for(const bough_attention_spec *spec)
     const bough_set_kernels *found = bough_cpu_features() & BOUGH_AMX ? bough_attention_amx() : NULL;
     return found != NULL && found->reads(spec->number) ? found : NULL;
 }
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
-
-static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
 
 /* How sets are made, and how far a thread has come. */
 typedef struct {
@@ -135,8 +130,6 @@ static void choose_heads(const maker *m, int64_t index, bough_set *set) {
     set->first_head = set->kv_head * group + part * m->heads;
     set->heads = (int)at_most(m->heads, group - part * m->heads);
 }
-
-static int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 static int64_t results_bytes(const bough_attention_spec *spec, int threads) {
     return align((int64_t)FEW * threads * MAX_RUNS * bough_result_floats(spec->dim) * (int64_t)sizeof(float));

@@ -47,12 +47,6 @@ const char *bough_linear_variant(int format, bool prompt) {
     return prompt && fits(wide, &part, 1) ? wide->name : narrow_kernels()->name;
 }
 
-static int64_t align(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
-
-static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
-
-static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
-
 /* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still
  * write there while the others are further. What follows is written with a tile in hand. */
 static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }

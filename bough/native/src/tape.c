@@ -1,5 +1,6 @@
 #include "tape.h"
 
+#include "numbers.h"
 #include "ops.h"
 
 #include <string.h>
@@ -118,22 +119,20 @@ static void run_all(bough_thread *thread, void *argument) {
     }
 }
 
-static size_t at_least(size_t bytes, size_t others) { return bytes > others ? bytes : others; }
-
 static size_t attention_scratch(const bough_operation *operations, int64_t count, int threads) {
-    size_t most = 0;
+    int64_t most = 0;
     for (const bough_operation *op = operations; op < operations + count; op++)
         if (op->kind == BOUGH_ATTENTION)
-            most = at_least(most, bough_attention_scratch(&op->attention.spec, threads));
-    return (most + 63) / 64 * 64;
+            most = at_least(most, (int64_t)bough_attention_scratch(&op->attention.spec, threads));
+    return (size_t)align(most);
 }
 
 size_t bough_tape_scratch(const bough_operation *operations, int64_t count, int64_t tokens, int threads) {
-    size_t most = 0;
+    int64_t most = 0;
     for (const bough_operation *op = operations; op < operations + count; op++)
         if (op->kind == BOUGH_LINEAR)
-            most = at_least(most, bough_linear_scratch(op->linear.parts, op->linear.count, tokens, threads));
-    return most + attention_scratch(operations, count, threads);
+            most = at_least(most, (int64_t)bough_linear_scratch(op->linear.parts, op->linear.count, tokens, threads));
+    return (size_t)most + attention_scratch(operations, count, threads);
 }
 
 void bough_tape_run(const bough_operation *operations, int64_t count, const bough_step *step, void *scratch,

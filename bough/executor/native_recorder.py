@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
@@ -154,6 +155,8 @@ class Recorder:
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
+        if layer.sinks is not None:
+            raise NotRecordedError("attention sinks")
         out = self.rows(layer.heads * layer.head_dim, on_wanted=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         self._add(
@@ -223,6 +226,19 @@ class RecordingAttention(AttentionBackend):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
         return self._recorder.attention(q, layer, pool)
+
+
+class OnlyRecorded(TorchDispatchMode):
+    """Refuses what torch would compute by itself while a model is recorded: it would not be on the tape."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and not str(func).startswith("aten.empty."):
+            raise NotRecordedError(str(func).removeprefix("aten.").partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+class NotRecordedError(Exception):
+    """The operation that a tape has no entry for."""
 
 
 def _storage(tensor: torch.Tensor) -> int:

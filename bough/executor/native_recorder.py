@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
@@ -25,6 +25,9 @@ from bough.native.tape import Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+# Functions of torch that make views or look at a tensor; `__get__` are its properties.
+VIEWS = {"view", "flatten", "split", "chunk", "transpose", "unflatten"}
+NOT_COMPUTING = VIEWS | {"__get__", "empty", "dim", "size", "stride", "storage_offset", "untyped_storage", "data_ptr"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +231,12 @@ class RecordingAttention(AttentionBackend):
         return self._recorder.attention(q, layer, pool)
 
 
-class OnlyRecorded(TorchDispatchMode):
+class OnlyRecorded(TorchFunctionMode):
     """Refuses what torch would compute by itself while a model is recorded: it would not be on the tape."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and not str(func).startswith("aten.empty."):
-            raise NotRecordedError(str(func).removeprefix("aten.").partition(".")[0])
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in NOT_COMPUTING:
+            raise NotRecordedError(func.__name__)
         return func(*args, **(kwargs or {}))
 
 

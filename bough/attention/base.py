@@ -28,6 +28,12 @@ class AttentionSpec:
     head_dim: int
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
+    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether scores are computed one by one, because no library has the layer's kind of softmax."""
+        return self.softcap is not None or self.sinks is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
+from bough.core.errors import SettingsError
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.cuda_executor import CudaExecutor
@@ -86,6 +87,8 @@ def _build_torch(staging: Staging) -> AttentionBackend:
 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
+    if config.attention_sinks:
+        raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
     heads = loaded.topology.share(config.num_heads, "num_heads")
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
@@ -118,7 +121,12 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
         return 0
     heads = loaded.topology.share(config.num_heads, "num_heads")
     kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
-    capped = config.attention_softcap is not None
+    writes_scores = config.attention_softcap is not None or config.attention_sinks
     return scratch_bytes(
-        config.context_length, heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype.itemsize, capped
+        config.context_length,
+        heads,
+        kv_heads.stop - kv_heads.start,
+        config.head_dim,
+        loaded.dtype.itemsize,
+        writes_scores,
     )

@@ -31,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, cut_sizes, replay_s, waits_for_host
+from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, replay_s, waits_for_host
 from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -39,7 +39,6 @@ from bough.executor.staging import Staging
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
-from bough.kernels.tuned_linear.products import products_on
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
@@ -48,7 +47,6 @@ from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
 
 UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anything
-TUNING_TOKENS = 32  # of a forward pass in which every product is left to the library
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,6 @@ class CudaExecutor:
         device = inputs.page_table.device
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
-        self._products = products_on(device)
-        self._prepared = not graphs.mixed  # it is known which products to measure, or nothing is
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
 
     def limits(self) -> Limits:
@@ -117,21 +113,8 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Uses a quiet moment to have rare kernels compiled, to measure a product, or to capture one graph, which keeps
-        the algorithms that it was captured with; False when there is nothing left to do."""
+        """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
         if self._warm_up.advance():
-            return True
-        if not self._prepared:
-            self._prepared = True
-            self._staging.next_step()
-            tokens = min(TUNING_TOKENS, self._mixed.largest)
-            self._mixed.pad(tokens)
-            chunk, cut = self._limits.chunk_tokens, cut_sizes(self._limits)
-            self._products.prepare(chunk, cut, lambda: self._captured_hidden(tokens))
-            return True
-        if self._products.tune():
-            for ladder in self._ladders:
-                ladder.outdate(self._products.serves)
             return True
         return any(ladder.capture_next() for ladder in self._ladders)
 

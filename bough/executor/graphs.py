@@ -17,8 +17,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from bough.core.plan import Limits
-
 log = logging.getLogger(__name__)
 
 PAUSE_STEPS = 32  # a capture takes as long as a few steps of its size, in which every stream stands still
@@ -53,13 +51,6 @@ def mixed_sizes(chunk: int, largest: int) -> list[int]:
         size += min(eighth, FINE_STEP) if size < FINE_TOKENS else eighth
     beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
     return sorted({*sizes, *beside, largest})
-
-
-def cut_sizes(limits: Limits) -> list[int]:
-    """Token counts that steps are cut to while streams run beside their prompts, in as far as they have graphs."""
-    if limits.even_tokens == 1:
-        return []
-    return list(range(2 * limits.even_tokens, min(FINE_TOKENS, limits.chunk_tokens) + 1, limits.even_tokens))
 
 
 def waits_for_host(size: int, run: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> bool:
@@ -153,7 +144,6 @@ class Ladder(Generic[Graph]):
         self._graphs: dict[int, Graph] = {}
         self._instead: dict[int, int] = {}  # the quicker rung, for those that have one
         self._refused: set[int] = set()
-        self._outdated: set[int] = set()  # captured with what is known to be slower by now
         self._told = False  # how far the ladder goes
         self._uses: Counter[int] = Counter()
 
@@ -173,14 +163,9 @@ class Ladder(Generic[Graph]):
             size = self._instead[size]
         return size, self._graphs[size]
 
-    def outdate(self, changed: Callable[[int], bool]) -> None:
-        """Rungs that were captured with what has changed are to be captured again; until then they are used."""
-        self._outdated.update(size for size in self._graphs if changed(size))
-
     def capture_next(self) -> bool:
-        """Captures the smallest rung that is missing or outdated; False when none is."""
-        current = self._graphs.keys() - self._outdated
-        missing = [size for size in self._sizes if size not in current and size not in self._refused]
+        """Captures the smallest rung that is missing; False when none is."""
+        missing = [size for size in self._sizes if size not in self._graphs and size not in self._refused]
         if missing:
             self._add(missing[0])
         elif self._graphs and not self._told:
@@ -193,10 +178,8 @@ class Ladder(Generic[Graph]):
         began = time.monotonic()
         graph = self._capture(size)
         self._pauses.captured()
-        self._outdated.discard(size)
         if graph is None:
-            if size not in self._graphs:
-                self._refuse(size)
+            self._refuse(size)
             return
         self._graphs[size] = graph
         self._compare(size)

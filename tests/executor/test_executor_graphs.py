@@ -8,7 +8,6 @@ import logging
 import pytest
 import torch
 
-from bough.core.plan import Limits
 from bough.executor.graphs import (
     FINE_TOKENS,
     PAUSE_STEPS,
@@ -16,7 +15,6 @@ from bough.executor.graphs import (
     USES_BEFORE_CAPTURE,
     Ladder,
     Pauses,
-    cut_sizes,
     decode_sizes,
     waits_for_host,
 )
@@ -50,16 +48,6 @@ def ladder(captured: list[int], pauses: Pauses | None = None, worth: int = 100) 
         return f"graph of {size}" if size <= worth else None
 
     return Ladder("decode", [1, 2, 4, 8], capture, pauses or Pauses(), alike)
-
-
-def limits(chunk: int, even: int) -> Limits:
-    return Limits(4, 1, (64,), 8192, 100, chunk, "test", even)
-
-
-def test_products_are_measured_for_what_steps_are_cut_to() -> None:
-    assert cut_sizes(limits(8192, 512)) == [1024, 1536, 2048, 2560, 3072]
-    assert cut_sizes(limits(2048, 512)) == [1024, 1536, 2048]
-    assert cut_sizes(limits(512, 512)) == cut_sizes(limits(8192, 1)) == []
 
 
 def test_quiet_moments_complete_the_ladder_smallest_first(captured: list[int]) -> None:
@@ -199,26 +187,6 @@ def test_a_rung_must_be_quicker_twice_in_one_moment(captured: list[int]) -> None
     while graphs.capture_next():
         pass
     assert graphs.find(1) == (1, 1)
-
-
-@pytest.mark.parametrize("worth_it_again", [True, False])
-def test_outdated_rungs_serve_until_they_are_captured_again(captured: list[int], worth_it_again: bool) -> None:
-    """A rung that seems not worth it the second time stays as it is: it was, and may be what another is padded to."""
-    made: list[int] = []
-
-    def capture(size: int) -> str | None:
-        made.append(size)
-        return f"{size}, {made.count(size)}" if worth_it_again or made.count(size) == 1 else None
-
-    graphs = Ladder("mixed", [1, 2, 4], capture, Pauses(), alike)
-    assert graphs.capture_next() and graphs.capture_next()
-    graphs.outdate(lambda size: size > 1)
-    assert graphs.find(2) == (2, "2, 1")
-    while graphs.capture_next():
-        pass
-    again = 2 if worth_it_again else 1
-    assert [graphs.find(size) for size in (1, 2, 4)] == [(1, "1, 1"), (2, f"2, {again}"), (4, "4, 1")]
-    assert sorted(made) == [1, 2, 2, 4]
 
 
 def test_large_graphs_are_not_timed(captured: list[int]) -> None:

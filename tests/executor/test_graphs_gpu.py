@@ -16,7 +16,6 @@ from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.graphs import USES_BEFORE_CAPTURE
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.kernels.projected_decode import triton as projected
-from bough.kernels.tuned_linear import products
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
 
@@ -52,28 +51,6 @@ def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: i
         pass
     assert all(torch.equal(layer[pages], kept) for layer, kept in zip(layers, before, strict=True))
     assert executor.launch(plan).wait().tokens.tolist() == first[-1]
-    executor.close()
-
-
-def test_graphs_from_before_products_were_measured_are_captured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether another algorithm than torch's is faster, is for a measurement to say; here the first proposal is."""
-    monkeypatch.setattr(
-        products,
-        "_fastest",
-        lambda library, rows, weight: library.proposals(rows, *weight.shape, weight.dtype)[0],
-    )
-    sizes = {"max_running_requests": 8, "chunked_prefill_size": 2048, "max_total_tokens": 8192}
-    executor = build(tmp_path, dtype="bfloat16", **sizes)
-    plan = prompt_plan(0, np.arange(1024, dtype=np.int32) % 1000, np.arange(1, 1025, dtype=np.int32))
-    for _ in range(USES_BEFORE_CAPTURE + 2):
-        executor.launch(plan).wait()
-    early = executor._mixed_graphs._graphs[1024]
-    while executor.idle():
-        pass
-    assert executor._mixed_graphs._graphs[1024] is not early
-    executor.launch(plan).wait()
     executor.close()
 
 

@@ -31,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, replay_s, waits_for_host
+from bough.executor.graphs import Captured, CudaGraphs, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -55,11 +55,6 @@ class DecodeGraph:
 
     forward: Captured[torch.Tensor]
     sample: Captured[torch.Tensor]
-
-    def replay(self) -> None:
-        """All of it, to see how long it takes."""
-        self.forward.replay()
-        self.sample.replay()
 
 
 class CudaExecutor:
@@ -89,14 +84,11 @@ class CudaExecutor:
         self._sampling = sampling
         self._clock = DeviceClock()
         pauses = Pauses()
-        self._few_keys_graphs = Ladder(
-            "short decode", graphs.few_keys, partial(self._capture_decode, few_keys=True), pauses, _time_decode
-        )
-        self._decode_graphs = Ladder(
-            "decode", graphs.decode, partial(self._capture_decode, few_keys=False), pauses, _time_decode
-        )
-        self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses, self._time_mixed)
-        self._ladders = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # as they are climbed
+        capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
+        self._few_keys_graphs = CudaGraphs("short decode", graphs.few_keys, capture_short, pauses)
+        self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
+        self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
+        self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # in the order of capture
         self._has_few_keys_graphs = bool(graphs.few_keys)
         self._graph_memory = torch.cuda.graph_pool_handle()
         device = inputs.page_table.device
@@ -116,7 +108,7 @@ class CudaExecutor:
         """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
         if self._warm_up.advance():
             return True
-        return any(ladder.capture_next() for ladder in self._ladders)
+        return any(graphs.capture_next() for graphs in self._graphs)
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:
@@ -140,8 +132,8 @@ class CudaExecutor:
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
         few_keys = worth(batch, int(growth.lengths.sum()))
-        ladder = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
-        captured = ladder.find(batch)
+        graphs = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
+        captured = graphs.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, growth, batch)
             logits = self._decode_logits(batch, few_keys, growth.context_lens)
@@ -194,19 +186,12 @@ class CudaExecutor:
         logits = forward.replay()
         return DecodeGraph(forward, Captured(lambda: self._sample_decodes(size, logits), self._graph_memory))
 
-    def _capture_mixed(self, size: int) -> Captured[torch.Tensor] | None:
+    def _capture_mixed(self, size: int) -> Captured[torch.Tensor]:
         self._staging.next_step()
         self._mixed.pad(size)
         self._captured_hidden(size)  # compiles
-        if not waits_for_host(size, lambda: self._captured_hidden(size)):
-            return None
+        torch.cuda.synchronize()
         return Captured(lambda: self._captured_hidden(size), self._graph_memory)
-
-    def _time_mixed(self, size: int, graph: Captured[torch.Tensor]) -> float:
-        """Where the fields of a step lie depends on its size: each graph needs padding of its own, or it would read
-        another's as slots and rows, and write over the cache."""
-        self._mixed.pad(size)
-        return replay_s(graph.replay)
 
     def _captured_hidden(self, size: int) -> torch.Tensor:
         """The hidden states of the tokens that sample, of the step in the persistent buffers. Can be captured."""
@@ -263,8 +248,3 @@ class CudaExecutor:
         targets = self._staging.to_device(prompt_targets(plan, want))
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
         return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec).fetch()
-
-
-def _time_decode(size: int, graph: DecodeGraph) -> float:
-    """Whatever is in the persistent buffers: padding, while graphs are captured."""
-    return replay_s(graph.replay)

@@ -65,7 +65,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or rows, rows))
     if settings.model.enable_deterministic_inference:
         return GraphSizes(decode)
-    mixed = mixed_sizes(chunk, chunk + rows) if names.prefills_capturable else ()
+    mixed = mixed_sizes(chunk + rows) if names.prefills_capturable else ()
     few = [size for size in decode if size <= MOST_ROWS] if projects(loaded.dtype, loaded.cache_dtype) else ()
     return GraphSizes(decode, mixed, few)
 

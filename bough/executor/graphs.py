@@ -1,13 +1,15 @@
-"""CUDA graphs of steps at a ladder of sizes, captured only after the engine answers.
+"""CUDA graphs of steps at fixed sizes, captured only after the engine answers.
 
 A step runs eagerly until its size has a graph. Graphs are captured one at a time, when nothing is in flight: in idle
-moments until the ladder is complete, smallest first, and under load at most one every `PAUSE_STEPS` steps, of a size
-that comes back. All share one memory pool: only one graph runs at a time.
+moments until all sizes are there, smallest first, and under load at most one every `PAUSE_STEPS` steps, of a size that
+comes back. All share one memory pool: only one graph runs at a time.
+
+Which sizes there are follows from tables, and which of them are captured under load from the plans, never from a time:
+ranks that run the same plans take the same graphs, and their collectives have the same shapes.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import Counter
@@ -21,15 +23,10 @@ log = logging.getLogger(__name__)
 
 PAUSE_STEPS = 32  # a capture takes as long as a few steps of its size, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
-# Where a step's work takes at most so many times as long as launching it. Up to FINE_TOKENS the device would not wait
-# for the host in the longer of these, but streams would: nothing is sent while a step is launched.
-WORTH_A_GRAPH = 3.0
-WORTH_A_LARGE_GRAPH = 1.25
-FINE_TOKENS = 3072
-FINE_STEP = 64  # products are cut into tiles of at least so many rows, so that padding to these costs next to nothing
-MEASUREMENTS = 2  # of which the better counts
-TIMED_SIZE = 1024  # up to here, a graph may take longer than that of a larger step: libraries choose badly for some
-QUICKER = 0.98  # of a rung's time: if the next one takes less than this, twice, it is taken in its place
+# Launching a step with prompts kernel by kernel takes 12 to 24 ms, in which no stream is sent anything. Steps of more
+# tokens than this keep the device busy for longer than that, and padding them to a graph's size would cost more.
+MOST_MIXED_TOKENS = 3072
+MIXED_STEP = 64  # products are cut into tiles of at least so many rows, so that padding to these costs next to nothing
 
 Output = TypeVar("Output")
 Graph = TypeVar("Graph")
@@ -41,31 +38,13 @@ def decode_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-def mixed_sizes(chunk: int, largest: int) -> list[int]:
-    """Token counts worth a graph: steps of about an eighth, finer ones where streams run beside prompts. A full chunk
-    fits exactly, and so do those with decodes beside it, up to `largest`."""
-    sizes, size = [], 16
-    while size < chunk:
+def mixed_sizes(largest: int) -> list[int]:
+    """Token counts of steps with prompts that are worth a graph; no step has more than `largest`."""
+    sizes, size, end = [], 16, min(largest, MOST_MIXED_TOKENS)
+    while size < end:
         sizes.append(size)
-        eighth = max(16, 1 << (size.bit_length() - 4))
-        size += min(eighth, FINE_STEP) if size < FINE_TOKENS else eighth
-    beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
-    return sorted({*sizes, *beside, largest})
-
-
-def waits_for_host(size: int, run: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> bool:
-    """Whether launching this work of so many tokens, kernel by kernel, takes so much of its time that a graph pays."""
-    worth = WORTH_A_GRAPH if size <= FINE_TOKENS else WORTH_A_LARGE_GRAPH
-    return min(_work_per_launch(run, clock) for _ in range(MEASUREMENTS)) <= worth
-
-
-def _work_per_launch(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    torch.cuda.synchronize()
-    began = clock()
-    run()
-    launched = clock()
-    torch.cuda.synchronize()
-    return (clock() - began) / (launched - began)
+        size += min(max(16, 1 << (size.bit_length() - 4)), MIXED_STEP)
+    return [*sizes, end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +71,8 @@ class Captured(Generic[Output]):
         return self._output
 
 
-def replay_s(replay: Callable[[], object]) -> float:
-    """How long a captured step takes."""
-    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begun.record()
-    replay()
-    done.record()
-    done.synchronize()
-    return 1e-3 * float(begun.elapsed_time(done))
-
-
 class Pauses:
-    """When a capture may interrupt the load: shared by all ladders of an executor."""
+    """When a capture may interrupt the load: shared by all kinds of graphs of an executor."""
 
     def __init__(self) -> None:
         self._steps_since_capture = PAUSE_STEPS
@@ -119,100 +88,42 @@ class Pauses:
         self._steps_since_capture = 0
 
 
-class Ladder(Generic[Graph]):
-    """Owns the graphs of one kind of step. `capture(size)` makes one when nothing is in flight; None means that a graph
-    of this size would not pay, as far as it could be measured.
+class CudaGraphs(Generic[Graph]):
+    """Owns the graphs of one kind of step. `capture(size)` makes one when nothing is in flight."""
 
-    One such answer may be an accident (a neighbour at work, a clock that is still low): the rung is left out, and its
-    steps are padded to the next. Where two rungs in a row do not pay, the ladder ends below them. Steps are also padded
-    to the next rung where its graph is quicker, as far as `time_s(size, graph)` tells, which runs it without effect.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        sizes: Sequence[int],
-        capture: Callable[[int], Graph | None],
-        pauses: Pauses,
-        time_s: Callable[[int, Graph], float],
-    ) -> None:
+    def __init__(self, kind: str, sizes: Sequence[int], capture: Callable[[int], Graph], pauses: Pauses) -> None:
         self._kind = kind
         self._sizes = list(sizes)
         self._capture = capture
         self._pauses = pauses
-        self._time_s = time_s
         self._graphs: dict[int, Graph] = {}
-        self._instead: dict[int, int] = {}  # the quicker rung, for those that have one
-        self._refused: set[int] = set()
-        self._told = False  # how far the ladder goes
         self._uses: Counter[int] = Counter()
 
     def find(self, count: int) -> tuple[int, Graph] | None:
-        """The rung that so many rows or tokens are padded to, with its graph; None where there is none yet. Captures it
+        """The size that so many rows or tokens are padded to, with its graph; None where there is none yet. Captures it
         if it is time to."""
         self._pauses.step()
-        size = next((size for size in self._sizes if size >= count and size not in self._refused), None)
+        size = next((size for size in self._sizes if size >= count), None)
         if size is None:
             return None
         self._uses[size] += 1
         if size not in self._graphs and self._uses[size] > USES_BEFORE_CAPTURE and self._pauses.due:
             self._add(size)
-        if size not in self._graphs:
-            return None
-        while size in self._instead:
-            size = self._instead[size]
-        return size, self._graphs[size]
+        return (size, self._graphs[size]) if size in self._graphs else None
 
     def capture_next(self) -> bool:
-        """Captures the smallest rung that is missing; False when none is."""
-        missing = [size for size in self._sizes if size not in self._graphs and size not in self._refused]
-        if missing:
-            self._add(missing[0])
-        elif self._graphs and not self._told:
-            self._told = True
-            log.info("all %d %s graphs are captured, up to size %d", len(self._graphs), self._kind, max(self._graphs))
-        return bool(missing)
+        """Captures the smallest size that is missing; False when none is."""
+        missing = next((size for size in self._sizes if size not in self._graphs), None)
+        if missing is None:
+            return False
+        self._add(missing)
+        return True
 
     def _add(self, size: int) -> None:
         torch.cuda.synchronize()
         began = time.monotonic()
-        graph = self._capture(size)
+        self._graphs[size] = self._capture(size)
         self._pauses.captured()
-        if graph is None:
-            self._refuse(size)
-            return
-        self._graphs[size] = graph
-        self._compare(size)
         log.debug("captured the %s graph of size %d in %.0f ms", self._kind, size, 1e3 * (time.monotonic() - began))
-
-    def _compare(self, size: int) -> None:
-        """Times this rung beside those next to it: at another time the device may have another clock."""
-        if size > TIMED_SIZE:
-            return
-        self._time(size)  # the first time takes longer
-        captured = sorted(other for other in self._graphs if other <= TIMED_SIZE)
-        for lower, upper in itertools.pairwise(captured):
-            if size in (lower, upper):
-                quicker = all(self._is_quicker(lower, upper) for _ in range(2))
-                self._instead.pop(lower, None)
-                if quicker:
-                    self._instead[lower] = upper
-
-    def _is_quicker(self, lower: int, upper: int) -> bool:
-        return self._time(upper) < QUICKER * self._time(lower)
-
-    def _time(self, size: int) -> float:
-        return self._time_s(size, self._graphs[size])
-
-    def _refuse(self, size: int) -> None:
-        """Leaves out a rung, and ends the ladder where its neighbour is left out too."""
-        self._refused.add(size)
-        log.debug("no %s graph of size %d: its work takes much longer than its launching", self._kind, size)
-        place = self._sizes.index(size)
-        for lower, upper in itertools.pairwise(self._sizes[max(place - 1, 0) : place + 2]):
-            if {lower, upper} <= self._refused:
-                self._sizes = [kept for kept in self._sizes if kept < lower]
-                log.info(
-                    "no %s graphs from size %d on: their work takes much longer than their launching", self._kind, lower
-                )
-                return
+        if len(self._graphs) == len(self._sizes):
+            log.info("all %d %s graphs are captured, up to size %d", len(self._sizes), self._kind, self._sizes[-1])

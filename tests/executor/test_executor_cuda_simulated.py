@@ -74,8 +74,6 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_executor, "Captured", Rerun)
     monkeypatch.setattr(cuda_executor, "rare_pieces", lambda *args: [])
-    monkeypatch.setattr(cuda_executor, "waits_for_host", lambda size, run: True)
-    monkeypatch.setattr(cuda_executor, "replay_s", lambda replay: 1.0)
     monkeypatch.setattr(cuda_parts, "DecodeWork", partial(DecodeWork, programs=INTERPRETED_PROGRAMS))
 
 
@@ -135,8 +133,8 @@ def test_decodes_take_the_graphs_that_fit_their_keys(
     monkeypatch.setattr(projected, "MOST_KEYS", most_keys)
     executor = build(loaded, GRAPHS)
     tokens_of(executor, [5, 17], decodes=2)
-    ladders: list[Any] = [executor._few_keys_graphs, executor._decode_graphs]
-    uses = [ladder._uses[2] for ladder in ladders]
+    kinds: list[Any] = [executor._few_keys_graphs, executor._decode_graphs]
+    uses = [graphs._uses[2] for graphs in kinds]
     assert uses == [min(few, 2), 2 - min(few, 2)]
 
 

@@ -16,7 +16,6 @@ from bough.core.plan import BatchPlan, Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.distributed.topology import Topology
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.graphs import FINE_STEP, FINE_TOKENS, mixed_sizes
 from bough.executor.layout import sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.kernels.decode_attention.work import DecodeWork
@@ -158,13 +157,3 @@ def test_padding_of_any_size_leaves_the_cache_alone_after_any_other() -> None:
     for size in (20, 24, 36, 8, 24):
         device.run_padding(size)
         assert all(torch.equal(layer[1:24], kept) for layer, kept in zip(layers, before, strict=True))
-
-
-@pytest.mark.parametrize(("chunk", "largest"), [(16, 17), (64, 80), (2048, 2304), (8192, 8704)])
-def test_the_sizes_hold_every_step_and_waste_little(chunk: int, largest: int) -> None:
-    sizes = mixed_sizes(chunk, largest)
-    assert sizes == sorted(set(sizes)) and sizes[-1] == largest and chunk in sizes
-    for tokens in range(1, largest + 1):
-        rung = next(size for size in sizes if size >= tokens)
-        assert rung - tokens < max(16, tokens // 8 + 1, 256 if tokens > chunk else 0)
-        assert rung - tokens < FINE_STEP or not 512 < tokens <= min(chunk, FINE_TOKENS)

@@ -40,7 +40,7 @@ def build(folder: Path, **settings: Any) -> CudaExecutor:
 
 @pytest.mark.parametrize("tokens", [60, 200, 250])
 def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: int) -> None:
-    """A large rung is captured under load, and smaller ones, which are timed beside it, when nothing runs."""
+    """A large graph is captured under load, and smaller ones when nothing runs."""
     executor = build(tmp_path, max_running_requests=8, chunked_prefill_size=256)
     pages = np.arange(1, 1 + tokens, dtype=np.int32)
     plan = prompt_plan(0, np.arange(tokens, dtype=np.int32), pages)
@@ -56,7 +56,7 @@ def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: i
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_few_keys_have_graphs_of_their_own_that_compute_the_same(tmp_path: Path, rows: int) -> None:
-    """Captured, padded to the next rung where there is none, and kernel by kernel."""
+    """Captured, padded to the next size where there is none, and kernel by kernel."""
     sizes = {"max_running_requests": 16, "chunked_prefill_size": 512, "max_total_tokens": 8192}
     executor = build(tmp_path, dtype="bfloat16", **sizes)
     for row in range(rows):
@@ -83,13 +83,13 @@ def test_decodes_take_the_graphs_that_fit_their_keys(tmp_path: Path, monkeypatch
     executor = build(tmp_path, dtype="bfloat16", max_running_requests=8)
     while executor.idle():
         pass
-    ladders = executor._few_keys_graphs, executor._decode_graphs
+    kinds = executor._few_keys_graphs, executor._decode_graphs
     taken = []
     for length in (99, 100):  # and the token that is computed
         executor.launch(prompt_plan(0, np.zeros(length, dtype=np.int32), np.arange(1, 120, dtype=np.int32))).wait()
-        before = [ladder._uses[1] for ladder in ladders]
+        before = [graphs._uses[1] for graphs in kinds]
         executor.launch(decode_plan(0, 1)).wait()
-        taken.append([ladder._uses[1] - used for ladder, used in zip(ladders, before, strict=True)])
+        taken.append([graphs._uses[1] - used for graphs, used in zip(kinds, before, strict=True)])
     assert taken == [[1, 0], [0, 1]]
     executor.close()
 

@@ -31,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, CudaGraphs, GraphSizes, Pauses
+from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -51,7 +51,8 @@ UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anyth
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """A decode step: the forward pass, and the sampling of rows that ask for nothing special."""
+    """A decode step: the forward pass up to the hidden states, and the logits and sampling of rows that ask for nothing
+    special."""
 
     forward: Captured[torch.Tensor]
     sample: Captured[torch.Tensor]
@@ -72,6 +73,7 @@ class CudaExecutor:
         sampling: SamplingState,
         *,
         graphs: GraphSizes,
+        hidden_size: int,
         dtype: torch.dtype,
     ) -> None:
         self._model = model
@@ -90,8 +92,10 @@ class CudaExecutor:
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # in the order of capture
         self._has_few_keys_graphs = bool(graphs.few_keys)
-        self._graph_memory = torch.cuda.graph_pool_handle()
         device = inputs.page_table.device
+        self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
+        # Every graph writes here, so that no graph keeps memory of its own.
+        self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
@@ -136,15 +140,15 @@ class CudaExecutor:
         captured = graphs.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, growth, batch)
-            logits = self._decode_logits(batch, few_keys, growth.context_lens)
+            hidden = self._decode_hidden(batch, few_keys, growth.context_lens)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, growth, size)
-            logits = graph.forward.replay()
+            hidden = graph.forward.replay()[:batch]
             if plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, logits[:batch], self._inputs.decode_rows(batch), {})
+        return self._finish(plan, self._model.logits(hidden), self._inputs.decode_rows(batch), {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         hidden, inputs = self._mixed_hidden(plan, layout)
@@ -180,23 +184,33 @@ class CudaExecutor:
 
     def _capture_decode(self, size: int, *, few_keys: bool) -> DecodeGraph:
         self._inputs.pad_decode()
-        self._sample_decodes(size, self._decode_logits(size, few_keys))
+
+        def forward() -> torch.Tensor:
+            return self._keep(self._decode_hidden(size, few_keys))
+
+        def sample() -> torch.Tensor:
+            return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
+
+        forward()
+        sample()
         torch.cuda.synchronize()
-        forward = Captured(lambda: self._decode_logits(size, few_keys), self._graph_memory)
-        logits = forward.replay()
-        return DecodeGraph(forward, Captured(lambda: self._sample_decodes(size, logits), self._graph_memory))
+        return DecodeGraph(self._graph_memory.capture(forward), self._graph_memory.capture(sample))
 
     def _capture_mixed(self, size: int) -> Captured[torch.Tensor]:
         self._staging.next_step()
         self._mixed.pad(size)
-        self._captured_hidden(size)  # compiles
-        torch.cuda.synchronize()
-        return Captured(lambda: self._captured_hidden(size), self._graph_memory)
 
-    def _captured_hidden(self, size: int) -> torch.Tensor:
-        """The hidden states of the tokens that sample, of the step in the persistent buffers. Can be captured."""
-        inputs = self._mixed.take(size)
-        return self._forward(inputs.token_ids, inputs.batch, inputs.wanted)
+        def forward() -> torch.Tensor:
+            inputs = self._mixed.take(size)
+            return self._keep(self._forward(inputs.token_ids, inputs.batch, inputs.wanted))
+
+        forward()
+        torch.cuda.synchronize()
+        return self._graph_memory.capture(forward)
+
+    def _keep(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
+        return self._hidden[: len(hidden)].copy_(hidden)
 
     def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
@@ -219,7 +233,7 @@ class CudaExecutor:
         sampled = sample_rows_on_device(self._sampling, logits, rows, numbers, masks=masks)
         self._inputs.advance(rows, sampled.tokens)
         specs = self._sampling.specs(numbers)
-        outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()
+        outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs)
         tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
         return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
 
@@ -231,10 +245,10 @@ class CudaExecutor:
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 
-    def _decode_logits(self, size: int, few_keys: bool, context_lens: IntArray | None = None) -> torch.Tensor:
+    def _decode_hidden(self, size: int, few_keys: bool, context_lens: IntArray | None = None) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
         token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens)
-        return self._model.logits(self._forward(token_ids, batch))
+        return self._forward(token_ids, batch)
 
     def _forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, wanted: torch.Tensor | None = None
@@ -247,4 +261,4 @@ class CudaExecutor:
         first = int(layout.query_starts[want.index]) + want.first
         targets = self._staging.to_device(prompt_targets(plan, want))
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec).fetch()
+        return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec)

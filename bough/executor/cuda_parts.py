@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from bough.attention.base import AttentionBackend
 from bough.attention.invariant_backend import InvariantAttention
@@ -17,6 +18,7 @@ from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
+from bough.executor.step_memory import StepShape
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
@@ -44,6 +46,7 @@ def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: 
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device),
         graphs=graphs,
+        hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
     )
 
@@ -54,20 +57,24 @@ def build_pool(loaded: LoadedWeights, pages: int, page_size: int) -> KVPool:
     )
 
 
-def graph_sizes(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> GraphSizes:
-    """Which steps are captured, by what the settings and the back ends allow."""
+def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, forward_bytes: int) -> GraphSizes:
+    """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
+    was measured to need."""
     if settings.model.disable_cuda_graph:
         return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
-    decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or rows, rows))
-    if settings.model.enable_deterministic_inference:
-        return GraphSizes(decode)
-    mixed = mixed_sizes(chunk + rows) if names.prefills_capturable else ()
-    few = [size for size in decode if size <= MOST_ROWS] if projects(loaded.dtype, loaded.cache_dtype) else ()
-    return GraphSizes(decode, mixed, few)
+    decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
+    mixed: Sequence[int] = ()
+    few_keys: Sequence[int] = ()
+    if not settings.model.enable_deterministic_inference:
+        if names.prefills_capturable:
+            mixed = mixed_sizes(shape.chunk_tokens + shape.rows)
+        if projects(loaded.dtype, loaded.cache_dtype):
+            few_keys = [size for size in decode if size <= MOST_ROWS]
+    return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

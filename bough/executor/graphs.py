@@ -55,10 +55,16 @@ class GraphSizes:
     decode: Sequence[int] = ()
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
+    scratch_bytes: int = 0  # that the largest of them needs while it runs
+
+    @property
+    def count(self) -> int:
+        """Graphs in all: decode steps have a second one, for sampling."""
+        return 2 * len(self.decode) + 2 * len(self.few_keys) + len(self.mixed)
 
 
 class Captured(Generic[Output]):
-    """One graph: what it computes stays valid until any other graph of the pool is replayed."""
+    """One graph, with what it computes."""
 
     def __init__(self, run: Callable[[], Output], pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -69,6 +75,29 @@ class Captured(Generic[Output]):
         """Queues the work."""
         self._graph.replay()
         return self._output
+
+
+class GraphMemory:
+    """Owns the memory that all graphs of an executor compute in, one at a time.
+
+    torch never joins blocks of a pool that it got at different times, so graphs that are captured smallest first would
+    each take a block of their own. The first graph therefore takes one block for the largest and leaves it to all.
+    """
+
+    def __init__(self, scratch_bytes: int, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._scratch_bytes = scratch_bytes
+        self._device = device
+        self._first: Captured[None] | None = None  # holds the block; it is never replayed
+
+    def capture(self, run: Callable[[], Output]) -> Captured[Output]:
+        """What `run` returns must be small, or lie outside the graphs' memory: it is kept."""
+        if self._first is None:
+            self._first = Captured(self._take_block, self._pool)
+        return Captured(run, self._pool)
+
+    def _take_block(self) -> None:
+        torch.zeros(max(1, self._scratch_bytes), dtype=torch.uint8, device=self._device)
 
 
 class Pauses:

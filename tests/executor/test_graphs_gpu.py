@@ -70,8 +70,9 @@ def test_few_keys_have_graphs_of_their_own_that_compute_the_same(tmp_path: Path,
             executor._staging.next_step()
             plan = decode_plan(step, rows)
             executor._inputs.send_decode(plan, executor._inputs.apply(plan), size)
-            apart, together = (graph.forward.replay()[:rows].double() for graph in graphs)
-            alone = executor._decode_logits(rows, few_keys=True).double()
+            logits_of = executor._model.logits
+            apart, together = (logits_of(graph.forward.replay()[:rows]).double() for graph in graphs)
+            alone = logits_of(executor._decode_hidden(rows, few_keys=True)).double()
             for logits in (together, alone):
                 assert float((logits - apart).norm() / apart.norm()) < 2e-2
             executor._sample_decodes(rows, apart.bfloat16())  # so that the next step begins with other tokens
@@ -101,3 +102,19 @@ def test_small_executors_come_to_rest(tmp_path: Path, rows: int, chunk: int) -> 
         pass
     executor.launch(prompt_plan(0, np.arange(chunk, dtype=np.int32), np.arange(1, 1 + chunk, dtype=np.int32))).wait()
     executor.close()
+
+
+def test_graphs_compute_in_one_block(tmp_path: Path) -> None:
+    """Captured smallest first, they take no more than the block of the largest; what torch rounds up comes on top."""
+    executor = build(tmp_path, dtype="bfloat16", max_running_requests=256, chunked_prefill_size=512)
+    scratch = executor._graph_memory._scratch_bytes
+    while executor._warm_up.advance():
+        pass
+    taken = []
+    with torch.inference_mode():
+        for size in (1, 2, 4, 8, 64, 128, 192, 256):
+            executor._capture_decode(size, few_keys=False)
+            pools = [each for each in torch.cuda.memory_snapshot() if each["segment_pool_id"] != (0, 0)]
+            taken.append(sum(segment["total_size"] for segment in pools))
+    executor.close()
+    assert taken[-1] <= scratch + (8 << 20)

@@ -110,8 +110,12 @@ class CudaExecutor:
     @torch.inference_mode()
     def idle(self) -> bool:
         """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
-        if self._warm_up.advance():
-            return True
+        return self._warm_up.advance() or self.capture_next()
+
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Captures one graph; False when none is left. Which one follows from these calls and the plans so far, so the
+        first of several ranks decides when, and the others are told: each compiles for a time of its own."""
         return any(graphs.capture_next() for graphs in self._graphs)
 
     @torch.inference_mode()

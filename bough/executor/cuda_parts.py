@@ -71,7 +71,8 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     few_keys: Sequence[int] = ()
     if not settings.model.enable_deterministic_inference:
         if names.prefills_capturable:
-            mixed = mixed_sizes(shape.chunk_tokens + shape.rows)
+            chunk, layer_bytes = shape.chunk_tokens, loaded.weight_bytes // loaded.config.num_layers
+            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_bytes)
         if projects(loaded.dtype, loaded.cache_dtype):
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))

@@ -23,10 +23,14 @@ log = logging.getLogger(__name__)
 
 PAUSE_STEPS = 32  # a capture takes as long as a few steps of its size, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
-# Launching a step with prompts kernel by kernel takes 12 to 24 ms, in which no stream is sent anything. Steps of more
-# tokens than this keep the device busy for longer than that, and padding them to a graph's size would cost more.
-MOST_MIXED_TOKENS = 3072
-MIXED_STEP = 64  # products are cut into tiles of at least so many rows, so that padding to these costs next to nothing
+# While a step with prompts is launched kernel by kernel, for 12 to 24 ms, no stream is sent anything. Larger steps of a
+# large model keep the device busy for much longer, and padding them to a graph's size would cost more than it gains.
+FINE_TOKENS = 3072
+FINE_STEP = 64  # products are cut into tiles of at least so many rows, so that padding to these costs next to nothing
+LAUNCH_WORK = (
+    4e11  # bytes of a layer's weights times tokens: the product takes as long as launching the layer's kernels
+)
+SLOW_SIZES = (448, 480)  # libraries choose tiles for these that take longer than those for 512
 
 Output = TypeVar("Output")
 Graph = TypeVar("Graph")
@@ -38,13 +42,19 @@ def decode_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-def mixed_sizes(largest: int) -> list[int]:
-    """Token counts of steps with prompts that are worth a graph; no step has more than `largest`."""
-    sizes, size, end = [], 16, min(largest, MOST_MIXED_TOKENS)
-    while size < end:
-        sizes.append(size)
-        size += min(max(16, 1 << (size.bit_length() - 4)), MIXED_STEP)
-    return [*sizes, end]
+def mixed_sizes(chunk: int, largest: int, layer_bytes: int) -> list[int]:
+    """Token counts of steps with prompts that are worth a graph, for a model whose layers have so many bytes of
+    weights: steps of about an eighth, finer ones where streams run beside prompts. A full chunk fits exactly, and so do
+    those with decodes beside it, up to `largest`."""
+    sizes, size = [], 16
+    while size < chunk:
+        if size not in SLOW_SIZES:
+            sizes.append(size)
+        eighth = max(16, 1 << (size.bit_length() - 4))
+        size += min(eighth, FINE_STEP) if size < FINE_TOKENS else eighth
+    beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
+    most = max(FINE_TOKENS, LAUNCH_WORK / max(1, layer_bytes))
+    return sorted(size for size in {*sizes, *beside, largest} if size <= most)
 
 
 @dataclass(frozen=True, slots=True)

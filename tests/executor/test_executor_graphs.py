@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bough.executor.graphs import (
-    MIXED_STEP,
-    MOST_MIXED_TOKENS,
+    FINE_STEP,
+    FINE_TOKENS,
     PAUSE_STEPS,
     USES_BEFORE_CAPTURE,
     CudaGraphs,
@@ -17,6 +17,8 @@ from bough.executor.graphs import (
     decode_sizes,
     mixed_sizes,
 )
+
+SMALL, LARGE = 43 << 20, 502_000_000  # bytes of a layer of Qwen3-0.6B and of Llama-3.1-8B
 
 
 @pytest.mark.parametrize("largest", [1, 7, 16, 256, 500, 512, 1000])
@@ -28,17 +30,25 @@ def test_decode_sizes_end_at_the_largest_and_waste_little(largest: int) -> None:
         assert padded - batch < max(2, 8, batch // 8)
 
 
-@pytest.mark.parametrize("largest", [1, 16, 17, 100, 2048, MOST_MIXED_TOKENS, 8704])
-def test_mixed_sizes_end_where_launching_is_hidden_and_waste_little(largest: int) -> None:
-    sizes = mixed_sizes(largest)
-    assert sizes == sorted(set(sizes)) and sizes[-1] == min(largest, MOST_MIXED_TOKENS)
-    for lower, upper in itertools.pairwise([0, *sizes]):
-        assert upper - lower <= min(max(16, lower // 8), MIXED_STEP)
+@pytest.mark.parametrize(("chunk", "largest"), [(16, 17), (64, 80), (2048, 2304), (8192, 8704)])
+def test_mixed_sizes_hold_every_step_of_a_small_model_and_waste_little(chunk: int, largest: int) -> None:
+    sizes = mixed_sizes(chunk, largest, SMALL)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == largest and chunk in sizes
+    for tokens in range(1, largest + 1):
+        padded = next(size for size in sizes if size >= tokens)
+        assert padded - tokens < max(16, tokens // 8 + 1, 96 if tokens < 512 else 0, 256 if tokens > chunk else 0)
+        assert padded - tokens < FINE_STEP or not 512 < tokens <= min(chunk, FINE_TOKENS)
+
+
+def test_mixed_sizes_of_a_large_model_end_where_launching_is_hidden() -> None:
+    assert mixed_sizes(8192, 8704, LARGE) == [n for n in mixed_sizes(8192, 8704, SMALL) if n <= FINE_TOKENS]
+    assert mixed_sizes(8192, 8704, LARGE)[-1] == FINE_TOKENS
+    assert mixed_sizes(2048, 2304, LARGE)[-1] == 2304
 
 
 @pytest.mark.parametrize("tokens", [512, 1024, 1536, 2048, 2560, 3072])
 def test_steps_that_fill_the_devices_tiles_need_no_padding(tokens: int) -> None:
-    assert tokens in mixed_sizes(8704)
+    assert tokens in mixed_sizes(8192, 8704, LARGE)
 
 
 @pytest.fixture

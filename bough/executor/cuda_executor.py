@@ -169,12 +169,12 @@ class CudaExecutor:
             self._mixed.send(plan, layout, size)
             return graph.replay()[: int(plan.sample.sum())], {}
         token_ids, batch = self._inputs.mixed_batch(layout)
-        wanted = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
+        logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
         if not plan.input_logprobs:
-            return self._forward(token_ids, batch, wanted), {}
+            return self._forward(token_ids, batch, logits_indices), {}
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
-        return hidden.index_select(0, wanted), inputs
+        return hidden.index_select(0, logits_indices), inputs
 
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
@@ -206,7 +206,7 @@ class CudaExecutor:
 
         def forward() -> torch.Tensor:
             inputs = self._mixed.take(size)
-            return self._keep(self._forward(inputs.token_ids, inputs.batch, inputs.wanted))
+            return self._keep(self._forward(inputs.token_ids, inputs.batch, inputs.logits_indices))
 
         forward()
         torch.cuda.synchronize()
@@ -255,10 +255,10 @@ class CudaExecutor:
         return self._forward(token_ids, batch)
 
     def _forward(
-        self, token_ids: torch.Tensor, batch: AttentionBatch, wanted: torch.Tensor | None = None
+        self, token_ids: torch.Tensor, batch: AttentionBatch, logits_indices: torch.Tensor | None = None
     ) -> torch.Tensor:
         self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch, wanted)
+        context = ForwardContext(self._attention, self._pool, batch, logits_indices)
         return self._model.forward(token_ids, batch.positions, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:

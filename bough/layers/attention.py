@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionSpec, HeadTurn
+from bough.attention.base import AttentionSpec, QKNormRope
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
@@ -59,12 +59,12 @@ class SelfAttention:
         positions: torch.Tensor,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attends with the norm of x + residual; returns the result and that sum, of the tokens that are wanted."""
-        spec, pool = self._spec if ctx.wanted is None else self._spec_of_ends, ctx.pool
+        """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
+        spec, pool = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.pool
         qkv, stream = self._qkv.after(norm, x, residual)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
         query_norm, key_norm = self._norms or (None, None)
-        turn = HeadTurn(
+        qk_norm_rope = QKNormRope(
             None if query_norm is None else query_norm.norm.weight,
             None if key_norm is None else key_norm.norm.weight,
             self._norm_eps,
@@ -72,16 +72,22 @@ class SelfAttention:
             rope.cos,
             rope.sin,
         )
-        attended = ctx.attention.run_projected(qkv, turn, spec, pool)
+        attended = ctx.attention.run_projected(qkv, qk_norm_rope, spec, pool)
         if attended is None:
-            attended = self._turn_and_run(qkv, turn, spec, positions, ctx)
+            attended = self._rotate_and_run(qkv, qk_norm_rope, spec, positions, ctx)
         attended = attended.flatten(1)
-        if ctx.wanted is not None:
-            attended, stream = self._take_rows(attended, ctx.wanted), self._take_rows(stream, ctx.wanted)
+        if ctx.logits_indices is not None:
+            attended = self._take_rows(attended, ctx.logits_indices)
+            stream = self._take_rows(stream, ctx.logits_indices)
         return self._output(attended), stream
 
-    def _turn_and_run(
-        self, qkv: torch.Tensor, turn: HeadTurn, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
+    def _rotate_and_run(
+        self,
+        qkv: torch.Tensor,
+        qk_norm_rope: QKNormRope,
+        spec: AttentionSpec,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
     ) -> torch.Tensor:
         """One operation after the other."""
         pool = ctx.pool
@@ -91,12 +97,12 @@ class SelfAttention:
             qkv,
             spec.heads,
             spec.kv_heads,
-            turn.query_weight,
-            turn.key_weight,
-            turn.eps,
-            turn.plus_one,
-            turn.cos,
-            turn.sin,
+            qk_norm_rope.query_weight,
+            qk_norm_rope.key_weight,
+            qk_norm_rope.eps,
+            qk_norm_rope.plus_one,
+            qk_norm_rope.cos,
+            qk_norm_rope.sin,
             positions,
             ctx.batch.slots,
             pool.keys[spec.layer],

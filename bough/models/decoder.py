@@ -60,7 +60,7 @@ class Decoder:
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x, residual = self._embedding(token_ids), None
-        inner = ctx if ctx.wanted is None else replace(ctx, wanted=None)
+        inner = ctx if ctx.logits_indices is None else replace(ctx, logits_indices=None)
         for layer, block in enumerate(self._blocks):
             rope = self._local_rope if self.config.slides(layer) else self._rope
             # What nobody asks for is dropped as soon as no key or value depends on it: in the last layer.

@@ -76,7 +76,7 @@ class Device:
         self.mixed.pad(size)
         taken = self.mixed.take(size)
         self.attention.prepare(taken.batch)
-        context = ForwardContext(self.attention, self.pool, taken.batch, taken.wanted)
+        context = ForwardContext(self.attention, self.pool, taken.batch, taken.logits_indices)
         self.model.forward(taken.token_ids, taken.batch.positions, context)
 
     @torch.inference_mode()
@@ -85,13 +85,13 @@ class Device:
         layout = self.inputs.lay_out(plan, self.inputs.apply(plan))
         if size is None:
             ids, batch = self.inputs.mixed_batch(layout)
-            wanted = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
+            indices = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
         else:
             self.mixed.send(plan, layout, size)
             taken = self.mixed.take(size)
-            ids, batch, wanted = taken.token_ids, taken.batch, taken.wanted
+            ids, batch, indices = taken.token_ids, taken.batch, taken.logits_indices
         self.attention.prepare(batch)
-        hidden = self.model.forward(ids, batch.positions, ForwardContext(self.attention, self.pool, batch, wanted))
+        hidden = self.model.forward(ids, batch.positions, ForwardContext(self.attention, self.pool, batch, indices))
         count = int(plan.sample.sum())
         rows = torch.from_numpy(plan.rows[plan.sample].astype(np.int64))
         self.inputs.advance(rows, self.model.logits(hidden[:count]).argmax(dim=-1))

@@ -10,6 +10,7 @@ from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
+from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.cuda_executor import CudaExecutor
@@ -71,11 +72,17 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     few_keys: Sequence[int] = ()
     if not settings.model.enable_deterministic_inference:
         if names.prefills_capturable:
-            chunk, layer_bytes = shape.chunk_tokens, loaded.weight_bytes // loaded.config.num_layers
-            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_bytes)
+            chunk = shape.chunk_tokens
+            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
         if projects(loaded.dtype, loaded.cache_dtype):
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Numbers in the matrices of one layer."""
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return config.hidden_size * (attention + 3 * config.intermediate_size)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

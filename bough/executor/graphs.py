@@ -27,9 +27,7 @@ USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
 # large model keep the device busy for much longer, and padding them to a graph's size would cost more than it gains.
 FINE_TOKENS = 3072
 FINE_STEP = 64  # products are cut into tiles of at least so many rows, so that padding to these costs next to nothing
-LAUNCH_WORK = (
-    4e11  # bytes of a layer's weights times tokens: the product takes as long as launching the layer's kernels
-)
+LAUNCH_WORK = 1.5e11  # a layer's weights times tokens: its products take as long as launching its kernels
 SLOW_SIZES = (448, 480)  # libraries choose tiles for these that take longer than those for 512
 
 Output = TypeVar("Output")
@@ -42,10 +40,10 @@ def decode_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-def mixed_sizes(chunk: int, largest: int, layer_bytes: int) -> list[int]:
-    """Token counts of steps with prompts that are worth a graph, for a model whose layers have so many bytes of
-    weights: steps of about an eighth, finer ones where streams run beside prompts. A full chunk fits exactly, and so do
-    those with decodes beside it, up to `largest`."""
+def mixed_sizes(chunk: int, largest: int, layer_weights: int) -> list[int]:
+    """Token counts of steps with prompts that are worth a graph, for a model with so many weights in a layer: steps
+    of about an eighth, finer ones where streams run beside prompts. A full chunk fits exactly, and so do those with
+    decodes beside it, up to `largest`."""
     sizes, size = [], 16
     while size < chunk:
         if size not in SLOW_SIZES:
@@ -53,7 +51,7 @@ def mixed_sizes(chunk: int, largest: int, layer_bytes: int) -> list[int]:
         eighth = max(16, 1 << (size.bit_length() - 4))
         size += min(eighth, FINE_STEP) if size < FINE_TOKENS else eighth
     beside = [chunk + step for step in (0, 64, 128, 256) if chunk + step < largest]
-    most = max(FINE_TOKENS, LAUNCH_WORK / max(1, layer_bytes))
+    most = max(FINE_TOKENS, LAUNCH_WORK / layer_weights)
     return sorted(size for size in {*sizes, *beside, largest} if size <= most)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from bough.core.model_config import ModelConfig
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_parts import assemble, graph_sizes
+from bough.executor.cuda_parts import assemble, graph_sizes, layer_weights
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.plain_plans import decode_plan, prompt_plan
@@ -165,3 +167,16 @@ def test_which_decodes_with_few_keys_have_graphs(
     weights = LoadedWeights(model, CONFIG, dtype, CPU, Topology(), 0, cache)
     shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
     assert list(graph_sizes(weights, Settings.from_flat(flags), shape, forward_bytes=0).few_keys) == few
+
+
+QWEN = replace(CONFIG, hidden_size=1024, num_heads=16, num_kv_heads=8, head_dim=128, intermediate_size=3072)
+LLAMA = replace(CONFIG, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128, intermediate_size=14_336)
+
+
+@pytest.mark.parametrize(("config", "weights", "mixed"), [(QWEN, 15_728_640, 8704), (LLAMA, 218_103_808, 3072)])
+def test_prompts_of_a_small_model_have_graphs_up_to_a_full_chunk(config: ModelConfig, weights: int, mixed: int) -> None:
+    model: Any = None
+    loaded = LoadedWeights(model, config, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
+    step = StepShape(512, 8192, config.vocab_size, config.hidden_size, config.context_length, 1, 2, 2)
+    assert layer_weights(config) == weights
+    assert graph_sizes(loaded, SETTINGS, step, forward_bytes=0).mixed[-1] == mixed

@@ -18,7 +18,7 @@ from bough.executor.graphs import (
     mixed_sizes,
 )
 
-SMALL, LARGE = 43 << 20, 502_000_000  # bytes of a layer of Qwen3-0.6B and of Llama-3.1-8B
+SMALL, LARGE = 15_728_640, 218_103_808  # weights in a layer of Qwen3-0.6B and of Llama-3.1-8B
 
 
 @pytest.mark.parametrize("largest", [1, 7, 16, 256, 500, 512, 1000])

@@ -26,6 +26,7 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
+    group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
 
 

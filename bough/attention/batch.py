@@ -29,14 +29,15 @@ class ChunkPlaces:
 class AttentionBatch:
     """Rows of a step, back to back in the token dimension."""
 
-    rows: torch.Tensor  # [batch] int32, indices into page_table
+    rows: torch.Tensor  # [batch] int32, indices into the page tables
     lengths: torch.Tensor  # [batch] int32, keys that the row's last query sees, its own included
     decodes: int  # the first so many rows compute one token each; of a captured step those whose length is not 0
     query_lens: IntArray  # [batch] tokens each row computes, at least 1
     query_starts: IntArray  # [batch + 1] where each row's tokens begin
     context_lens: IntArray  # [batch] tokens of the row in the cache before this step
-    page_table: torch.Tensor  # [max_rows, max_pages] int32
-    slots: torch.Tensor  # [tokens] int64, where each new token's key and value go: page * page_size + offset
+    page_tables: tuple[torch.Tensor, ...]  # of each KV group: [max_rows, max_pages] int32
+    # Of each KV group, where each new token's key and value go: page * page_size + offset. [tokens] int64
+    slots: tuple[torch.Tensor, ...]
     positions: torch.Tensor  # [tokens] int64
     page_size: int
     few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such

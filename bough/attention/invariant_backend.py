@@ -86,7 +86,7 @@ class InvariantAttention(AttentionBackend):
             q,
             pool.keys[layer.layer],
             pool.values[layer.layer],
-            batch.page_table,
+            batch.page_tables[layer.group],
             batch.rows,
             self._query_starts,
             batch.lengths,

@@ -85,20 +85,21 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return copy.copy_(mask)
 
 
-def plan_reads(batch: AttentionBatch, window: int | None, dtype: torch.dtype, to_device: ToDevice) -> Reads:
-    """The reads of layers with this window."""
+def plan_reads(batch: AttentionBatch, group: int, window: int | None, dtype: torch.dtype, to_device: ToDevice) -> Reads:
+    """The reads of layers of this KV group with this window."""
+    table = batch.page_tables[group]
     ends = (batch.context_lens + batch.query_lens).astype(np.int64)
     begins = np.zeros_like(ends)
     if window is not None:
         begins = np.maximum(0, batch.context_lens.astype(np.int64) + 1 - window)  # what the first query still sees
     single = np.flatnonzero(batch.query_lens == 1)
     decodes = tuple(
-        _decode_read(batch, members, begins, ends, dtype, to_device)
+        _decode_read(batch, table, members, begins, ends, dtype, to_device)
         for members in group_by_length(single, (ends - begins)[single])
     )
     prefills = tuple(
         PrefillRead(
-            int(batch.query_starts[i]), int(batch.query_starts[i + 1]), _row_slots(batch, i, begins[i], ends[i])
+            int(batch.query_starts[i]), int(batch.query_starts[i + 1]), _row_slots(batch, table, i, begins[i], ends[i])
         )
         for i in np.flatnonzero(batch.query_lens > 1).tolist()
     )
@@ -124,17 +125,18 @@ def group_by_length(members: npt.NDArray[np.int64], lengths: npt.NDArray[np.int6
 
 def _decode_read(
     batch: AttentionBatch,
+    table: torch.Tensor,
     members: npt.NDArray[np.int64],
     begins: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     dtype: torch.dtype,
     to_device: ToDevice,
 ) -> DecodeRead:
-    device = batch.page_table.device
+    device = table.device
     tokens = to_device(batch.query_starts[members].astype(np.int64))
     if len(members) == 1:
         row = int(members[0])
-        return DecodeRead(tokens, 1, _row_slots(batch, row, begins[row], ends[row]), None)
+        return DecodeRead(tokens, 1, _row_slots(batch, table, row, begins[row], ends[row]), None)
     begin, end = to_device(np.stack((begins[members], ends[members])))[:, :, None]
     lengths = ends[members] - begins[members]
     places = begin + torch.arange(int(lengths.max()), device=device)
@@ -143,14 +145,16 @@ def _decode_read(
         mask = torch.zeros(places.shape, dtype=dtype, device=device).masked_fill_(places >= end, float("-inf"))
         mask = mask[:, None, None, :]
     chosen = batch.rows[to_device(members)]
-    index = _slots(batch, chosen, torch.minimum(places, end - 1))
+    index = _slots(table, batch.page_size, chosen, torch.minimum(places, end - 1))
     return DecodeRead(tokens, len(members), index.flatten(), mask)
 
 
-def _row_slots(batch: AttentionBatch, row: int, begin: np.int64, end: np.int64) -> slice | torch.Tensor:
+def _row_slots(
+    batch: AttentionBatch, table: torch.Tensor, row: int, begin: np.int64, end: np.int64
+) -> slice | torch.Tensor:
     """The slots of one row's tokens begin..end."""
-    places = torch.arange(int(begin), int(end), device=batch.page_table.device)[None, :]
-    index = _slots(batch, batch.rows[row : row + 1], places)[0]
+    places = torch.arange(int(begin), int(end), device=table.device)[None, :]
+    index = _slots(table, batch.page_size, batch.rows[row : row + 1], places)[0]
     if index.device.type != "cpu":  # asking would wait for the device
         return index
     first = int(index[0])
@@ -158,7 +162,6 @@ def _row_slots(batch: AttentionBatch, row: int, begin: np.int64, end: np.int64) 
     return slice(first, first + len(index)) if adjoin else index
 
 
-def _slots(batch: AttentionBatch, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _slots(table: torch.Tensor, page_size: int, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Slots of the tokens at `places` [rows, n] of the rows' sequences."""
-    pages = batch.page_table[rows[:, None], places // batch.page_size].long()
-    return pages * batch.page_size + places % batch.page_size
+    return table[rows[:, None], places // page_size].long() * page_size + places % page_size

@@ -60,6 +60,6 @@ def cut_rows(batch: AttentionBatch, first: int, last: int) -> AttentionBatch:
         query_lens=batch.query_lens[first:last],
         query_starts=batch.query_starts[first : last + 1] - begin,
         context_lens=batch.context_lens[first:last],
-        slots=batch.slots[begin:end],
+        slots=tuple(slots[begin:end] for slots in batch.slots),
         positions=batch.positions[begin:end],
     )

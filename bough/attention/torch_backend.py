@@ -52,7 +52,7 @@ class TorchAttention(AttentionBackend):
     def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:
         self._to_device = to_device
         self._batch: AttentionBatch | None = None
-        self._reads: dict[int | None, Reads] = {}
+        self._reads: dict[tuple[int, int | None], Reads] = {}  # by group and window
         self._masks = CausalMasks(QUERY_BLOCK)
         self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -73,9 +73,10 @@ class TorchAttention(AttentionBackend):
         """With everything in the pool's type."""
         assert self._batch is not None, "prepare() comes before run()"
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        reads = self._reads.get(layer.window)
+        key = layer.group, layer.window
+        reads = self._reads.get(key)
         if reads is None:
-            reads = self._reads[layer.window] = plan_reads(self._batch, layer.window, pool.dtype, self._to_device)
+            reads = self._reads[key] = plan_reads(self._batch, *key, pool.dtype, self._to_device)
         if reads.single_group is not None:
             return self._decode(q, reads.single_group, layer, keys, values)
         out = torch.empty_like(q)

@@ -21,10 +21,9 @@ import numpy as np
 
 from bough.constrained.backends import load_backend
 from bough.constrained.interface import Matcher
-from bough.constrained.masks import allowed_tokens
 from bough.constrained.prepare import prepare
 from bough.constrained.spec import json_schema_spec
-from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.vocabulary import Vocabulary, allowed_tokens
 
 NAME = {"type": "string", "pattern": "^[A-Z][a-z]{2,11}$"}
 RECORD = {

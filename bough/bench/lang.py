@@ -20,7 +20,7 @@ from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
 from bough.lang.backends.in_process import EngineBackend
 from bough.lang.chat import ChatFormat
 from bough.lang.named_templates import FORMATS
-from bough.lang.usage import Usage
+from bough.lang.steps import Usage
 
 Call = Callable[[Backend], Coroutine[Any, Any, Any]]
 SHOTS = [

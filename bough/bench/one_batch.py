@@ -84,12 +84,12 @@ def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -
         tokens = rng.integers(0, min(limits.vocab_size, 10_000), input_len).astype(np.int32)
         first = 1 + row * pages_each
         pages = np.arange(first, first + pages_each, dtype=np.int32)
-        executor.launch(prompt_plan(row, tokens, pages)).wait()
+        executor.launch(prompt_plan(row, tokens, pages, limits.pages)).wait()
     prefill_s = time.perf_counter() - began
     step_s = []
     for step in range(output_len - 1):
         began = time.perf_counter()
-        executor.launch(decode_plan(step, batch)).wait()
+        executor.launch(decode_plan(step, batch, len(limits.pages))).wait()
         step_s.append(time.perf_counter() - began)
     median_s = statistics.median(step_s) if step_s else float("nan")
     return {

@@ -9,9 +9,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from bough.cli.commands import HELP_FLAGS, Command, Menu
+from bough.cli.commands import HELP_FLAGS, Command, Menu, Parser
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.cli.parser import Parser
 from bough.core.errors import SettingsError
 
 MENU = Menu(
@@ -42,7 +41,6 @@ MENU = Menu(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the benchmark that the first word names with the words after it."""
     if not argv or argv[0] in HELP_FLAGS:
         print(MENU.help())
         return 0
@@ -59,7 +57,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def run_benchmark(program: str, benchmark: Any, argv: Sequence[str], starts_engine: bool = False) -> int:
-    """Parses a benchmark's flags and runs it."""
     parser = Parser(program=program, about=benchmark.__doc__ or "")
     benchmark.add_flags(parser)
     if not starts_engine:

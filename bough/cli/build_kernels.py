@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bough.cli.parser import Parser
+from bough.cli.commands import Parser
 from bough.core.errors import ResourceError
 from bough.native.build import BuildError
 from bough.native.library import build_library

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bough.cli.commands import did_you_mean
+from bough.cli.commands import Parser, did_you_mean
 from bough.cli.engines import (
     DEFAULTS,
     MakeEngine,
@@ -27,7 +27,6 @@ from bough.cli.engines import (
     stream_pieces,
 )
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.cli.parser import Parser
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
 
@@ -44,7 +43,6 @@ COMMANDS = {
 
 
 def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
-    """Talks until the user leaves."""
     parser = Parser(
         program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.", takes_text=True
     )
@@ -72,7 +70,6 @@ class Timing:
     last_s: float
 
     def describe(self, output: Output) -> str:
-        """The line under an answer."""
         meta = output["meta_info"]
         tokens = int(meta["completion_tokens"])
         spent_s = self.last_s - self.first_s
@@ -99,7 +96,6 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """What the next prompt begins with."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return system + self._turns
 
@@ -162,7 +158,7 @@ class Chat:
             self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
 
     def _refusal(self, error: RequestError) -> str:
-        """Why a turn was refused, and the way out that only a chat has."""
+        """Why a turn was refused; where it was too long, that /reset helps."""
         # The ids are the template's own, so nothing can be wrong with them but their number.
         too_long = error.field == "input_ids"
         return f"{error} /reset forgets the conversation so far." if too_long and self._turns else str(error)

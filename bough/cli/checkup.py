@@ -22,7 +22,7 @@ import psutil
 from bough.core.errors import ResourceError
 from bough.core.settings import ModelSettings, Settings
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
-from bough.executor.sizing import size_cpu_cache
+from bough.executor.sizing import CacheShape, size_cpu_cache
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, locate
 from bough.native.library import instruction_sets, load_library, use_instruction_set
@@ -208,7 +208,8 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
     """Counts weights and cache in the number format in which the engine would hold them."""
     from bough.distributed.topology import Topology
-    from bough.executor.load_model import resolve_config
+    from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
+    from bough.executor.load_model import resolve_chunk, resolve_config
     from bough.loader.load import open_source
     from bough.loader.packed_size import packed_size
     from bough.loader.source import DummySource
@@ -220,7 +221,9 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
         packed = packed_size(open_source(files, config), settings.model.quantization)
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
     held = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
-    per_token = KVPool.bytes_per_token(config, held, Topology())
+    of_groups = KVPool.bytes_per_token(config, held, Topology())
+    per_token, rows = sum(of_groups), settings.scheduler.max_running_requests or CPU_ROWS
+    chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     free = free_memory_bytes()
     try:
         if weight_bytes > free:
@@ -229,7 +232,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
             settings.memory,
             free_bytes=free - weight_bytes,
             weight_bytes=weight_bytes,
-            bytes_per_token=per_token,
+            shape=CacheShape.of(config, of_groups, settings.memory, rows, chunk),
             context_length=config.context_length,
         )
     except ResourceError as error:
@@ -237,7 +240,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
         return Fit(name, "does not fit", config.context_length, weight_bytes, per_token), [
             Finding(True, str(error), fix)
         ]
-    tokens = size.pages * settings.memory.page_size
+    tokens = size.pages[0] * settings.memory.page_size
     return Fit(name, size.note, config.context_length, weight_bytes, per_token, tokens), []
 
 

@@ -20,8 +20,8 @@ from bough.cli.checkup import (
     look_at_use,
     look_for_missing,
 )
+from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_from
-from bough.cli.parser import Parser
 from bough.version import __version__
 
 

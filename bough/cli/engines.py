@@ -6,7 +6,7 @@ The engine itself is the offline one of `bough.launch`; commands get it from a f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from bough.core.errors import ModelError, SettingsError
@@ -18,22 +18,11 @@ Message = dict[str, str]
 DEFAULTS = {"log_level": "warning"}
 
 
-class ChatTokenizer(Protocol):
-    """Turns conversations into token ids."""
-
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /) -> str: ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-
 class TextEngine(Protocol):
     """The part of `bough.Engine` that commands use."""
 
     @property
-    def tokenizer(self) -> ChatTokenizer | None: ...
+    def tokenizer(self) -> Any: ...  # of `bough.tokenizer`, or None
 
     @property
     def served_model_name(self) -> str: ...
@@ -54,7 +43,6 @@ MakeEngine = Callable[[dict[str, Any]], TextEngine]
 
 
 def start_engine(settings: dict[str, Any]) -> TextEngine:
-    """The real engine."""
     from bough.launch.engine import Engine
 
     return Engine(**settings)
@@ -72,7 +60,7 @@ def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[TextE
         engine.shutdown()
 
 
-def chat_tokenizer(engine: TextEngine) -> ChatTokenizer:
+def chat_tokenizer(engine: TextEngine) -> Any:
     """The tokenizer of a model that can hold a conversation."""
     tokenizer = engine.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
@@ -83,9 +71,10 @@ def chat_tokenizer(engine: TextEngine) -> ChatTokenizer:
     return tokenizer
 
 
-def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> list[int]:
+def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """The prompt of a conversation whose next turn is the model's."""
-    return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+    ids: list[int] = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+    return ids
 
 
 def stream_pieces(engine: TextEngine, **inputs: Any) -> Generator[tuple[str, Output], None, None]:

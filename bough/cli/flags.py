@@ -53,7 +53,7 @@ def add_engine_flags(
             continue
         section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
         for _, f in fields:
-            _add_setting(section, f, defaults.get(f.name, f.default))
+            add_setting(section, f, defaults.get(f.name, f.default))
     for name, default in UNBUILT_SETTINGS.items():  # start scripts have them; they are no part of the help page
         options = {"action": "store_true"} if default is False else {}
         add_flag(parser, name, UNBUILT_ALIASES.get(name, ()), help=argparse.SUPPRESS, **options)
@@ -61,7 +61,7 @@ def add_engine_flags(
     section.add_argument("--config", metavar="FILE", help="YAML file with settings, by their names without the dashes")
 
 
-def _add_setting(section: argparse._ArgumentGroup, f: Field, default: Any) -> None:
+def add_setting(section: argparse._ArgumentGroup, f: Field, default: Any) -> None:
     aliases = [alias for alias, target in ALIASES.items() if target == f.name]
     options: dict[str, Any] = {}
     if field_type(f)[0] is not bool:
@@ -106,7 +106,6 @@ def _shown(default: Any) -> str:
 
 
 def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """All settings of an engine, defaults included."""
     return Settings.from_flat(given_settings(parsed, environ))
 
 
@@ -123,7 +122,7 @@ def _from_flags(parsed: argparse.Namespace) -> dict[str, Any]:
     given = vars(parsed)
     for name in UNBUILT_SETTINGS.keys() & given.keys():
         _check_unbuilt(name, given[name])
-    return {f.name: _checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
+    return {f.name: checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name, f in spellings:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
-            found.setdefault(f.name, _checked(f, environ[variable], f"{variable}: "))
+            found.setdefault(f.name, checked(f, environ[variable], f"{variable}: "))
     for name in (*UNBUILT_SETTINGS, *UNBUILT_SPELLINGS):
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
@@ -168,7 +167,7 @@ def _from_file(file: str | None) -> dict[str, Any]:
         if name in found:
             raise SettingsError(f"{file}: {name} is given twice; keep one of them.")
         if value is not None:
-            found[name] = _checked(known[name], value, f"{file}: ")
+            found[name] = checked(known[name], value, f"{file}: ")
     return found
 
 
@@ -182,7 +181,7 @@ def _check_unbuilt(name: str, value: Any, origin: str = "") -> None:
         raise SettingsError(f"{origin}{error}") from None
 
 
-def _checked(f: Field, value: Any, origin: str = "") -> Any:
+def checked(f: Field, value: Any, origin: str = "") -> Any:
     """The value in the setting's own type; an error begins with where the value came from."""
     if isinstance(value, str):
         value = from_text(field_type(f)[0], value)

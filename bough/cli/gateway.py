@@ -10,11 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bough.cli.flags import add_flag, from_text
-from bough.cli.parser import Parser
+from bough.cli.commands import Parser
+from bough.cli.flags import add_setting, checked
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
-from bough.core.settings import check_value, field_type
 
 ENVIRONMENT_PREFIX = "BOUGH_GATEWAY_"
 KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
@@ -112,16 +111,8 @@ def _parser() -> Parser:
         "--config", metavar="FILE", help="YAML file with workers, policies, keys and settings; watched"
     )
     for f in gateway_fields():
-        options: dict[str, Any] = {"action": "store_true"} if field_type(f)[0] is bool else {"metavar": _metavar(f)}
-        shown = "" if f.default in (None, False) else f" (default: {f.default})"
-        add_flag(section, f.name, [], help=f.metadata["help"] + shown, **options)
+        add_setting(section, f, f.default)
     return parser
-
-
-def _metavar(f: Any) -> str:
-    if f.metadata["choices"] is not None:
-        return "{" + ",".join(map(str, f.metadata["choices"])) + "}"
-    return {int: "N", float: "X", str: "TEXT"}[field_type(f)[0]]
 
 
 def settings_from(
@@ -171,8 +162,6 @@ def _given(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, 
     for f in gateway_fields():
         variable = ENVIRONMENT_PREFIX + f.name.upper()
         text = vars(parsed).get(f.name, environ.get(variable) or None)
-        if text is None:
-            continue
-        value = from_text(field_type(f)[0], text) if isinstance(text, str) else text
-        found[f.name] = check_value(f, value)
+        if text is not None:
+            found[f.name] = checked(f, text)
     return found

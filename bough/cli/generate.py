@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from bough.cli.commands import Parser
 from bough.cli.engines import (
     DEFAULTS,
     MakeEngine,
@@ -20,7 +21,6 @@ from bough.cli.engines import (
     stream_pieces,
 )
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.cli.parser import Parser
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bough.cli.commands import did_you_mean
-from bough.cli.parser import Parser
+from bough.cli.commands import Parser, did_you_mean
 from bough.core.errors import ModelError, SettingsError
 from bough.loader import catalogue
 

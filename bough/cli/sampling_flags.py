@@ -82,9 +82,7 @@ def _kind(name: str) -> tuple[type, bool]:
 
 def _converted(name: str, given: Any) -> Any:
     plain, many = _kind(name)
-    if many:
-        return [_number(name, plain, text) for text in given]
-    return _number(name, plain, given)
+    return [_number(name, plain, text) for text in given] if many else _number(name, plain, given)
 
 
 def _number(name: str, plain: type, given: Any) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.cli.parser import Parser
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serves until told to stop."""
     parser = Parser(
         program="bough serve",
         usage="[MODEL]",

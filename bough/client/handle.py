@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
@@ -32,9 +32,6 @@ from bough.messages.requests import (
 )
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from bough.client.outputs import RequestOutput
 
 
 class RequestWatcher(Protocol):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
-from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Matcher, Ticket
+from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import Hello
@@ -36,14 +36,6 @@ PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behin
 NICE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledGrammar:
-    """What the cache holds."""
-
-    warnings: tuple[str, ...]
-    matcher: Callable[[], Matcher]
-
-
 def build_compiler(
     backend: str, vocabulary: Vocabulary, timeout_s: float = 10.0, *, workers: int = 2, cache_entries: int = 512
 ) -> GrammarCompiler:
@@ -56,7 +48,7 @@ def build_compiler(
 class CompileTicket:
     """One request's share in a compile."""
 
-    def __init__(self, future: Future[CompiledGrammar], give_up: Callable[[], None]) -> None:
+    def __init__(self, future: Future[Compiled], give_up: Callable[[], None]) -> None:
         self._future = future
         self._give_up = give_up
         self._cancelled = False
@@ -76,7 +68,7 @@ class CompileTicket:
 
 @dataclass(slots=True)
 class _Entry:
-    future: Future[CompiledGrammar]
+    future: Future[Compiled]
     waiting: int = 0
 
 
@@ -134,25 +126,23 @@ class CachingCompiler:
 
     # ---- in threads
 
-    def _prepare(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
+    def _prepare(self, spec: GrammarSpec, future: Future[Compiled]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         with self._answering(spec, future):
             prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
             backend = self._get_backend(prepared.backend)
             if prepared.light:
-                future.set_result(CompiledGrammar(prepared.warnings, backend.matchers(prepared.spec)))
+                future.set_result(Compiled(prepared.warnings, backend.matchers(prepared.spec)))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)
 
-    def _compile(
-        self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[CompiledGrammar]
-    ) -> None:
+    def _compile(self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[Compiled]) -> None:
         with self._answering(spec, future):
-            future.set_result(CompiledGrammar(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
+            future.set_result(Compiled(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
 
     @contextmanager
-    def _answering(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> Iterator[None]:
+    def _answering(self, spec: GrammarSpec, future: Future[Compiled]) -> Iterator[None]:
         """Passes errors to the waiting requests. An error that is not the grammar's fault is not cached."""
         try:
             yield

@@ -1,9 +1,8 @@
 """Rules as xgrammar reads them, in the form in which its masks are cheap.
 
-The library computes masks for every place of every rule. What it cannot decide from a rule alone, it tries while
-generating, and that is slow. So a string is written as an automaton, a rule for each state, each with what follows such
-a token in JSON (`(= …)`): no text is read in two ways, and few tokens are left to try. (Written as one expression,
-strings with a `maxLength` of 40 have masks that take a hundred times as long.)
+What the library cannot decide from a rule alone it tries while generating, slowly. So a string is written as an
+automaton, a rule for each state, each with what follows such a token in JSON (`(= …)`): no text is read in two ways.
+(Written as one expression, strings with a `maxLength` of 40 have masks that take a hundred times as long.)
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ names only. What a back end does with them stands in `backends`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -52,14 +54,12 @@ class Matcher(Protocol):
         """The bytes that must come next; empty where there is a choice, or where the text may end."""
 
 
-class Compiled(Protocol):
+@dataclass(frozen=True, slots=True)
+class Compiled:
     """One grammar over one vocabulary, shared by every request that asks for it."""
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What is not enforced, by path; for a strict spec only unknown keywords."""
-
-    def matcher(self) -> Matcher: ...
+    warnings: tuple[str, ...]  # what is not enforced, by path; for a strict spec only unknown keywords
+    matcher: Callable[[], Matcher]
 
 
 class Ticket(Protocol):

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.masks import allow_also, allow_only
-from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.vocabulary import Vocabulary, allow_also, allow_only
 from bough.core.errors import RequestError
 
 

@@ -6,7 +6,7 @@ are valid, and nobody who lists properties wants the model to invent more. `addi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, matches, signatures
@@ -14,6 +14,7 @@ from bough.constrained.pattern_tree import Chars, Node, Repeat
 from bough.constrained.scalar_grammar import name_node
 from bough.constrained.schema_parts import (
     NO_KEYWORDS,
+    Lowering,
     Part,
     Parts,
     Plain,
@@ -24,16 +25,12 @@ from bough.constrained.schema_parts import (
 )
 from bough.constrained.schema_source import join
 
-if TYPE_CHECKING:
-    from bough.constrained.schema_lowering import Lowering
-
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties
 
 
 def object_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    builder = _ObjectForm(lowering, parts)
-    return builder.build(name)
+    return _ObjectForm(lowering, parts).build(name)
 
 
 class _ObjectForm:
@@ -79,15 +76,18 @@ class _ObjectForm:
 
     def _schemas_of(self, name: str) -> list[Part]:
         """All that is said about the value of a property, in every part."""
+        return self._schemas([pattern for pattern in self._patterns if self._matches(pattern, name)], name)
+
+    def _schemas(self, matched: list[str], name: str | None = None) -> list[Part]:
+        """What is said about a property whose name matches just these patterns: in each part by its name and patterns,
+        or else by what holds for all others."""
         found = []
         for pointer, _ in self._parts:
             node = self._lowering.node((pointer, NO_KEYWORDS))
-            mine = [join(pointer, "properties", name)] if name in node.get("properties", {}) else []
-            mine += [
-                join(pointer, "patternProperties", pattern)
-                for pattern in node.get("patternProperties", {})
-                if self._matches(pattern, name)
-            ]
+            mine = (
+                [join(pointer, "properties", name)] if name is not None and name in node.get("properties", {}) else []
+            )
+            mine += [join(pointer, "patternProperties", p) for p in node.get("patternProperties", {}) if p in matched]
             if not mine and "additionalProperties" in node:
                 mine = [join(pointer, "additionalProperties")]
             found += [(path, NO_KEYWORDS) for path in mine]
@@ -148,19 +148,7 @@ class _ObjectForm:
             "none": [written[at] for at in sorted(beside)],
             "but": self._names,
         }
-        return {**entry, "value": self._lowering.lower(self._schemas_by([patterns[at] for at in matched]))}
-
-    def _schemas_by(self, matched: list[str]) -> list[Part]:
-        """What a property must satisfy whose name matches just these patterns: in each part theirs, or else the one
-        for all others."""
-        found = []
-        for pointer, _ in self._parts:
-            node = self._lowering.node((pointer, NO_KEYWORDS))
-            mine = [pattern for pattern in node.get("patternProperties", {}) if pattern in matched]
-            found += [(join(pointer, "patternProperties", pattern), NO_KEYWORDS) for pattern in mine]
-            if not mine and "additionalProperties" in node:
-                found.append((join(pointer, "additionalProperties"), NO_KEYWORDS))
-        return found
+        return {**entry, "value": self._lowering.lower(self._schemas([patterns[at] for at in matched]))}
 
     def _described_names(self) -> list[str] | None:
         """The patterns of `propertyNames`; None where there are no other names, or where they were listed and are now

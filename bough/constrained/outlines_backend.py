@@ -15,8 +15,7 @@ import outlines_core
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.masks import allow_also, allow_only
-from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.vocabulary import Vocabulary, allow_also, allow_only
 
 MAX_FORCED_BYTES = 4096
 END = b"\x00"

@@ -1,11 +1,9 @@
 """Whether a grammar can be read in many ways at once: what makes the masks of a parser slow without end.
 
-A parser that reads a text as it comes keeps every reading that is still possible. Where one character decides what
-comes next, that is one reading. Where it does not, but nothing repeats around that place, it is a handful. Where the
-doubt is inside of something that repeats (`(\\w+\\s?)*`: does the next letter go on with the word, or begin another?),
-or beside something that is counted (`.*a{1,20}`: which letter was the first?), readings grow with the text, and the
-time for a mask with them. Such grammars are given to a back end that bounds the work of a mask (`routing`). Owns
-nothing; works on the trees of `pattern_tree`.
+A parser keeps every reading that is still possible. Where one character does not decide what comes next, inside of
+something that repeats (`(\\w+\\s?)*`: does the next letter go on with the word, or begin another?) or beside something
+that is counted (`.*a{1,20}`: which letter was the first?), readings grow with the text, and the time for a mask with
+them. Such grammars go to a back end that bounds the work of a mask (`prepare`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Whether a value is valid: the `jsonschema` library with what a hostile schema could abuse taken out of its hands.
+"""Whether a value is valid: the `jsonschema` library without what a hostile schema could abuse.
 
-Values of an enum are judged here while a schema is lowered, and clients write both. So references are followed inside
-the schema and into the meta-schemas that the library ships, and nothing is fetched; patterns are matched in linear time
-instead of by backtracking, an enum is looked up instead of gone through, and the whole is given so many steps. Forms of
-earlier drafts are read as `schema_source` reads them.
+Clients write both the schema and the values of its enums. So references are followed inside the schema only and nothing
+is fetched, patterns are matched in linear time, an enum is looked up instead of searched, and steps are limited. Forms
+of earlier drafts are read as `schema_source` reads them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 A place in the answer must satisfy several subschemas at once: the one that describes it, those behind its `$ref` and
 `allOf`, one branch of each `anyOf`. Lowering walks such sets of subschemas ("parts") and writes one plain schema for
-each: an `anyOf` of alternatives, an `enum`, or one type with its own keywords only (`scalar_forms`, `array_form`,
-`object_form`). Sets repeat where a schema is recursive, so there are finitely many; a set that meets itself becomes a
-definition. Keywords that cannot be enforced become gaps; a value from an `enum` is checked against everything here and
-now, so an `enum` leaves none.
+each: an `anyOf`, an `enum`, or one type with its own keywords (`type_forms`, `object_form`). A set that meets itself in
+a recursive schema becomes a definition. Keywords that cannot be enforced become gaps; the values of an `enum` are
+checked against everything while lowering, so an `enum` leaves no gap.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bough.constrained.array_form import array_form
 from bough.constrained.disjoint import are_disjoint
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
-from bough.constrained.scalar_forms import number_form, plain_form, string_form
 from bough.constrained.schema_judge import Undecided
 from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, any_of, constant
 from bough.constrained.schema_shapes import problems, unknown
 from bough.constrained.schema_source import NotInSchema, SchemaSource, join
+from bough.constrained.type_forms import array_form, number_form, plain_form, string_form
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 APPLICATORS = frozenset({"$ref", "allOf", "$dynamicRef", "$recursiveRef"})

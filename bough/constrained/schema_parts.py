@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 from bough.constrained.limits import MAX_POSITIONS
 from bough.constrained.pattern_tree import Node, pattern_text, positions
 from bough.constrained.regexes import PatternError, parse_regex
-
-if TYPE_CHECKING:
-    from bough.constrained.schema_lowering import Lowering
+from bough.constrained.schema_source import SchemaSource
 
 Plain = dict[str, Any]
 Part = tuple[str, frozenset[str]]  # where a subschema stands, and the keywords of it that are dealt with elsewhere
 Parts = tuple[Part, ...]
 NO_KEYWORDS: frozenset[str] = frozenset()
+
+
+class Lowering(Protocol):
+    """What the forms of types ask of the walk over a schema (`schema_lowering`)."""
+
+    source: SchemaSource
+
+    def gap(self, pointer: str, keyword: str, reason: str = ...) -> None:
+        """Records a keyword that is not enforced."""
+
+    def node(self, part: Part) -> dict[str, Any]: ...
+
+    def lower(self, parts: Iterable[Part]) -> Plain | None:
+        """What satisfies all the parts; None where nothing does."""
+
+    def accepts(self, pointer: str, value: Any, keyword: str) -> bool: ...
 
 
 def said(lowering: Lowering, parts: Parts, keyword: str) -> Iterator[tuple[str, Any]]:

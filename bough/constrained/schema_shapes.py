@@ -47,20 +47,21 @@ def unknown(node: Any, pointer: str = "") -> list[str]:
 
 
 def _keywords(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
-    """Every keyword of a schema and those in it, with its place."""
+    """Every keyword of a valid schema and those in it, with its place."""
     if not isinstance(node, dict):
         return
     for keyword, value in node.items():
         path = join(pointer, keyword)
         yield path, keyword
         if keyword in SCHEMAS or (keyword == "items" and isinstance(value, dict)):
-            yield from _keywords(value, path)
-        elif keyword in LISTS or keyword == "items":
-            for index, part in enumerate(value if isinstance(value, list) else ()):
-                yield from _keywords(part, join(path, index))
-        elif keyword in MAPS:
-            for name, part in value.items():
-                yield from _keywords(part, join(path, name))
+            inner = [(path, value)]
+        elif keyword in LISTS or keyword in MAPS or keyword == "items":
+            steps = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
+            inner = [(join(path, step), part) for step, part in steps]
+        else:
+            continue
+        for place, part in inner:
+            yield from _keywords(part, place)
 
 
 def _in_list(value: Any, path: str) -> Iterator[Problem]:

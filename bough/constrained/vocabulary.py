@@ -1,4 +1,4 @@
-"""A tokenizer seen by a grammar: which bytes each token writes, and which tokens end a text.
+"""A tokenizer seen by a grammar: which bytes each token writes, which tokens end a text, and masks of tokens.
 
 Grammars work on bytes, so all they need of a tokenizer is a table. Tokens that write nothing of their own (special
 tokens, ids beyond the tokenizer's, up to the width of the model's logits) are empty here, and no grammar allows them.
@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 
 class HasPieces(Protocol):
@@ -55,3 +57,30 @@ def read_vocabulary(tokenizer: HasPieces, stop_ids: Iterable[int], size: int | N
         return found if isinstance(found, bytes) else found.encode()
 
     return Vocabulary(tuple(map(piece, range(width))), stops)
+
+
+# ---- masks: word i // 32, bit i % 32, as xgrammar and llguidance lay them out
+
+
+def allow_only(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
+    """A mask of these tokens and nothing else."""
+    mask.fill(0)
+    allow_also(tokens, mask)
+
+
+def allow_also(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
+    words = mask.view(np.uint32)
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << (token % 32))
+
+
+def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The ids whose bit is set, ascending."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits)
+
+
+def tail_bits(size: int) -> int:
+    """The bits of the last word that stand for tokens, as the signed number that a word is."""
+    bits = 0xFFFFFFFF >> (-size % 32)
+    return bits - (1 << 32) if bits >= 1 << 31 else bits

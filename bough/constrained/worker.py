@@ -1,10 +1,9 @@
 """The process in which grammars are prepared, or compiled, that might take too long: it can be ended, a thread cannot.
 
-It reads a hello, then one spec after the other, and writes one outcome each, all as length-prefixed msgpack on its
-standard streams. With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which
-needs no back end; grammars for llguidance are checked along with that, because it takes no longer. Each spec has a
-child process with a clock that ends it: what was loaded stays, and the next spec waits for nothing. The worker ends
-when its input does, so it never outlives the engine for long.
+It reads a hello, then one spec after the other, and answers each with an outcome, all as msgpack over one connection.
+With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which needs no back end;
+grammars for llguidance are checked then too. Each spec has a child process with a timer that ends it: what was loaded
+stays, and the next spec does not wait. The worker ends when the connection does, so it does not outlive the engine.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import struct
 import sys
 import traceback
 from collections.abc import Callable
-from typing import IO
+from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -26,7 +24,6 @@ from bough.constrained.prepare import Prepared, prepare
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import BoughError, RequestError
 
-LENGTH = struct.Struct("<Q")
 MEMORY_BYTES = 4 << 30  # what one spec may take beyond what the libraries themselves occupy
 
 
@@ -47,35 +44,16 @@ class Outcome(msgspec.Struct, frozen=True):
     ended: int = 0  # the signal, or the exit code, that its child ended with before it had an answer
 
 
-def write_frame(stream: IO[bytes], message: bytes) -> None:
-    stream.write(LENGTH.pack(len(message)))
-    stream.write(message)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next message; None where the stream has ended."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    return stream.read(length)
-
-
 def main() -> None:
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not land between the frames
-    first = read_frame(requests)
-    if first is None:
-        return
-    hello = msgspec.msgpack.decode(first, type=Hello)
+    connection = Connection(int(sys.argv[1]))
+    hello = msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
     work = _worker_for(hello)
-    write_frame(answers, msgspec.msgpack.encode(Outcome()))
-    while (message := read_frame(requests)) is not None:
-        spec = msgspec.msgpack.decode(message, type=GrammarSpec)
-        ended = _in_child(lambda spec=spec: _answer(work, spec, hello.timeout_s, answers))  # type: ignore[misc]
+    connection.send_bytes(msgspec.msgpack.encode(Outcome()))
+    while True:
+        spec = msgspec.msgpack.decode(connection.recv_bytes(), type=GrammarSpec)
+        ended = _in_child(lambda spec=spec: _answer(work, spec, hello.timeout_s, connection))  # type: ignore[misc]
         if ended:
-            write_frame(answers, msgspec.msgpack.encode(Outcome(ended=ended)))
+            connection.send_bytes(msgspec.msgpack.encode(Outcome(ended=ended)))
 
 
 def _in_child(task: Callable[[], None]) -> int:
@@ -92,14 +70,14 @@ def _in_child(task: Callable[[], None]) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: float, answers: IO[bytes]) -> None:
+def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: float, connection: Connection) -> None:
     """Writes what comes of a spec; the clock ends the process unless that comes in time."""
     _limit_memory()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     outcome = _outcome(work, spec)
     signal.setitimer(signal.ITIMER_REAL, 0.0)
-    write_frame(answers, msgspec.msgpack.encode(outcome))
+    connection.send_bytes(msgspec.msgpack.encode(outcome))
 
 
 def _worker_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:
@@ -142,5 +120,7 @@ def _limit_memory() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except EOFError:
+        pass  # the engine has ended
     except BoughError as error:
         raise SystemExit(str(error)) from None

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import sys
 import threading
-import time
+from multiprocessing import Pipe
 
 import msgspec
 
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.worker import LENGTH, Hello, Outcome, write_frame
+from bough.constrained.worker import Hello, Outcome
 from bough.core.errors import RequestError
 
 START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
 GRACE_S = 30.0  # beyond a spec's own time, until a worker is given up that says nothing
-CHUNK = 1 << 20
 
 
 class WorkerPool:
@@ -50,7 +48,7 @@ class WorkerPool:
             if worker is None:
                 worker = self._start()
             outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
-        except (TimeoutError, EOFError, BrokenPipeError):
+        except (TimeoutError, EOFError, ConnectionError):
             self._end(worker)
             worker, outcome = None, Outcome(ended=signal.SIGKILL)
         finally:
@@ -79,7 +77,7 @@ class WorkerPool:
             self._running.add(worker)
         try:
             worker.ask(self._hello, START_TIMEOUT_S)
-        except (TimeoutError, EOFError, BrokenPipeError):
+        except (TimeoutError, EOFError, ConnectionError):
             self._end(worker)
             if self._closed:
                 raise
@@ -94,49 +92,30 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, with the children it has, and the pipes to it."""
+    """One process, with the children it has, and the connection to it."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bough.constrained.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # so that its children can be ended with it
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bough.constrained.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that its children can be ended with it
+            )
         self._asked = threading.Lock()
 
     def ask(self, message: bytes, timeout_s: float) -> Outcome:
-        deadline = time.monotonic() + timeout_s
         with self._asked:
-            write_frame(self._stdin, message)
-            (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
-            return msgspec.msgpack.decode(self._read(length, deadline), type=Outcome)
+            self._connection.send_bytes(message)
+            if not self._connection.poll(timeout_s):
+                raise TimeoutError
+            return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Outcome)
 
     def end(self) -> None:
-        """Kills the process. The pipes are closed only after a waiting `ask` has read their end: a closed pipe tells it
-        nothing."""
+        """Kills the process. The connection is closed only after a waiting `ask` has noticed."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         with self._asked:
-            self._stdout.close()
-            try:
-                self._stdin.close()
-            except BrokenPipeError:
-                return  # the process had not read everything
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        parts, missing = [], size
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stdout, selectors.EVENT_READ)
-            while missing:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
-                part = os.read(self._stdout.fileno(), min(missing, CHUNK))
-                if not part:
-                    raise EOFError
-                parts.append(part)
-                missing -= len(part)
-        return b"".join(parts)
+            self._connection.close()

@@ -1,10 +1,9 @@
 """Masks by xgrammar: a pushdown automaton whose masks are mostly worked out when the grammar is compiled.
 
-That makes its masks the cheapest of the three (microseconds) and its compiles the dearest, some of them seconds; so
-they are tried in a process that is ended when they take too long. What the library writes of a compiled grammar can be
-a hundred times what it holds (masks that states share are written out for each): only what took long to compile crosses
-processes in that form, else the grammar itself does, and is compiled again where it is used. Importing this module
-imports torch, which xgrammar loads; no tensor is used.
+Its masks are the cheapest of the three (microseconds) and its compiles the dearest (up to seconds), so they run in a
+process that can be ended. A serialised grammar can be a hundred times what it holds: only what took long to compile
+crosses processes in that form; other grammars are compiled again where they are used. Importing this module imports
+torch, which xgrammar loads; no tensor is used.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ import xgrammar
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.masks import allow_only, tail_bits
-from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.vocabulary import Vocabulary, allow_only, tail_bits
 
 COMPILE_THREADS = 2  # a compile shares the machine with the model
 QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compiled once more

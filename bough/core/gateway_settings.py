@@ -11,31 +11,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bough.core.settings import (
-    ALLOWED_HOSTS_HELP,
-    ALLOWED_ORIGINS_HELP,
-    FORWARDED_ALLOW_IPS_HELP,
-    ServerSettings,
-    declare_types,
-    setting,
-)
+from bough.core.settings import EdgeSettings, setting
 
 UNLIMITED = -1
 
 
-@declare_types
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
+class GatewaySettings(EdgeSettings):
     """Many engines behind one address."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all of this machine's")
-    port: int = setting(30000, "port to listen on", low=0, high=65535)
-    uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
-    ssl_certfile: str | None = setting(None, "certificate (PEM); with it the gateway speaks HTTPS")
-    ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
-    allowed_origins: str | None = setting(None, ALLOWED_ORIGINS_HELP)
-    allowed_hosts: str | None = setting(None, ALLOWED_HOSTS_HELP)
-    forwarded_allow_ips: str = setting("127.0.0.1", FORWARDED_ALLOW_IPS_HELP)
     max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
     max_bodies_mb: int | None = setting(
         None,
@@ -123,19 +107,6 @@ class GatewaySettings:
         if self.policy is not None:
             return self.policy
         return "cache_aware" if self.processes == 1 else "prefix_hash"
-
-    def edge(self) -> ServerSettings:
-        """What the listening socket and the HTTP server need to know."""
-        return ServerSettings(
-            host=self.host,
-            port=self.port,
-            uds=self.uds,
-            ssl_certfile=self.ssl_certfile,
-            ssl_keyfile=self.ssl_keyfile,
-            allowed_origins=self.allowed_origins,
-            allowed_hosts=self.allowed_hosts,
-            forwarded_allow_ips=self.forwarded_allow_ips,
-        )
 
 
 def gateway_fields() -> list[dataclasses.Field[Any]]:

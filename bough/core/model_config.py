@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bough.core.plan import FULL_ATTENTION, KVGroup
+
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -62,3 +64,14 @@ class ModelConfig:
 
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """What the layers keep of a sequence. A window that no sequence can leave is full attention."""
+        if self.sliding_window is None or not any(self.sliding_layers) or self.sliding_window >= self.context_length:
+            return (FULL_ATTENTION,)
+        return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
+
+    def kv_group(self, layer: int) -> int:
+        """The group of a layer."""
+        return int(self.slides(layer) and len(self.kv_groups) > 1)

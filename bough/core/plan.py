@@ -16,15 +16,18 @@ Grammars are the one thing that comes late. What a row may say after step t depe
 host learns only when step t + 1 is running; so a plan says which of its rows are `masked`, and the masks follow by
 `supply_masks`. The forward pass does not wait for them, only the sampling of that step does.
 
-Pages come in *groups* (one table per kind of KV: full attention now; sliding-window or state pools can be added), so
-everything about pages is a tuple with one array per group. Page 0 belongs to nobody: padding is written there.
+Pages come in *groups*, one page table for each kind of layer (`KVGroup`), so everything about pages is a tuple with one
+array per group. The first group is full attention. A window group has the same table, but a row owns only the pages in
+its window; entries behind it are 0 or stale and are not read. In a state group a row has one page, its state, and
+pages that it gets with a step are those that a copy of its state after the step goes to. Page 0 belongs to nobody:
+padding is written there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +46,28 @@ def ranks(counts: IntArray) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True)
+class KVGroup:
+    """A kind of layers, by what of a sequence they keep: all tokens, a window of them, or a state that stands for all
+    tokens before."""
+
+    kind: Literal["full", "window", "state"] = "full"
+    window: int | None = None  # tokens that a query of a window group sees, its own included
+
+    def __post_init__(self) -> None:
+        assert (self.kind == "window") == (self.window is not None)
+
+    def row_pages(self, page_size: int) -> int:
+        """The most pages that a row holds of a window or state group between two steps."""
+        if self.window is None:
+            return 1  # its state
+        # Windows begin inside a page, and rows keep a page more than they read, to be cut back by some tokens.
+        return -(-self.window // page_size) + 3
+
+
+FULL_ATTENTION = KVGroup()
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobSpec:
     """What a row wants to know beside each sampled token: its logprob, the `top` best, and those of chosen `ids`."""
 
@@ -58,7 +83,9 @@ class RowSetup:
     row: int
     sampling: SamplingParams
     seed: int  # resolved: random numbers are a function of (seed, output position)
-    pages: tuple[IntArray, ...]  # per group: the pages of the cached prefix, or all that the row has
+    # Per group: the pages of the cached prefix, or all that the row has. Of a state group two: the row's own page, and
+    # the page with the state that it begins with; 0: it begins with the state of an empty sequence.
+    pages: tuple[IntArray, ...]
     length: int  # tokens those pages hold
     generated: int  # output tokens so far: > 0 after a retraction or forced tokens, and of a resumed request
     history: IntArray | None  # prompt + output so far, only for rows with penalties
@@ -102,7 +129,8 @@ class BatchPlan:
     # tokens that the device guesses itself: all but the first are drafts to verify.
     given: IntArray
     tokens: IntArray  # [sum of given], back to back
-    new_pages: tuple[IntArray, ...]  # per group: pages appended to the rows' tables, in batch order
+    # Per group: pages appended to the rows' tables, in batch order; of a state group, where copies of states go.
+    new_pages: tuple[IntArray, ...]
     new_page_counts: tuple[IntArray, ...]  # per group: [batch]
     sample: BoolArray  # [batch] decodes and the last chunk of a prefill sample; earlier chunks do not
     input_logprobs: tuple[InputLogprobs, ...] = ()
@@ -177,6 +205,7 @@ class Limits:
     even_tokens: int = 1  # steps of multiples of this many tokens fill the device's tiles: worth aiming at
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
+    groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
 
 
 class InFlight(Protocol):

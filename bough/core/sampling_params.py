@@ -27,7 +27,7 @@ MAX_STOP_IDS = 1024  # they are kept on the device, as many for every row as for
 MAX_BIAS = 1_000_000_000
 MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
-MAX_STOP_CHARS = 16_384  # of all stop strings together: a table as long is made of them for each request
+MAX_STOP_CHARS = 16_384  # of all stop strings together: the text is compared with all of them
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -72,7 +72,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def grammar_field(self) -> str | None:
-        """The field that names the grammar, if one does."""
         return next((name for name in GRAMMAR_FIELDS if getattr(self, name)), None)
 
     @property
@@ -119,7 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return _convert(cls, values).verified()
 
     def verified(self) -> SamplingParams:
-        """Itself, if every value lies in its range."""
+        """Itself; raises if a value is out of its range."""
         for name, low, high, allowed in RANGES:
             value = getattr(self, name)
             if value is not None and (not low <= value <= high or (name in ABOVE_LOWEST and value == low)):
@@ -262,7 +261,6 @@ def _as_float(value: Any) -> float:
 
 
 def _is_token_key(key: Any) -> bool:
-    """A whole number, or one in decimal digits."""
     if isinstance(key, str):
         return key.isascii() and key.removeprefix("-").isdigit() and len(key) <= MAX_KEY_DIGITS
     return _is_number(key) and key == key // 1 and abs(key) <= INT64_MAX

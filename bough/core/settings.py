@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Union
+from typing import Any
 
 from bough.core.errors import SettingsError
 
@@ -27,71 +25,17 @@ EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 # The formats of `bough.parsers`, by the names that SGLang gives them.
 TOOL_CALL_PARSERS = (
-    "apertus2509",
-    "cohere_command4",
-    "deepseekv3",
-    "deepseekv31",
-    "deepseekv32",
-    "deepseekv4",
-    "dots",
-    "gemma4",
-    "gigachat3",
-    "glm",
-    "glm45",
-    "glm47",
-    "gpt-oss",
-    "hermes",
-    "hunyuan",
-    "inkling",
-    "interns1",
-    "kimi_k2",
-    "kimi_k3",
-    "lfm2",
-    "llama3",
-    "mimo",
-    "minicpm5",
-    "minimax-m2",
-    "minimax-m3",
-    "mistral",
-    "muse",
-    "poolside_v1",
-    "pythonic",
-    "qwen",
-    "qwen25",
-    "qwen3_coder",
-    "step3",
-    "step3p5",
-    "trinity",
-)
+    "apertus2509", "cohere_command4", "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4", "dots", "gemma4",
+    "gigachat3", "glm", "glm45", "glm47", "gpt-oss", "hermes", "hunyuan", "inkling", "interns1", "kimi_k2", "kimi_k3",
+    "lfm2", "llama3", "mimo", "minicpm5", "minimax-m2", "minimax-m3", "mistral", "muse", "poolside_v1", "pythonic",
+    "qwen", "qwen25", "qwen3_coder", "step3", "step3p5", "trinity",
+)  # fmt: skip
 REASONING_PARSERS = (
-    "apertus2509",
-    "cohere_command4",
-    "deepseek-r1",
-    "deepseek-v3",
-    "deepseek-v4",
-    "dots",
-    "gemma4",
-    "glm45",
-    "gpt-oss",
-    "hunyuan",
-    "inkling",
-    "interns1",
-    "kimi",
-    "kimi_k2",
-    "kimi_k3",
-    "mimo",
-    "minimax",
-    "minimax-append-think",
-    "minimax-m3",
-    "mistral",
-    "muse",
-    "nemotron_3",
-    "poolside_v1",
-    "qwen3",
-    "qwen3-thinking",
-    "step3",
-    "step3p5",
-)
+    "apertus2509", "cohere_command4", "deepseek-r1", "deepseek-v3", "deepseek-v4", "dots", "gemma4", "glm45",
+    "gpt-oss", "hunyuan", "inkling", "interns1", "kimi", "kimi_k2", "kimi_k3", "mimo", "minimax",
+    "minimax-append-think", "minimax-m3", "mistral", "muse", "nemotron_3", "poolside_v1", "qwen3", "qwen3-thinking",
+    "step3", "step3p5",
+)  # fmt: skip
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 # Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
 UNBUILT_SETTINGS: dict[str, Any] = {
@@ -185,6 +129,13 @@ class MemorySettings:
         None, "share of a GPU's memory, or of a CPU's free memory, for weights and KV cache", low=0.01, high=1.0
     )
     max_total_tokens: int | None = setting(None, "size of the KV cache in tokens, instead of measuring", low=1)
+    swa_full_tokens_ratio: float = setting(
+        0.5,
+        "tokens of layers with a sliding window that the KV cache holds, for each token of full attention; lower for "
+        "long requests, higher for requests shorter than two windows",
+        low=0.01,
+        high=1.0,
+    )
     page_size: int = setting(
         1, "tokens in a KV page; 1 shares prefixes to the token", choices=(1, 2, 4, 8, 16, 32, 64, 128)
     )
@@ -266,32 +217,36 @@ class ProcessSettings:
     step_trace_path: str | None = setting(None, "file that the step trace goes to; one in BOUGH_HOME when left out")
 
 
-# The same three guard the gateway.
-ALLOWED_ORIGINS_HELP = (
-    "origins whose web pages may call the server (CORS), separated by commas, or *; only its own when left out"
-)
-ALLOWED_HOSTS_HELP = (
-    "names in Host that are let in besides localhost, separated by commas, or *; checked when this is given and on "
-    "loopback addresses"
-)
-FORWARDED_ALLOW_IPS_HELP = "addresses and networks of proxies whose X-Forwarded-* are believed, or *"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """The HTTP server of `bough serve`."""
+class EdgeSettings:
+    """A listening socket and who may use it: of the server and of the gateway."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all of this machine's")
     port: int = setting(30000, "port to listen on", low=0, high=65535)
     uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
+    ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
+    ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
+    allowed_origins: str | None = setting(
+        None,
+        "origins whose web pages may call the server (CORS), separated by commas, or *; only its own when left out",
+    )
+    allowed_hosts: str | None = setting(
+        None,
+        "names in Host that are let in besides localhost, separated by commas, or *; checked when this is given and on "
+        "loopback addresses",
+    )
+    forwarded_allow_ips: str = setting(
+        "127.0.0.1", "addresses and networks of proxies whose X-Forwarded-* are believed, or *"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(EdgeSettings):
+    """The HTTP server of `bough serve`."""
+
     root_path: str = setting("", "prefix under which a proxy shows this server")
     api_key: str | None = setting(None, "key that clients must send; BOUGH_API_KEY keeps it out of the process list")
     admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
-    ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
-    ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
-    allowed_origins: str | None = setting(None, ALLOWED_ORIGINS_HELP)
-    allowed_hosts: str | None = setting(None, ALLOWED_HOSTS_HELP)
-    forwarded_allow_ips: str = setting("127.0.0.1", FORWARDED_ALLOW_IPS_HELP)
     max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
     strict_fields: bool = setting(False, "refuse unknown fields on the OpenAI, Anthropic and Ollama routes as well")
     tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)
@@ -373,11 +328,8 @@ def all_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 def field_type(f: dataclasses.Field[Any]) -> tuple[type, bool]:
     """The plain type of a setting, and whether None is allowed."""
-    hint = _HINTS[f.name]
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        plain = [t for t in typing.get_args(hint) if t is not type(None)]
-        return plain[0], True
-    return hint, False
+    name, _, more = str(f.type).partition(" | ")  # annotations are text, because this module postpones them
+    return {"str": str, "int": int, "float": float, "bool": bool}[name], more == "None"
 
 
 def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
@@ -420,16 +372,3 @@ def check_unbuilt(name: str, value: Any) -> None:
 
 def _type_word(plain: type) -> str:
     return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[plain]
-
-
-_HINTS: dict[str, Any] = {}
-
-
-def declare_types(group: type[Any]) -> type[Any]:
-    """Lets `field_type` and `check_value` judge the settings of a group; a name means the same type in all of them."""
-    _HINTS.update(typing.get_type_hints(group))
-    return group
-
-
-for _group in GROUPS.values():
-    declare_types(_group)

@@ -13,7 +13,7 @@ from bough.executor.formats import capability_of, check_number_formats
 from bough.executor.load_model import LoadedModel, load_model, resolve_chunk, resolve_config, resolve_dtype
 from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_build import build_native, make_recorder, native_library, tell_kernels
-from bough.executor.sizing import size_cpu_cache
+from bough.executor.sizing import CacheShape, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
@@ -94,22 +94,24 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     free = free_memory_bytes()
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops)
     topology = loaded.topology
+    per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     size = size_cpu_cache(
         settings.memory,
         # Weights that are mapped still count as free, as cached files do; but every step reads them.
         free_bytes=max(0, min(free_memory_bytes(), free - loaded.weight_bytes)),
         weight_bytes=loaded.weight_bytes,
-        bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, topology),
+        shape=CacheShape.of(config, per_token, settings.memory, rows, chunk),
         context_length=config.context_length,
     )
     limits = Limits(
         rows=rows,
         page_size=settings.memory.page_size,
-        pages=(size.pages,),
+        pages=size.pages,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         chunk_tokens=chunk,
         note=size.note,
+        groups=config.kv_groups,
     )
     pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     if library is not None and recorder is not None:

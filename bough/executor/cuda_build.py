@@ -11,7 +11,7 @@ from bough.executor.cuda_parts import assemble, attention_bytes, graph_sizes
 from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.rehearsal import rehearse
-from bough.executor.sizing import size_gpu_cache
+from bough.executor.sizing import CacheShape, size_gpu_cache
 from bough.executor.step_memory import GRAPH_BYTES, LIBRARY_BYTES, StepShape
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.memory.pools.kv_pool import KVPool
@@ -33,7 +33,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
     chunk = resolve_chunk(settings, config, min(GPU_CHUNK_TOKENS, config.context_length))
     forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
-    shape = StepShape(
+    step = StepShape(
         rows=rows,
         chunk_tokens=chunk,
         vocab_size=config.vocab_size,
@@ -43,25 +43,27 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         itemsize=loaded.dtype.itemsize,
         logit_itemsize=4 if widened else loaded.dtype.itemsize,
     )
-    graphs = graph_sizes(loaded, settings, shape, forward_bytes)
+    graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
+    per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
         total_bytes=total,
-        activation_bytes=shape.step_bytes(forward_bytes) + shape.row_bytes() + attention_bytes(loaded, settings),
-        bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology),
+        activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings),
+        shape=CacheShape.of(config, per_token, settings.memory, rows, chunk),
         graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
     )
     limits = Limits(
         rows,
         settings.memory.page_size,
-        (size.pages,),
+        size.pages,
         config.context_length,
         config.vocab_size,
         chunk,
         size.note,
         even_tokens=GPU_EVEN_TOKENS,
         late_plans=True,
+        groups=config.kv_groups,
     )
     return LoadedModel(assemble(loaded, settings, limits, graphs), config)

@@ -92,7 +92,7 @@ class CudaExecutor:
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # in the order of capture
         self._has_few_keys_graphs = bool(graphs.few_keys)
-        device = inputs.page_table.device
+        device = inputs.last_tokens.device
         self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
         # Every graph writes here, so that no graph keeps memory of its own.
         self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
@@ -179,9 +179,9 @@ class CudaExecutor:
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
         self._staging.next_step()
-        limits, device = self._limits, self._inputs.page_table.device
+        limits, device = self._limits, self._inputs.last_tokens.device
         tokens = min(UNUSUAL_TOKENS, limits.chunk_tokens)
-        batch = padding_batch(tokens, limits.context_length, limits.page_size, device)
+        batch = padding_batch(tokens, limits.context_length, limits.page_size, device, len(limits.pages))
         self._forward(torch.zeros_like(batch.positions), batch)
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------

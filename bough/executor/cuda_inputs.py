@@ -16,7 +16,7 @@ from bough.executor.layout import Growth, RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
 from bough.kernels.decode_inputs.triton import decode_inputs_
 
-FIELDS = 3  # of a decode step: rows, lengths, new pages
+FIELDS = 2  # of a decode step: rows, lengths; and the new pages of each group
 
 
 class CudaInputs:
@@ -26,15 +26,15 @@ class CudaInputs:
         self._limits = limits
         self._staging = staging
         self._mirror = RowMirror(limits)
-        self._width = self._mirror.pages.shape[1]
-        rows = limits.rows
-        self.page_table = torch.zeros((rows + 1, self._width), dtype=torch.int32, device=device)
+        rows, groups = limits.rows, len(limits.pages)
+        self._page_tables = torch.zeros(self._mirror.pages.shape, dtype=torch.int32, device=device)
+        self.page_tables = tuple(self._page_tables)
         self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self._decode = torch.zeros((FIELDS, rows), dtype=torch.int32, device=device)
+        self._decode = torch.zeros((FIELDS + groups, rows), dtype=torch.int32, device=device)
         self._flat_decode = self._decode.view(-1)
         self._token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._slots = torch.zeros((groups, rows), dtype=torch.int64, device=device)
 
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
@@ -51,7 +51,7 @@ class CudaInputs:
     def _write_table(self, writes: TableWrites) -> None:
         if len(writes.places):
             places = self._staging.to_device(writes.places)
-            self.page_table.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
+            self._page_tables.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
 
     # A step of decodes alone ------------------------------------------------------------------------------------------
 
@@ -59,10 +59,11 @@ class CudaInputs:
         """Copies a decode step's rows, lengths and new pages to the persistent buffers, padded to `size` with the
         scratch row."""
         n = len(plan.rows)
-        packed = np.zeros((FIELDS, self._limits.rows), dtype=np.int32)
+        packed = np.zeros(self._decode.shape, dtype=np.int32)
         packed[0, :n] = plan.rows
         packed[1, :n] = growth.lengths
-        packed[2, :n][plan.new_page_counts[0] > 0] = plan.new_pages[0]
+        for field, counts, pages in zip(packed[FIELDS:], plan.new_page_counts, plan.new_pages, strict=True):
+            field[:n][counts > 0] = pages
         if n < size:
             packed[0, n:size] = self._limits.rows
             packed[1, n:size] = 1
@@ -70,23 +71,22 @@ class CudaInputs:
 
     def pad_decode(self) -> None:
         """Leaves nothing but padding in the persistent buffers, so that a step can be run on them without effect."""
-        rows, lengths, new_pages = self._decode
-        rows.fill_(self._limits.rows)
-        lengths.fill_(1)
-        new_pages.zero_()
+        self._decode.zero_()
+        self._decode[0].fill_(self._limits.rows)
+        self._decode[1].fill_(1)
 
     def decode_batch(
         self, size: int, few_keys: bool, context_lens: IntArray | None = None
     ) -> tuple[torch.Tensor, AttentionBatch]:
         """The step in the persistent buffers; everything it does can be captured in a graph, for which the host knows
         no context lengths, only whether they are few keys in all."""
-        rows, lengths, new_pages = self._decode[:, :size]
-        ids, positions, slots = self._token_ids[:size], self._positions[:size], self._slots[:size]
+        rows, lengths, new_pages = self._decode[0, :size], self._decode[1, :size], self._decode[FIELDS:, :size]
+        ids, positions, slots = self._token_ids[:size], self._positions[:size], self._slots[:, :size]
         decode_inputs_(
             rows,
             lengths,
             new_pages,
-            self.page_table,
+            self._page_tables,
             self.last_tokens,
             ids,
             positions,
@@ -101,8 +101,8 @@ class CudaInputs:
             query_lens=ones,
             query_starts=np.arange(size + 1, dtype=np.int32),
             context_lens=ones if context_lens is None else context_lens,  # the kernels take `lengths`
-            page_table=self.page_table,
-            slots=slots,
+            page_tables=self.page_tables,
+            slots=tuple(slots),
             positions=positions,
             page_size=self._limits.page_size,
             few_keys=few_keys,
@@ -129,8 +129,8 @@ class CudaInputs:
             query_lens=layout.query_lens,
             query_starts=layout.query_starts,
             context_lens=layout.context_lens,
-            page_table=self.page_table,
-            slots=to_device(layout.slots),
+            page_tables=self.page_tables,
+            slots=tuple(to_device(layout.slots)),
             positions=to_device(layout.positions),
             page_size=self._limits.page_size,
         )

@@ -39,11 +39,11 @@ def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: 
     block_queries = _prefill_config(loaded).block_queries
     return CudaExecutor(
         loaded.model,
-        build_pool(loaded, limits.pages[0], limits.page_size),
+        build_pool(loaded, limits.pages, limits.page_size),
         build_attention(loaded, settings, limits, staging),
         limits,
         inputs,
-        MixedInputs(limits, block_queries, inputs.page_table, inputs.last_tokens, staging),
+        MixedInputs(limits, block_queries, inputs.page_tables, inputs.last_tokens, staging),
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device),
         graphs=graphs,
@@ -52,7 +52,7 @@ def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: 
     )
 
 
-def build_pool(loaded: LoadedWeights, pages: int, page_size: int) -> KVPool:
+def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> KVPool:
     return KVPool(
         loaded.config, pages, page_size, loaded.cache_dtype, loaded.device, loaded.topology, loaded.cache_scales
     )

@@ -17,7 +17,7 @@ class DeviceRows:
     def __init__(self, limits: Limits) -> None:
         self._mirror = RowMirror(limits)
         self._page_size = limits.page_size
-        self._page_table = torch.from_numpy(self._mirror.pages)
+        self._page_tables = tuple(torch.from_numpy(self._mirror.pages))
         self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
 
     def apply(self, plan: BatchPlan) -> tuple[torch.Tensor, AttentionBatch]:
@@ -33,8 +33,8 @@ class DeviceRows:
             query_lens=layout.query_lens,
             query_starts=layout.query_starts,
             context_lens=layout.context_lens,
-            page_table=self._page_table,
-            slots=torch.from_numpy(layout.slots),
+            page_tables=self._page_tables,
+            slots=tuple(torch.from_numpy(layout.slots)),
             positions=torch.from_numpy(layout.positions),
             page_size=self._page_size,
         )

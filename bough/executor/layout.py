@@ -1,6 +1,6 @@
 """What a plan means for the rows, in host integers: the executors' common half, whatever device they drive.
 
-`RowMirror` keeps the page table, page counts and lengths of every row as numpy arrays. Each plan makes rows longer
+`RowMirror` keeps the page tables, page counts and lengths of every row as numpy arrays. Each plan makes rows longer
 (`Growth`) and is turned into a `StepLayout`: where every token of the step stands and goes. All of it is vectorised; a
 steady decode step costs a few numpy calls, and fewer where the device finds out by itself where the tokens go.
 """
@@ -19,7 +19,7 @@ LongArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Changes of the page table: flat places (row * pages per row + place) and the pages that stand there now."""
+    """Changes of the page tables: flat places in [groups, rows, pages per row] and the pages that stand there now."""
 
     places: LongArray
     pages: IntArray
@@ -48,18 +48,18 @@ class StepLayout:
     context_lens: IntArray  # [batch] tokens of the row in the cache before this step
     lengths: IntArray  # [batch] and after it
     positions: LongArray  # [tokens]
-    slots: LongArray  # [tokens] where each token's key and value go: page * page_size + offset
+    slots: LongArray  # [groups, tokens] where each token's key and value go: page * page_size + offset
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
 
 
 class RowMirror:
-    """Owns the host's copy of what each row occupies."""
+    """Owns the host's copy of what each row occupies. Behind the rows there is one that padding uses on a device."""
 
     def __init__(self, limits: Limits) -> None:
         self._page_size = limits.page_size
         self._width = -(-limits.context_length // limits.page_size)
-        self.pages = np.zeros((limits.rows, self._width), dtype=np.int32)
+        self.pages = np.zeros((len(limits.pages), limits.rows + 1, self._width), dtype=np.int32)
         self._flat_pages = self.pages.reshape(-1)
         self._page_counts = np.zeros(limits.rows, dtype=np.int32)
         self._lengths = np.zeros(limits.rows, dtype=np.int32)
@@ -85,7 +85,8 @@ class RowMirror:
         starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
         np.cumsum(plan.query_lens, out=starts[1:])
         rows, positions = _spread(plan.rows, plan.query_lens, starts, growth.context_lens)
-        slots = self.pages[rows, positions // self._page_size].astype(np.int64)
+        # In the order that kernels expect: numpy lays the result of such an index out token by token.
+        slots = self.pages[:, rows, positions // self._page_size].astype(np.int64, order="C")
         slots = slots * self._page_size + positions % self._page_size
         from_device = starts[:-1][plan.given < plan.query_lens]
         return StepLayout(
@@ -107,18 +108,18 @@ class RowMirror:
     def _set_up(self, setup: RowSetup) -> TableWrites:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
-        return self._write(setup.row, 0, setup.pages[0])
+        return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(setup.pages)])
 
     def _edit(self, edit: PageSwap) -> TableWrites:
-        return self._write(edit.row, edit.first, edit.pages)
+        return self._write(edit.group, edit.row, edit.first, edit.pages)
 
-    def _write(self, row: int, first: int, pages: IntArray) -> TableWrites:
-        self.pages[row, first : first + len(pages)] = pages
-        start = row * self._width + first
+    def _write(self, group: int, row: int, first: int, pages: IntArray) -> TableWrites:
+        self.pages[group, row, first : first + len(pages)] = pages
+        start = (group * self.pages.shape[1] + row) * self._width + first
         return TableWrites(np.arange(start, start + len(pages), dtype=np.int64), pages)
 
     def _append(self, plan: BatchPlan, rows: LongArray) -> TableWrites:
-        """Adds pages at the end of the rows' tables."""
+        """Adds pages at the end of the rows' tables, to each group's as many."""
         pages, counts = plan.new_pages[0], plan.new_page_counts[0]
         if not len(pages):
             return NO_WRITES
@@ -126,12 +127,18 @@ class RowMirror:
         places = receivers * self._width + self._page_counts[receivers]
         if counts.max() > 1:
             places += ranks(counts)
+        if len(plan.new_pages) > 1:
+            group_size = self.pages.shape[1] * self._width
+            places = np.concatenate([places + group * group_size for group in range(len(plan.new_pages))])
+            pages = np.concatenate(plan.new_pages)
         self._flat_pages[places] = pages
         self._page_counts[rows] += counts
         return TableWrites(places, pages)
 
 
 def _joined(writes: list[TableWrites]) -> TableWrites:
+    if len(writes) == 1:
+        return writes[0]
     return TableWrites(np.concatenate([w.places for w in writes]), np.concatenate([w.pages for w in writes]))
 
 

@@ -18,7 +18,7 @@ from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import LongArray, StepLayout, sampled_tokens
 from bough.executor.staging import Staging
 
-LONG_FIELDS = 3  # token ids, positions, slots
+LONG_FIELDS = 2  # token ids, positions; and the slots of each group
 ALIGNMENT = 4  # integers: 16 bytes, as kernels assume of every array
 FROM_DEVICE = -1  # in place of a token id: the last one that the row sampled
 
@@ -63,25 +63,26 @@ class CapturedInputs:
 
 
 class MixedInputs:
-    """Owns the buffers. `page_table` and `last_tokens` belong to the rows, whose last one is scratch."""
+    """Owns the buffers. `page_tables` and `last_tokens` belong to the rows, whose last one is scratch."""
 
     def __init__(
         self,
         limits: Limits,
         block_queries: int,
-        page_table: torch.Tensor,
+        page_tables: tuple[torch.Tensor, ...],
         last_tokens: torch.Tensor,
         staging: Staging,
     ) -> None:
         self._limits = limits
         self._block_queries = block_queries
-        self._page_table = page_table
+        self._page_tables = page_tables
+        self._long_fields = LONG_FIELDS + len(page_tables)
         self._last_tokens = last_tokens
         self._staging = staging
         most = self.room(self.largest)
-        self._longs = torch.zeros(LONG_FIELDS * most.tokens, dtype=torch.int64, device=page_table.device)
+        self._longs = torch.zeros(self._long_fields * most.tokens, dtype=torch.int64, device=last_tokens.device)
         ints = sum(size + ALIGNMENT for size in most.fields().values())
-        self._ints = torch.zeros(ints, dtype=torch.int32, device=page_table.device)
+        self._ints = torch.zeros(ints, dtype=torch.int32, device=last_tokens.device)
 
     @property
     def largest(self) -> int:
@@ -96,8 +97,8 @@ class MixedInputs:
     def send(self, plan: BatchPlan, layout: StepLayout, size: int) -> None:
         """Copies a step to the buffers of the graph of this size."""
         room, decodes = self.room(size), len(layout.from_device)
-        longs = np.zeros((LONG_FIELDS, size), dtype=np.int64)
-        for field, values in zip(longs, (layout.token_ids, layout.positions, layout.slots), strict=True):
+        longs = np.zeros((self._long_fields, size), dtype=np.int64)
+        for field, values in zip(longs, (layout.token_ids, layout.positions, *layout.slots), strict=True):
             field[: len(values)] = values
         longs[0, :decodes] = FROM_DEVICE
         ints, places = self._empty(room)
@@ -117,12 +118,12 @@ class MixedInputs:
 
     def pad(self, size: int) -> None:
         """Leaves nothing but padding, so that a step can be run without effect."""
-        self._copy(np.zeros((LONG_FIELDS, size), dtype=np.int64), self._empty(self.room(size))[0])
+        self._copy(np.zeros((self._long_fields, size), dtype=np.int64), self._empty(self.room(size))[0])
 
     def take(self, size: int) -> CapturedInputs:
         """The step in the buffers; everything done with it can be captured in a graph."""
         room = self.room(size)
-        ids, positions, slots = self._longs[: LONG_FIELDS * size].view(LONG_FIELDS, size)
+        ids, positions, *slots = self._longs[: self._long_fields * size].view(-1, size)
         views = {name: self._ints[place] for name, place in room.places().items()}
         first = ids[: room.rows]  # decodes stand first, one token each, so their places are those of their rows
         sampled = self._last_tokens.index_select(0, views["rows"])
@@ -135,8 +136,8 @@ class MixedInputs:
             query_lens=none,  # unknown to the host when the graph is replayed
             query_starts=none,
             context_lens=none,
-            page_table=self._page_table,
-            slots=slots,
+            page_tables=self._page_tables,
+            slots=tuple(slots),
             positions=positions,
             page_size=self._limits.page_size,
             chunks=ChunkPlaces(

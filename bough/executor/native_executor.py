@@ -45,7 +45,8 @@ class NativeExecutor:
         self._sample = NativeSampler(self._sampling, tapes.crew)
         self._step = Step(
             page_table=self._mirror.pages.ctypes.data,
-            page_table_width=self._mirror.pages.shape[1],
+            page_table_stride=self._mirror.pages[0].size,
+            page_table_width=self._mirror.pages.shape[2],
             page_size=limits.page_size,
         )
 
@@ -140,6 +141,7 @@ class NativeExecutor:
         step = self._step
         step.tokens, step.batch, step.wanted = len(layout.token_ids), len(layout.rows), len(wanted)
         step.token_ids, step.positions = layout.token_ids.ctypes.data, layout.positions.ctypes.data
+        step.slots_stride = len(layout.token_ids)
         step.slots, step.wanted_tokens = layout.slots.ctypes.data, wanted.ctypes.data
         step.rows, step.query_starts = layout.rows.ctypes.data, layout.query_starts.ctypes.data
         step.context_lens = layout.context_lens.ctypes.data

@@ -151,7 +151,9 @@ class Recorder:
         norms = (None if weight is None else self._address(weight) for weight in (q_weight, k_weight))
         pointers = map(self._address, (cos, sin, k_cache, v_cache))
         shape, number = (heads, kv_heads, qkv.shape[2]), CACHE_NUMBERS[k_cache.dtype]
-        self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number)
+        self._add(
+            "norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, slots.storage_offset()
+        )
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
         out = self.rows(layer.heads * layer.head_dim, on_wanted=False)
@@ -170,6 +172,7 @@ class Recorder:
             layer.scale,
             layer.softcap or 0.0,
             layer.ends_only,
+            layer.group,
             self.place(out),
         )
         return out.view(-1, layer.heads, layer.head_dim)

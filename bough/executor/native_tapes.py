@@ -86,8 +86,9 @@ class NativeTapes:
     def _forward(self, wanted: torch.Tensor | None) -> torch.Tensor:
         attention = RecordingAttention(self._recorder)
         nothing = torch.empty(1, dtype=torch.int64, device="meta")
-        # A tape reads what it needs of the batch from each step.
-        batch = cast(AttentionBatch, _Unread(nothing))
+        # A tape reads what it needs of the batch from each step. The slots of a KV group are told by their offset.
+        slots = torch.empty((len(self._model.config.kv_groups), 1), dtype=torch.int64, device="meta")
+        batch = cast(AttentionBatch, _Unread(tuple(slots)))
         context = ForwardContext(attention, self._pool, batch, wanted)
         return self._model.forward(nothing, nothing, context)
 
@@ -96,7 +97,7 @@ class NativeTapes:
 class _Unread:
     """What layers touch of a batch without looking at it."""
 
-    slots: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
 
 
 def _view(memory: np.ndarray[Any, Any], arrangement: Arrangement, recorder: Recorder, of: torch.Tensor) -> torch.Tensor:

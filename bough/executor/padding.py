@@ -8,8 +8,10 @@ import torch
 from bough.attention.batch import AttentionBatch
 
 
-def padding_batch(tokens: int, context_length: int, page_size: int, device: torch.device) -> AttentionBatch:
-    """One row of so many new tokens, all of which are written to page 0, that no request is given."""
+def padding_batch(
+    tokens: int, context_length: int, page_size: int, device: torch.device, groups: int = 1
+) -> AttentionBatch:
+    """One row of so many new tokens, all of which are written to page 0 of each group, that no request is given."""
     return AttentionBatch(
         rows=torch.zeros(1, dtype=torch.int32, device=device),
         lengths=torch.full((1,), tokens, dtype=torch.int32, device=device),
@@ -17,8 +19,8 @@ def padding_batch(tokens: int, context_length: int, page_size: int, device: torc
         query_lens=np.array([tokens], dtype=np.int32),
         query_starts=np.array([0, tokens], dtype=np.int32),
         context_lens=np.zeros(1, dtype=np.int32),
-        page_table=torch.zeros((1, -(-tokens // page_size)), dtype=torch.int32, device=device),
-        slots=torch.zeros(tokens, dtype=torch.int64, device=device),
+        page_tables=(torch.zeros((1, -(-tokens // page_size)), dtype=torch.int32, device=device),) * groups,
+        slots=(torch.zeros(tokens, dtype=torch.int64, device=device),) * groups,
         positions=torch.arange(tokens, device=device) % context_length,
         page_size=page_size,
     )

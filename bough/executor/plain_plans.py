@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bough.core.plan import BatchPlan, IntArray, RowSetup
 from bough.core.sampling_params import SamplingParams
 
 
-def prompt_plan(row: int, tokens: IntArray, pages: IntArray) -> BatchPlan:
-    """A whole prompt on a fresh row, which gets these pages for good."""
+def prompt_plan(row: int, tokens: IntArray, pages: IntArray, group_pages: Sequence[int] = ()) -> BatchPlan:
+    """A whole prompt on a fresh row, which gets these pages for good; of KV groups with `group_pages`
+    the same, counted again from the first where there are fewer."""
     none = np.zeros(0, dtype=np.int32)
-    setup = RowSetup(row, SamplingParams(temperature=0.0), 0, (none,), 0, 0, None, len(tokens), None, ())
+    new_pages = [(pages - 1) % most + 1 for most in group_pages] or [pages]
+    setup = RowSetup(
+        row, SamplingParams(temperature=0.0), 0, (none,) * len(new_pages), 0, 0, None, len(tokens), None, ()
+    )
     count = np.array([len(tokens)], dtype=np.int32)
     return BatchPlan(
         step=0,
@@ -21,13 +27,13 @@ def prompt_plan(row: int, tokens: IntArray, pages: IntArray) -> BatchPlan:
         query_lens=count,
         given=count,
         tokens=tokens,
-        new_pages=(pages,),
-        new_page_counts=(np.array([len(pages)], dtype=np.int32),),
+        new_pages=tuple(new_pages),
+        new_page_counts=(np.array([len(pages)], dtype=np.int32),) * len(new_pages),
         sample=np.array([True]),
     )
 
 
-def decode_plan(step: int, batch: int) -> BatchPlan:
+def decode_plan(step: int, batch: int, groups: int = 1) -> BatchPlan:
     """A token each for the first rows, on pages that they have."""
     zeros = np.zeros(batch, dtype=np.int32)
     none = np.zeros(0, dtype=np.int32)
@@ -39,7 +45,7 @@ def decode_plan(step: int, batch: int) -> BatchPlan:
         query_lens=zeros + 1,
         given=zeros,
         tokens=none,
-        new_pages=(none,),
-        new_page_counts=(zeros,),
+        new_pages=(none,) * groups,
+        new_page_counts=(zeros,) * groups,
         sample=np.ones(batch, dtype=np.bool_),
     )

@@ -39,8 +39,13 @@ def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, m
 def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
     """Each kind of step; returns how much memory the largest took."""
     pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
-    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages)
-    for plan in (prompt, decode_plan(0, 1), decode_plan(0, MOST_ROWS + 1)):  # few have kernels of their own
+    groups = len(loaded.config.kv_groups)
+    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages, (PROMPT_TOKENS,) * groups)
+    for plan in (
+        prompt,
+        decode_plan(0, 1, groups),
+        decode_plan(0, MOST_ROWS + 1, groups),
+    ):  # few have kernels of their own
         _run(loaded, settings, plan)
     return _measure(loaded, settings, rows, chunk)
 
@@ -48,22 +53,22 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
 def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
     """One small step on an executor of its own."""
     config, page_size = loaded.config, settings.memory.page_size
-    limits = Limits(
-        len(plan.rows), page_size, (PROMPT_TOKENS,), config.context_length, config.vocab_size, PROMPT_TOKENS, ""
-    )
+    pages = (PROMPT_TOKENS,) * len(config.kv_groups)
+    limits = Limits(len(plan.rows), page_size, pages, config.context_length, config.vocab_size, PROMPT_TOKENS, "")
     assemble(loaded, settings, limits, GraphSizes()).launch(plan).wait()
 
 
 def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
     """Runs the largest step there can be on the scratch page; returns how much memory it took beside the weights."""
     config, device = loaded.config, loaded.device
-    limits = Limits(1, settings.memory.page_size, (SCRATCH_PAGES,), config.context_length, config.vocab_size, chunk, "")
-    pool = build_pool(loaded, SCRATCH_PAGES, limits.page_size)
+    pages = (SCRATCH_PAGES,) * len(config.kv_groups)
+    limits = Limits(1, settings.memory.page_size, pages, config.context_length, config.vocab_size, chunk, "")
+    pool = build_pool(loaded, pages, limits.page_size)
     attention = build_attention(loaded, settings, limits, Staging(device, depth=1))
     tokens = chunk + rows
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    batch = padding_batch(tokens, config.context_length, limits.page_size, device)
+    batch = padding_batch(tokens, config.context_length, limits.page_size, device, len(pages))
     ids, positions = torch.zeros_like(batch.positions), batch.positions
     with torch.inference_mode():
         attention.prepare(batch)

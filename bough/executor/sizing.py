@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from bough.core.errors import ResourceError
+from bough.core.model_config import ModelConfig
 from bough.core.settings import MemorySettings
 
 CPU_POOL_SHARE = 0.25  # of the free memory: several engines live side by side on one machine
 CPU_POOL_CONTEXTS = 32
 GPU_FRACTION = 0.9
+MOST_TOKENS = 1 << 22  # of full attention, where no layer has it: page numbers alone take memory then
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a token takes in the layers of full attention and in those with a window, and how many tokens the latter
+    keep when the former keep `tokens`."""
+
+    full_bytes: int
+    window_bytes: int = 0
+    ratio: float = 0.0
+    least_window: int = 0  # tokens with which one row can go on
+    most_window: int = 0  # tokens with which all rows can; more would only keep prefixes
+
+    @staticmethod
+    def of(
+        config: ModelConfig, bytes_per_token: tuple[int, ...], settings: MemorySettings, rows: int, chunk_tokens: int
+    ) -> CacheShape:
+        if len(bytes_per_token) == 1:
+            return CacheShape(bytes_per_token[0])
+        full, window = bytes_per_token
+        row = config.kv_groups[1].row_pages(settings.page_size) * settings.page_size
+        chunk = chunk_tokens + settings.page_size
+        return CacheShape(full, window, settings.swa_full_tokens_ratio, row + chunk, rows * row + chunk)
+
+    def window_tokens(self, tokens: int) -> int:
+        return max(self.least_window, min(math.ceil(tokens * self.ratio), self.most_window))
+
+    def nbytes(self, tokens: int) -> int:
+        return tokens * self.full_bytes + self.window_tokens(tokens) * self.window_bytes
+
+    def fitting(self, nbytes: int) -> int:
+        """The most tokens that fit, 0 if none do."""
+        most = max(nbytes, 0) // self.full_bytes if self.full_bytes else MOST_TOKENS
+        return max(0, bisect_right(range(most + 1), nbytes, key=self.nbytes) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """In pages, with the reason for the start log."""
+    """In pages of each KV group, with the reason for the start log."""
 
-    pages: int
+    pages: tuple[int, ...]
     note: str
+
+    @staticmethod
+    def of(shape: CacheShape, tokens: int, page_size: int, why: str) -> CacheSize:
+        tokens = tokens // page_size * page_size
+        note = f"KV cache: {tokens} tokens ({_gib(shape.nbytes(tokens))}), from {why}"
+        if not shape.window_bytes:
+            return CacheSize((tokens // page_size,), note)
+        window = shape.window_tokens(tokens)
+        note += f"; layers with a sliding window keep {window}"
+        return CacheSize((tokens // page_size, -(-window // page_size)), note)
 
 
 def size_cpu_cache(
-    settings: MemorySettings, *, free_bytes: int, weight_bytes: int, bytes_per_token: int, context_length: int
+    settings: MemorySettings, *, free_bytes: int, weight_bytes: int, shape: CacheShape, context_length: int
 ) -> CacheSize:
     """The smaller of a share of the free memory and what 32 full contexts need, unless the user says otherwise.
 
@@ -30,35 +78,34 @@ def size_cpu_cache(
     size = settings.page_size
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens, "--max-total-tokens"
-        needed = tokens * bytes_per_token
+        needed = shape.nbytes(tokens)
         if needed > free_bytes:
             raise ResourceError(
                 f"--max-total-tokens {tokens} needs {_gib(needed)} for the KV cache, but only {_gib(free_bytes)} are "
-                f"free; set it to {free_bytes // bytes_per_token // size * size} or less."
+                f"free; set it to {shape.fitting(free_bytes) // size * size} or less."
             )
     elif settings.mem_fraction_static is not None:
         budget = int((free_bytes + weight_bytes) * settings.mem_fraction_static) - weight_bytes
-        if budget < bytes_per_token * size:
+        tokens, why = shape.fitting(budget), f"--mem-fraction-static {settings.mem_fraction_static}"
+        if tokens < size:
             raise ResourceError(
                 f"--mem-fraction-static {settings.mem_fraction_static} leaves nothing for the KV cache: the weights "
                 f"take {_gib(weight_bytes)} of {_gib(free_bytes + weight_bytes)}; raise it or set --max-total-tokens."
             )
-        tokens, why = budget // bytes_per_token, f"--mem-fraction-static {settings.mem_fraction_static}"
     else:
-        by_memory = int(free_bytes * CPU_POOL_SHARE) // bytes_per_token
+        by_memory = shape.fitting(int(free_bytes * CPU_POOL_SHARE))
         by_context = CPU_POOL_CONTEXTS * context_length
         if by_memory < by_context:
             tokens, why = by_memory, f"a quarter of {_gib(free_bytes)} free memory"
         else:
             tokens, why = by_context, f"{CPU_POOL_CONTEXTS} times the context of {context_length}"
-    pages = tokens // size
-    if pages < 1 or pages * size < 2:
+    if tokens // size < 1 or tokens // size * size < 2:
         raise ResourceError(
-            f"The KV cache would hold only {tokens} tokens ({_gib(free_bytes)} are free, a token takes "
-            f"{bytes_per_token} bytes); free some memory, or set --max-total-tokens or --mem-fraction-static."
+            f"The KV cache would hold only {tokens} tokens ({_gib(free_bytes)} are free, {max(size, 2)} tokens take "
+            f"{shape.nbytes(max(size, 2))} bytes); free some memory, or set --max-total-tokens or "
+            "--mem-fraction-static."
         )
-    note = f"KV cache: {pages * size} tokens ({_gib(pages * size * bytes_per_token)} when full), from {why}"
-    return CacheSize(pages, note)
+    return CacheSize.of(shape, tokens, size, why)
 
 
 def size_gpu_cache(
@@ -67,7 +114,7 @@ def size_gpu_cache(
     free_bytes: int,
     total_bytes: int,
     activation_bytes: int,
-    bytes_per_token: int,
+    shape: CacheShape,
     graph_bytes: int = 0,
 ) -> CacheSize:
     """What `--mem-fraction-static` of the device leaves after the weights; the rest is for the largest step, for graphs
@@ -77,15 +124,15 @@ def size_gpu_cache(
     fraction = GPU_FRACTION if settings.mem_fraction_static is None else settings.mem_fraction_static
     usable = free_bytes - activation_bytes - graph_bytes
     budget = min(usable, free_bytes - int(total_bytes * (1.0 - fraction)))
-    fitting = max(0, budget // bytes_per_token // size * size)
+    fitting = shape.fitting(budget) // size * size
     tokens, why = fitting, f"{fraction:.0%} of {_gib(total_bytes)} less weights"
     if budget == usable:
         why = f"what weights, a step of {_gib(activation_bytes)} and graphs of {_gib(graph_bytes)} leave"
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens // size * size, "--max-total-tokens"
-        if tokens * bytes_per_token > usable:
+        if shape.nbytes(tokens) > usable:
             raise ResourceError(
-                f"--max-total-tokens {settings.max_total_tokens} needs {_gib(tokens * bytes_per_token)} for the KV "
+                f"--max-total-tokens {settings.max_total_tokens} needs {_gib(shape.nbytes(tokens))} for the KV "
                 f"cache, but only {_gib(usable)} are left on the device; set it to {fitting} or less."
             )
     if tokens < max(size, 2):
@@ -94,8 +141,7 @@ def size_gpu_cache(
             f"{_gib(activation_bytes)}); raise --mem-fraction-static, or lower --chunked-prefill-size or "
             "--max-running-requests."
         )
-    note = f"KV cache: {tokens} tokens ({_gib(tokens * bytes_per_token)}), from {why}"
-    return CacheSize(tokens // size, note)
+    return CacheSize.of(shape, tokens, size, why)
 
 
 def _gib(count: int) -> str:

@@ -9,10 +9,8 @@ after `import bough as sgl`.
 from __future__ import annotations
 
 from bough.lang.backends.anthropic import Anthropic
-from bough.lang.backends.elsewhere import Crusoe, VertexAI
 from bough.lang.backends.endpoint import RuntimeEndpoint
-from bough.lang.backends.litellm import LiteLLM
-from bough.lang.backends.openai import OpenAI
+from bough.lang.backends.openai import Crusoe, LiteLLM, OpenAI, VertexAI
 from bough.lang.choices import greedy_token_selection, token_length_normalized, unconditional_likelihood_normalized
 from bough.lang.config import flush_cache, get_server_info, global_config, set_default_backend
 from bough.lang.primitives import (

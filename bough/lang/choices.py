@@ -47,35 +47,19 @@ class ChoicesSamplingMethod(ABC):
 class TokenLengthNormalized(ChoicesSamplingMethod):
     """The highest mean logprob of the tokens: long choices are not punished for their length."""
 
-    def __call__(
-        self,
-        *,
-        choices: Sequence[str],
-        normalized_prompt_logprobs: Sequence[float],
-        input_token_logprobs: Sequence[Scored],
-        output_token_logprobs: Sequence[Scored],
-        unconditional_token_logprobs: Sequence[Scored] | None = None,
-    ) -> ChoicesDecision:
-        seen = _evidence(normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs)
-        return ChoicesDecision(choices[int(np.argmax(normalized_prompt_logprobs))], seen)
+    def __call__(self, *, choices: Sequence[str], **scores: Any) -> ChoicesDecision:
+        return ChoicesDecision(choices[int(np.argmax(scores["normalized_prompt_logprobs"]))], _evidence(scores))
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
     """What greedy decoding would have taken: the likeliest first token, among equals the likeliest second, and so on.
     A choice that has ended is represented by its mean, so that "Ja" and "Ja, sehr" can be compared."""
 
-    def __call__(
-        self,
-        *,
-        choices: Sequence[str],
-        normalized_prompt_logprobs: Sequence[float],
-        input_token_logprobs: Sequence[Scored],
-        output_token_logprobs: Sequence[Scored],
-        unconditional_token_logprobs: Sequence[Scored] | None = None,
-    ) -> ChoicesDecision:
-        longest = max(map(len, input_token_logprobs))
+    def __call__(self, *, choices: Sequence[str], **scores: Any) -> ChoicesDecision:
+        scored = scores["input_token_logprobs"]
+        longest = max(map(len, scored))
         table = np.full((len(choices), longest), -np.inf)
-        for row, tokens in zip(table, input_token_logprobs, strict=True):
+        for row, tokens in zip(table, scored, strict=True):
             logprobs = [entry[0] for entry in tokens]
             row[:] = np.mean(logprobs)
             row[: len(logprobs)] = logprobs
@@ -85,8 +69,8 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
             left = left[values == values.max()]
             if len(left) == 1:
                 break
-        seen = _evidence(normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs)
-        return ChoicesDecision(choices[int(left[0])], {**seen, "greedy_logprob_matrix": table.tolist()})
+        seen = {**_evidence(scores), "greedy_logprob_matrix": table.tolist()}
+        return ChoicesDecision(choices[int(left[0])], seen)
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
@@ -96,35 +80,26 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
     def requires_unconditional_logprobs(self) -> bool:
         return True
 
-    def __call__(
-        self,
-        *,
-        choices: Sequence[str],
-        normalized_prompt_logprobs: Sequence[float],
-        input_token_logprobs: Sequence[Scored],
-        output_token_logprobs: Sequence[Scored],
-        unconditional_token_logprobs: Sequence[Scored] | None = None,
-    ) -> ChoicesDecision:
-        if unconditional_token_logprobs is None:
+    def __call__(self, *, choices: Sequence[str], **scores: Any) -> ChoicesDecision:
+        unconditional = scores.get("unconditional_token_logprobs")
+        if unconditional is None:
             raise ValueError("unconditional_likelihood_normalized needs unconditional_token_logprobs")
         gains = [
             # The first token of a text alone has no logprob: nothing stands before it.
             float(np.mean([with_text[0] - (alone[0] or 0.0) for with_text, alone in zip(given, bare, strict=True)]))
-            for given, bare in zip(input_token_logprobs, unconditional_token_logprobs, strict=True)
+            for given, bare in zip(scores["input_token_logprobs"], unconditional, strict=True)
         ]
-        seen = _evidence(normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs) | {
-            "unconditional_token_logprobs": list(unconditional_token_logprobs),
+        seen = {
+            **_evidence(scores),
+            "unconditional_token_logprobs": list(unconditional),
             "normalized_unconditional_prompt_logprobs": gains,
         }
         return ChoicesDecision(choices[int(np.argmax(gains))], seen)
 
 
-def _evidence(normalized: Sequence[float], given: Sequence[Scored], output: Sequence[Scored]) -> dict[str, Any]:
-    return {
-        "normalized_prompt_logprobs": list(normalized),
-        "input_token_logprobs": list(given),
-        "output_token_logprobs": list(output),
-    }
+def _evidence(scores: dict[str, Any]) -> dict[str, Any]:
+    names = ("normalized_prompt_logprobs", "input_token_logprobs", "output_token_logprobs")
+    return {name: list(scores[name]) for name in names}
 
 
 token_length_normalized = TokenLengthNormalized()

@@ -1,11 +1,11 @@
 """Runs one state of a program: takes its expressions in order and sees that each is done.
 
-`submit` returns at once. Text and roles are written on the spot while nothing is being waited for; from the first
-generation on, expressions queue up and a task on the background loop works them off. Each variable has a slot that is
-filled when its turn has come. A branch begins with what its parent has written by then, and asks nobody to wait for it.
+`submit` returns at once. Text and roles are written immediately while the queue is empty; from the first generation on,
+expressions queue up and a task on the background loop works them off. Each variable has a slot that is filled in its
+turn. A branch begins with what its parent has written by then.
 
-Owns the variables, the queue and the failure of its state. Whoever reads may be any thread or any event loop; a reader
-outside of the program, which follows a stream, waits for its end, and one inside for what has been submitted.
+Owns the variables, the queue and the failure of its state. Any thread or event loop may read: a reader outside of the
+program, which follows a stream, waits for its end, one inside for what has been submitted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.document import Document
+from bough.lang.chat import Document
 from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
-from bough.lang.failure import Failure, Site, calling_site
 from bough.lang.loop import background_loop
-from bough.lang.slots import News, Slot
-from bough.lang.steps import ForkPoint, RunOptions, Settle, Step
-from bough.lang.usage import Usage
+from bough.lang.slots import Changes, Failure, Site, Slot, calling_site
+from bough.lang.steps import ForkPoint, RunOptions, Settle, Step, Usage
 from bough.lang.writer import Writer
 
 REASONING_SUFFIX = "_reasoning_content"
@@ -37,11 +35,11 @@ class Executor:
         self.options = options
         self.slots: dict[str, Slot] = {}
         self.children: list[Executor] = []
-        self.news = News()
+        self.changes = Changes()
         self.failure: Failure | None = None
         self.ended = False
-        self._heeded = False  # somebody answers for its failure, whenever it comes
-        self._writer = Writer(options, Document(options.backend.chat_format), self.news)
+        self._failure_expected = False  # somebody answers for its failure, whenever it comes
+        self._writer = Writer(options, Document(options.backend.chat_format), self.changes)
         self._lock = threading.RLock()
         self._queue: deque[Step] = deque()
         self._busy = branch  # the queue is being worked off, or waits for the parent
@@ -80,7 +78,7 @@ class Executor:
 
     def set_variable(self, name: str, value: Any) -> None:
         self.slots[name] = Slot.of(value)
-        self.news.tell()
+        self.changes.notify()
 
     def end(self) -> None:
         """Nothing more will be submitted, here or to branches."""
@@ -99,20 +97,20 @@ class Executor:
             child.sync()
             child.settle_branches()
         for child in self.children:
-            if child.failure is not None and not child.failure.told:
+            if child.failure is not None and not child.failure.reported:
                 self.fail(child.failure)
 
-    def heed(self) -> None:
+    def expect_failure(self) -> None:
         """Somebody joins this branch, and so hears of its failure or of a sibling's before it; or gives it up."""
         with self._lock:
-            self._heeded = True
+            self._failure_expected = True
             if self.failure is not None:
-                self.failure.told = True
+                self.failure.reported = True
 
     def cancel(self, reason: BaseException, site: Site | None = None, otherwise: Site | None = None) -> None:
         """Gives up, here and in all branches: what runs is aborted, who waits gets an error with this reason and,
         if none is given, with the line of what it waits for, or `otherwise`."""
-        self.heed()
+        self.expect_failure()
         self._fail_at(site or self._waits_at() or otherwise, reason)
         self._abort()
         for child in self.children:
@@ -175,14 +173,14 @@ class Executor:
 
     def raise_failure(self) -> None:
         if self.failure is not None:
-            raise self.failure.tell()
+            raise self.failure.report()
 
     def declared(self, name: str) -> Future[None]:
         """For those outside: done when the program has come to a variable's declaration, or will never come to it."""
-        version = self.news.version
+        version = self.changes.version
         if name in self.slots or self.ended or self.failure is not None:
             version = -1
-        return self.news.since(version)
+        return self.changes.since(version)
 
     def slot(self, name: str) -> Slot:
         """A variable that is there or will come."""
@@ -214,7 +212,7 @@ class Executor:
             self._promised.append(slot)
             if self.failure is not None:
                 slot.fail(self.failure)
-        self.news.tell()
+        self.changes.notify()
         return slot
 
     def _settle(self) -> None:
@@ -240,7 +238,7 @@ class Executor:
             self._fail_at(step.site, error)
             return True
         if done:
-            self.news.tell()
+            self.changes.notify()
         return done
 
     def _begin_branches(self, step: Step) -> bool:
@@ -280,7 +278,7 @@ class Executor:
             except Exception as error:  # noqa: BLE001  # whatever a back end raises ends this state, and is told
                 self._fail_at(step.site, error)
                 return
-            self.news.tell()
+            self.changes.notify()
 
     def _rest(self) -> None:
         """The queue is empty. Called with the lock."""
@@ -296,7 +294,7 @@ class Executor:
             for waiter in done:
                 if not waiter.done():  # done: it was cancelled with the task that waited
                     waiter.set_result(None)
-        self.news.tell()
+        self.changes.notify()
 
     def _fail_at(self, site: Site | None, error: BaseException) -> None:
         self.fail(Failure(self.options.program, site, self.document.text, error))
@@ -309,8 +307,8 @@ class Executor:
             queue, self._queue = self._queue, deque()
             for slot in self._promised:
                 slot.fail(self.failure)
-            if self._heeded:
-                self.failure.told = True
+            if self._failure_expected:
+                self.failure.reported = True
             self._rest()
         for step in queue:
             step.drop(failure)

@@ -4,16 +4,27 @@ that a mistake is told on its line, and give expressions. Names and arguments ar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from bough.lang.constraints import checked_regex, dtype_form, schema_text
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
+from bough.lang.steps import SAMPLING_NAMES
 from bough.parsers import reasoning_format
 
 ONE_CONSTRAINT = "gen() takes one constraint: choices, regex (or dtype), or json_schema."
+# What `dtype` allows, and where such a value ends.
+DTYPE_REGEXES: dict[type, str] = {
+    int: r"[-+]?[0-9]+[ \n]*",  # a number ends at the space behind it, where the stop cuts it off
+    float: r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
+    bool: r"(True|False)",
+    str: r'"[\w\d\s]*"',
+}
+DTYPE_STOPS = (" ", "\n")
+
 
 # Generation -----------------------------------------------------------------------------------------------------------
 
@@ -46,34 +57,21 @@ def gen(
     """The model continues the text. What is left out takes the value that `run` was given. `json_schema` is a schema,
     its JSON or a pydantic model; with `choices` it is a `select`; with `n` over 1 the variable is a list, and the text
     goes on with its first."""
+    arguments = locals()
     if choices is not None:
         if not (dtype is regex is json_schema is None):
             raise RequestError(ONE_CONSTRAINT, field="choices")
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
-    given = {
+    given = {name: arguments[name] for name in SAMPLING_NAMES if name in arguments}
+    given |= {
         "max_new_tokens": max_tokens,
         "min_new_tokens": min_tokens,
-        "n": n,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
-        "regex": checked_regex(regex),
-        "json_schema": schema_text(json_schema),
+        "regex": _checked_regex(regex),
+        "json_schema": _schema_text(json_schema),
     }
     ends: tuple[str, ...] = ()
     if dtype is not None:
-        given["regex"], ends = dtype_form(dtype, regex)
+        given["regex"], ends = _dtype_form(dtype, regex)
     if given["regex"] is not None and given["json_schema"] is not None:
         raise RequestError(ONE_CONSTRAINT, field="regex")
     return Gen(name, {key: value for key, value in given.items() if value is not None}, ends=ends)
@@ -132,6 +130,42 @@ def separate_reasoning(expr: ExprLike, model_type: str) -> Expr:
     reasoning_format(model_type, field="model_type")
     marked = [dataclasses.replace(e, reasoning=model_type) if isinstance(e, Gen) else e for e in items_of(expr)]
     return Row(tuple(marked))
+
+
+# What a generation is held to, as the engine's sampling fields `regex` and `json_schema` ------------------------------
+
+
+def _checked_regex(regex: str | None) -> str | None:
+    if regex is not None:
+        try:
+            re.compile(regex)
+        except re.error as error:
+            raise RequestError(f"regex {regex!r} is not valid: {error}.", field="regex") from None
+    return regex
+
+
+def _schema_text(schema: Mapping[str, Any] | str | type | None) -> str | None:
+    if schema is None or isinstance(schema, str):
+        return schema
+    if isinstance(schema, Mapping):
+        return json.dumps(schema)
+    described: Callable[[], Any] | None = getattr(schema, "model_json_schema", None)
+    if described is None:
+        raise RequestError(
+            f"json_schema must be a schema, its JSON or a pydantic model, got {schema!r}.", field="json_schema"
+        )
+    return json.dumps(described())
+
+
+def _dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, ...]]:
+    """What such a value looks like, and what ends it."""
+    by_name = {kind.__name__: kind for kind in DTYPE_REGEXES}
+    kind = by_name.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if kind not in DTYPE_REGEXES:
+        raise RequestError(f"dtype must be one of {', '.join(by_name)}, got {dtype!r}.", field="dtype")
+    if regex is not None:
+        raise RequestError("gen() takes dtype or regex, not both.", field="dtype")
+    return DTYPE_REGEXES[kind], () if kind is str else DTYPE_STOPS  # a text in quotes ends with its quote
 
 
 # Roles ----------------------------------------------------------------------------------------------------------------

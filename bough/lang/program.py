@@ -1,7 +1,7 @@
 """`@function`: a Python function that writes with a model, and the ways to run it.
 
 A program's body is ordinary code that runs in a thread: the caller's for `run`, one of its own for a stream, a batch or
-an event loop. This module binds arguments and hands over to `running`, `batch` and `tracer`.
+an event loop. This module binds arguments and hands over to `running` and `tracer`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
-from bough.lang import running
-from bough.lang.arguments import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments, Body
-from bough.lang.batch import Batch, BatchResults
 from bough.lang.config import as_backend, global_config
 from bough.lang.graph import Graph
 from bough.lang.placeholders import refuse_while_tracing
-from bough.lang.state import ProgramState
-from bough.lang.steps import RunOptions
-from bough.lang.trace_states import TraceState
+from bough.lang.running import Batch, BatchResults, Run, new_state, raise_failure
+from bough.lang.state import ProgramState, StateBase
+from bough.lang.steps import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments, Body, RunOptions
 from bough.lang.tracer import trace_program, trace_start
 
 
@@ -40,7 +37,7 @@ class Program(Body):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """With a state it is a part of another program, `inner(s, …)`, and gives what its function returns; without one
         it is run."""
-        if args and isinstance(args[0], ProgramState | TraceState):
+        if args and isinstance(args[0], StateBase):
             return self.func(*args, **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)
 
@@ -84,12 +81,12 @@ class Program(Body):
         returns at once, and the state is read while the program runs. `use_thread=False` does one thing at a time.
         After `timeout_s` everything that is being waited for is aborted; Python code of the body itself is not."""
         options = self._options(_sampling(locals()), stream, backend, use_thread)
-        state = running.new_state(options)
-        work = running.Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
+        state = new_state(options)
+        work = Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
         if stream:
             work.start_thread()
-            return state
-        work.finish()
+        else:
+            work.finish()
         return state
 
     async def async_run(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -101,8 +98,8 @@ class Program(Body):
             arguments.get("backend"),
             arguments.get("use_thread", True),
         )
-        state = running.new_state(options)
-        work = running.Run(state, self.func, args, {**self.bound, **kwargs}, arguments.get("timeout_s"))
+        state = new_state(options)
+        work = Run(state, self.func, args, {**self.bound, **kwargs}, arguments.get("timeout_s"))
         done = work.start_thread()
         if not options.stream:
             try:
@@ -110,7 +107,7 @@ class Program(Body):
             except asyncio.CancelledError as reason:
                 state._executor.cancel(reason)
                 raise
-            running.raise_failure(state)
+            raise_failure(state)
         return state
 
     @overload

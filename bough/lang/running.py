@@ -1,26 +1,34 @@
-"""One run of a program's body: starts it, waits for what it has begun, and says what went wrong.
+"""Runs of a program: one, or many at once.
 
-Owns the thread of a run that has one, and its time-out.
+`Run` starts the body, waits for what it has begun, and records what went wrong; it owns its thread and its time-out.
+`Batch` traces the beginning of the program before its first run: what is the same for all runs is computed once, ahead
+of them, and runs start in the order of the arguments that the program writes first, so that runs with a common prefix
+stand together. Results come back in the order in which the arguments were given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from bough.core.errors import ProgramError
 from bough.lang import loop
 from bough.lang.config import global_config
-from bough.lang.failure import Site, raising_site, running_site
 from bough.lang.interpreter import Executor
+from bough.lang.slots import Site, raising_site, running_site
 from bough.lang.state import ProgramState
-from bough.lang.steps import RunOptions
+from bough.lang.steps import Body, RunOptions
+from bough.lang.tracer import trace_start
 
 logger = logging.getLogger(__name__)
+WORTH_CACHING = 64  # characters of a common beginning
+FEWEST_AUTO_THREADS = 96
 
 
 def new_state(options: RunOptions) -> ProgramState:
@@ -99,3 +107,156 @@ async def _expire(executor: Executor, timeout_s: float, here: Callable[[], Site 
     """`here` tells where the body is, for one that is busy with something else than the model."""
     await asyncio.sleep(timeout_s)
     executor.cancel(TimeoutError(f"the program took longer than {timeout_s:g} s"), otherwise=here())
+
+
+# Batches --------------------------------------------------------------------------------------------------------------
+
+
+class BatchResults(list[ProgramState]):
+    """The states of a batch, in the order of its arguments."""
+
+    @property
+    def errors(self) -> dict[int, ProgramError]:
+        """Why some of them failed, by index."""
+        found = {i: state.error() for i, state in enumerate(self)}
+        return {i: error for i, error in found.items() if error is not None}
+
+
+class Batch:
+    """One call of `run_batch`."""
+
+    def __init__(
+        self,
+        program: Body,
+        options: RunOptions,
+        items: Sequence[Any],
+        num_threads: int | Literal["auto"],
+        timeout_s: float | None,
+    ) -> None:
+        self._program = program
+        self._options = options
+        self._items = [program.arguments(_as_kwargs(program, item)) for item in items]
+        self._order = list(range(len(self._items)))  # in which they start
+        self._threads = _thread_count(num_threads, len(self._items))
+        self._timeout_s = timeout_s
+        self._states = [new_state(options) for _ in self._items]
+        self._done: list[Future[None]] = []
+
+    def start(self) -> None:
+        """Caches the common beginning, then starts all runs."""
+        prefix = self._plan()
+        if prefix is not None:
+            loop.wait_for(self._cache(prefix))
+        self._launch()
+
+    async def async_start(self) -> None:
+        """`start` for event loops; one that is cancelled starts nothing."""
+        prefix = await asyncio.to_thread(self._plan)
+        if prefix is not None:
+            await asyncio.wrap_future(loop.start(self._cache(prefix)))
+        self._launch()
+
+    def _plan(self) -> str | None:
+        """Puts the runs in order; gives the beginning that all of them have, if it is worth caching."""
+        if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
+            return None
+        common, varied = _compare(self._items)
+        start = trace_start(self._program, common, varied)
+        self._order.sort(key=lambda i: start.rank(self._items[i]))
+        prefix = start.text(self._options.backend.chat_format)
+        return prefix if len(prefix) > WORTH_CACHING else None
+
+    def _launch(self) -> None:
+        if not self._items:
+            return
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"bough-batch-{self._program.name}")
+        futures = {i: pool.submit(self._run(i).complete) for i in self._order}
+        self._done = [futures[i] for i in range(len(self._items))]
+        pool.shutdown(wait=False)
+
+    def gather(self, progress_bar: bool) -> BatchResults:
+        return self._checked(list(self.in_turn(progress_bar)))
+
+    async def async_gather(self, progress_bar: bool) -> BatchResults:
+        return self._checked([state async for state in self.async_in_turn(progress_bar)])
+
+    def in_turn(self, progress_bar: bool) -> Iterator[ProgramState]:
+        """Each state when it is done; leaving early aborts the rest."""
+        try:
+            for state, done in self._progress(progress_bar):
+                done.result()
+                yield state
+        finally:
+            self._cancel()
+
+    async def async_in_turn(self, progress_bar: bool) -> AsyncIterator[ProgramState]:
+        try:
+            for state, done in self._progress(progress_bar):
+                await asyncio.wrap_future(done)
+                yield state
+        finally:
+            self._cancel()
+
+    def _progress(self, shown: bool) -> Iterable[tuple[ProgramState, Future[None]]]:
+        pairs = list(zip(self._states, self._done, strict=True))
+        if not shown:
+            return pairs
+        from tqdm import tqdm
+
+        return tqdm(pairs, desc=self._program.name)
+
+    def _cancel(self) -> None:
+        """Ends what has not ended."""
+        for state, done in zip(self._states, self._done, strict=True):
+            if not done.done():
+                done.cancel()
+                state.cancel()
+
+    def _run(self, i: int) -> Run:
+        return Run(self._states[i], self._program.func, (), self._items[i], self._timeout_s)
+
+    async def _cache(self, prefix: str) -> None:
+        if global_config.verbosity:
+            logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
+        try:
+            await asyncio.wait_for(self._options.backend.async_cache_prefix(prefix), self._timeout_s)
+        except Exception as error:  # noqa: BLE001  # whatever it is, each run will meet it, and says where
+            reason = f"{type(error).__name__} {error}".rstrip()
+            logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)
+
+    def _checked(self, states: list[ProgramState]) -> BatchResults:
+        results = BatchResults(states)
+        errors = results.errors
+        if errors:
+            first = min(errors)
+            logger.warning("%d of %d programs failed; number %d: %s", len(errors), len(states), first, errors[first])
+        return results
+
+
+def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
+    """A tuple holds the arguments in the order of the parameters."""
+    if isinstance(item, Mapping):
+        return dict(item)
+    values = item if isinstance(item, list | tuple) else (item,)
+    names = [parameter.name for parameter in program.parameters if parameter.name not in program.bound]
+    if len(values) > len(names):
+        raise TypeError(f"Program {program.name!r} takes {len(names)} arguments, got {len(values)}: {item!r:.80}.")
+    return dict(zip(names, values, strict=False))
+
+
+def _compare(items: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
+    """Arguments that are the same for all, and the names of the others."""
+    first, *others = items
+    common = {name: value for name, value in first.items() if all(_same(value, item.get(name)) for item in others)}
+    return common, {name for item in items for name in item} - common.keys()
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
+
+
+def _thread_count(asked: int | Literal["auto"], items: int) -> int:
+    most = max(FEWEST_AUTO_THREADS, (os.cpu_count() or 1) * 16) if asked == "auto" else asked
+    if most < 1:
+        raise ValueError(f"num_threads must be at least 1, got {asked}.")
+    return max(1, min(most, items))

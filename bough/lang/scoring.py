@@ -1,9 +1,8 @@
 """From texts to scored choices: which tokens to send, which of their logprobs count, and what comes back.
 
-A choice is not always tokenised as text + choice: "is " + "yes" becomes "is" + " yes". So text and text + choice are
-tokenised whole, and the tokens that count begin where the first of them differs from the text alone (the border is
-healed). They begin at the same place for all choices: what is compared is always the probability of text after the same
-tokens. Pure; back ends send what is planned here in one batch, whose requests share all but the choice.
+"is " + "yes" may be tokenised as "is" + " yes". So text and text + choice are tokenised whole. The tokens that count
+begin where the first of them differs from the text alone, at the same place for all choices, so that probabilities
+after the same tokens are compared. Pure; back ends send the plan in one batch.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from bough.core.errors import RequestError
 from bough.lang.backends.base import Scores
 from bough.lang.choices import Scored
 
-SCORING = {"max_new_tokens": 0, "temperature": 0.0}  # nothing is generated
-
 
 @dataclass(frozen=True, slots=True)
 class ScoringPlan:
@@ -29,6 +26,17 @@ class ScoringPlan:
     prompts: list[list[int]]
     starts: list[int]  # position of each prompt whose successors are scored
     choices: int
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields of the batch's request; nothing is generated."""
+        return {
+            "input_ids": self.prompts,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": self.starts,
+            "return_text_in_logprobs": True,
+        }
 
     def read(self, outputs: Sequence[dict[str, Any]]) -> Scores:
         """Sorts what came back; a request that was refused refuses the whole choice."""

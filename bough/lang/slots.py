@@ -1,16 +1,97 @@
-"""Where values wait until they exist: one slot for each variable, and the news that a text has grown.
+"""Where values wait until they exist: a slot for each variable, the news that a text has grown, and why a value will
+never come.
 
-Programs run in their own threads, values come on the event loop, and readers may be threads or coroutines; both wait on
-the same `Future`s, which serve either.
+Programs run in threads, values come on the event loop, and readers may be threads or coroutines: all wait on the same
+`Future`s.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
-from bough.lang.failure import Failure
+from bough.core.errors import ProgramError
+
+PACKAGE = str(Path(__file__).parent)
+SHOWN_CHARACTERS = 400  # of the text so far: its end, where the failure is
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of a program."""
+
+    file: str
+    line: int
+    function: str  # programs may call programs
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(slots=True)
+class Failure:
+    """What went wrong. Errors are made anew for each who asks: one exception cannot be raised in several threads."""
+
+    program: str
+    site: Site | None
+    text: str
+    cause: BaseException
+    reported: bool = False  # a caller has received it
+
+    def report(self) -> ProgramError:
+        """The error for one who asks."""
+        self.reported = True
+        return self.to_error()
+
+    def to_error(self) -> ProgramError:
+        if isinstance(self.cause, ProgramError):  # of a branch, or of a program inside this one: it says all
+            inner = self.cause
+            error = ProgramError(str(inner), program=inner.program, line=inner.line, text=inner.text)
+            error.__cause__ = inner.__cause__
+            return error
+        where = "" if self.site is None else f" at {self.site}"
+        shown = self.text if len(self.text) <= SHOWN_CHARACTERS else f"…{self.text[-SHOWN_CHARACTERS:]}"
+        reason = f"{type(self.cause).__name__}: {self.cause}"
+        error = ProgramError(
+            f"Program {self.program!r} failed{where}: {reason}\nText so far: {shown!r}",
+            program=self.program,
+            line="" if self.site is None else str(self.site),
+            text=self.text,
+        )
+        error.__cause__ = self.cause
+        return error
+
+
+def calling_site() -> Site | None:
+    """The line outside this package that called into it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def raising_site(error: BaseException, file: str) -> Site | None:
+    """The innermost line of the given file on an error's way."""
+    trace: TracebackType | None = error.__traceback__
+    found = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            found = Site(file, trace.tb_lineno, trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    return found
+
+
+def running_site(thread: int, file: str) -> Site | None:
+    """The innermost line of the given file at which a thread is."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return None if frame is None else Site(file, frame.f_lineno, frame.f_code.co_name)
 
 
 class Slot:
@@ -47,10 +128,10 @@ class Slot:
     def check(self) -> None:
         """When it is filled: raises if there is no value."""
         if self.failure is not None:
-            raise self.failure.tell()
+            raise self.failure.report()
 
 
-class News:
+class Changes:
     """Tells any number of readers that something has changed since they last looked."""
 
     __slots__ = ("_lock", "_waiters", "version")
@@ -60,7 +141,7 @@ class News:
         self._waiters: list[Future[None]] = []
         self.version = 0
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         with self._lock:
             self.version += 1
             waiters, self._waiters = self._waiters, []

@@ -1,9 +1,8 @@
 """API speculative execution: one call for a whole assistant message with several generations in it.
 
-Chat APIs answer with messages and cannot continue one. A program that writes `"Name:" + gen("name") + "\\nAge:" +
-gen("age")` into one message is therefore answered by letting the model write freely, and finding the program's own text
-in what it wrote: what stands between are the variables. It works where the prompt has shown the form, and is tried a
-few times where the model did not keep to it. Pure: the calls are the writer's.
+Chat APIs cannot continue a message. For `"Name:" + gen("name") + "\\nAge:" + gen("age")` the model writes freely, the
+program's own text is searched in what it wrote, and what stands between are the variables. Where the model did not keep
+to the form, it is asked again a few times. Pure: the writer makes the calls.
 """
 
 from __future__ import annotations

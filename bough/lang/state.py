@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from bough.core.errors import ProgramError
 from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
 from bough.lang.interpreter import Executor
+from bough.lang.placeholders import StopTracing
 from bough.lang.primitives import in_role
-from bough.lang.reader import Reader
 from bough.lang.slots import Slot
-from bough.lang.usage import Usage
+from bough.lang.steps import Usage
 
 
-class ProgramState:
-    """One state of a running program."""
+class StateBase:
+    """What a running state and one that is only traced have in common: roles, scopes, and `with` around them."""
 
-    def __init__(self, executor: Executor, *, outside: bool = False) -> None:
-        """`outside`: for those who follow a stream. Their reading waits for the program, which itself cannot."""
-        self._executor = executor
-        self._outside = outside
+    def __init__(self) -> None:
         self.ret_value: Any = None  # what the program returned
 
-    # Writing ----------------------------------------------------------------------------------------------------------
+    def _submit(self, value: object) -> None:
+        raise NotImplementedError
 
-    def __iadd__(self, other: ExprLike) -> ProgramState:
-        self._executor.submit(other)
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Any:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Nothing more will be added."""
+
+    def __iadd__(self, other: ExprLike) -> Self:
+        self._submit(other)
         return self
 
     def system(self, expr: ExprLike | None = None) -> AbstractContextManager[None]:
@@ -47,14 +51,98 @@ class ProgramState:
         return self._role("assistant", expr)
 
     def _role(self, role: str, expr: ExprLike | None) -> AbstractContextManager[None]:
-        if expr is not None:
-            self._executor.submit(in_role(role, expr))
-            return _around(self, None, None)
-        return _around(self, RoleBegin(role), RoleEnd(role))
+        if expr is None:
+            return self._around(RoleBegin(role), RoleEnd(role))
+        self._submit(in_role(role, expr))
+        return nullcontext()
 
     def var_scope(self, name: str) -> AbstractContextManager[None]:
         """What the `with` block adds becomes a variable, too."""
-        return _around(self, ScopeBegin(name), ScopeEnd(name))
+        return self._around(ScopeBegin(name), ScopeEnd(name))
+
+    @contextmanager
+    def _around(self, begin: Expr, end: Expr) -> Iterator[None]:
+        self._submit(begin)
+        try:
+            yield
+        except StopTracing:  # what would follow is not known
+            raise
+        except BaseException:
+            self._submit(end)  # a program may catch what was raised inside, and go on behind the message
+            raise
+        else:
+            self._submit(end)
+
+    @contextmanager
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[Self]:
+        """One branch: `with s.copy() as t`."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group[0]._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+
+State = TypeVar("State", bound=StateBase)
+
+
+class GroupBase(Generic[State]):
+    """The branches of a fork."""
+
+    def __init__(self, states: Sequence[State], parent: State) -> None:
+        self.states = list(states)
+        self._parent = parent
+
+    def __getitem__(self, index: int) -> State:
+        return self.states[index]
+
+    def __setitem__(self, index: int, value: State) -> None:
+        """`group[i] += …` ends with this; the state is the same one."""
+        if self.states[index] is not value:
+            raise TypeError("The states of a fork cannot be replaced; add to them with group[i] += …")
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self.states)
+
+    def __iadd__(self, other: ExprLike | Sequence[ExprLike] | Callable[[int], ExprLike]) -> Self:
+        """The same for all branches, a list with one for each, or a function of the branch's number."""
+        if isinstance(other, str | Expr):
+            each: Sequence[ExprLike] = [other] * len(self)
+        elif callable(other):
+            each = [other(i) for i in range(len(self))]
+        else:
+            each = list(other)
+        if len(each) != len(self):
+            raise ValueError(f"There are {len(self)} branches, and {len(each)} expressions for them.")
+        for state, expr in zip(self.states, each, strict=True):
+            state._submit(expr)
+        return self
+
+
+class ProgramState(StateBase):
+    """One state of a running program."""
+
+    def __init__(self, executor: Executor, *, outside: bool = False) -> None:
+        """`outside`: for those who follow a stream. Their reading waits for the program, which itself cannot."""
+        super().__init__()
+        self._executor = executor
+        self._outside = outside
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def _submit(self, value: object) -> None:
+        self._executor.submit(value)
 
     def set_var(self, name: str, value: Any) -> None:
         self._executor.set_variable(name, value)
@@ -69,15 +157,6 @@ class ProgramState:
         if size < 1:
             raise ValueError(f"fork() makes at least one branch, got {size}.")
         return ProgramStateGroup([ProgramState(executor) for executor in self._executor.fork(size)], self)
-
-    @contextmanager
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """One branch: `with s.copy() as t`."""
-        group = self.fork(1, position_ids_offset)
-        try:
-            yield group[0]
-        finally:
-            group[0]._executor.end()
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -114,7 +193,7 @@ class ProgramState:
         failure = self._executor.failure
         if failure is None:
             return None
-        error = failure.tell()
+        error = failure.report()
         error.state = self
         return error
 
@@ -178,14 +257,7 @@ class ProgramState:
         await asyncio.wrap_future(self._executor.until_idle(outside=self._outside))
         self._executor.raise_failure()
 
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> ProgramState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _end(self) -> None:
         self._executor.end()
 
     def __repr__(self) -> str:
@@ -193,12 +265,8 @@ class ProgramState:
         return f"ProgramState({self._executor.document.text!r}{'' if failure is None else ', failed'})"
 
 
-class ProgramStateGroup:
-    """The branches of a fork."""
-
-    def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
-        self.states = list(states)
-        self._parent = parent
+class ProgramStateGroup(GroupBase[ProgramState]):
+    """The branches of a running state."""
 
     def join(self, mode: str = "gather_variable") -> None:
         """Waits for the branches. `gather_variable`: the parent gets each of their new variables as a list over the
@@ -206,7 +274,7 @@ class ProgramStateGroup:
         if mode not in ("gather_variable", "concate_and_append"):
             raise ValueError(f"join() knows gather_variable and concate_and_append, got {mode!r}.")
         for state in self.states:
-            state._executor.heed()
+            state._executor.expect_failure()
         for state in self.states:
             state.sync()
         if mode == "gather_variable":
@@ -223,42 +291,47 @@ class ProgramStateGroup:
         for name in names:
             parent.set_variable(name, [state[name] for state in self.states if name in state])
 
-    def __getitem__(self, index: int) -> ProgramState:
-        return self.states[index]
 
-    def __setitem__(self, index: int, value: ProgramState) -> None:
-        """`group[i] += …` ends with this; the state is the same one."""
-        if self.states[index] is not value:
-            raise TypeError("The states of a fork cannot be replaced; add to them with group[i] += …")
+class Reader:
+    """What is new since it last looked."""
 
-    def __len__(self) -> int:
-        return len(self.states)
+    def __init__(self, executor: Executor, name: str | None, *, outside: bool) -> None:
+        """`outside`: it follows a running program from outside, to its end."""
+        self._executor = executor
+        self._outside = outside
+        self._name = name
+        self._slot = executor.slots.get(name) if name is not None else None
+        self._version = -1
+        self._shown = 0
+        self.over = False
 
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self.states)
+    @property
+    def meta(self) -> Any:
+        return None if self._slot is None else self._slot.meta
 
-    def __iadd__(self, other: ExprLike | Sequence[ExprLike] | Callable[[int], ExprLike]) -> ProgramStateGroup:
-        """The same for all branches, a list with one for each, or a function of the branch's number."""
-        if isinstance(other, str | Expr):
-            each: Sequence[ExprLike] = [other] * len(self)
-        elif callable(other):
-            each = [other(i) for i in range(len(self))]
+    def wait(self) -> Any:
+        """A future that is done when there may be something to take."""
+        return self._executor.changes.since(self._version)
+
+    def take(self) -> str:
+        """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
+        self._version = self._executor.changes.version
+        program_over = self._executor.over(outside=self._outside)
+        if self._name is not None and self._slot is None:
+            self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet
+        if self._name is None:
+            self.over = program_over
+            text = self._executor.document.text
+        elif self._slot is None:
+            self.over, text = program_over, ""
         else:
-            each = list(other)
-        if len(each) != len(self):
-            raise ValueError(f"There are {len(self)} branches, and {len(each)} expressions for them.")
-        for state, expr in zip(self.states, each, strict=True):
-            state += expr
-        return self
+            self.over, text = self._slot.filled.done(), self._slot.partial
+        piece = text[self._shown :]
+        self._shown += len(piece)
+        return piece
 
-
-@contextmanager
-def _around(state: ProgramState, begin: Expr | None, end: Expr | None) -> Iterator[None]:
-    """Nothing around a message that has been added whole."""
-    if begin is not None:
-        state._executor.submit(begin)
-    try:
-        yield
-    finally:  # a program may catch what was raised inside, and go on behind the message
-        if end is not None:
-            state._executor.submit(end)
+    def finish(self) -> None:
+        """Raises if what was read will never be complete, or never come."""
+        self._executor.raise_failure()
+        if self._name is not None:
+            self._executor.slot(self._name)

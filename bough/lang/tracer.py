@@ -1,27 +1,173 @@
 """Runs programs without a model, to see what they would do.
 
-Arguments that are not given and values that a model would write are placeholders; a program that looks into one
-(`if s["x"] == …`, `for q in questions`) is followed up to there. `trace_program` records the whole graph; `trace_start`
-stops at the first call of a model, and so finds what is constant and which arguments come first, without running
-anything that stands behind a model's answer. A program that does not come to an end, because it catches what a
-placeholder raises and tries again, is left after so many lines.
+Arguments that are not given and values that a model would write are placeholders. A program that looks into one
+(`if s["x"] == …`) is followed up to there. `trace_program` records the whole graph; `trace_start` stops at the first
+call of a model, and finds what is constant and which arguments come first. A trace ends after so many lines of Python.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from bough.core.errors import BoughError
-from bough.lang.arguments import Body
-from bough.lang.graph import Graph, Lane
-from bough.lang.placeholders import WRITTEN, Placeholder, StopTracing, tracing
-from bough.lang.trace_states import Start, StartState, TraceState
+from bough.lang.chat import ChatFormat, Document
+from bough.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr, walk
+from bough.lang.graph import Fork, Graph, Lane, Node
+from bough.lang.placeholders import WRITTEN, Placeholder, StopTracing, split, tracing
+from bough.lang.state import GroupBase, StateBase
+from bough.lang.steps import Body
 
 MOST_LINES = 200_000  # of Python, in one trace
+
+
+@dataclass(slots=True)
+class Start:
+    """How a program begins: what is constant, and the arguments in the order in which it comes to them."""
+
+    constant: list[Expr] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+    def text(self, chat_format: ChatFormat) -> str:
+        """The constant beginning as the back end will see it."""
+        document = Document(chat_format)
+        for expr in self.constant:
+            if isinstance(expr, RoleBegin):
+                document.begin(expr.role, generated=expr.generated)
+            elif isinstance(expr, RoleEnd):
+                document.end(expr.role)
+            elif isinstance(expr, Text):
+                document.text += expr.value
+        return document.text
+
+    def rank(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Sorting by this puts runs with a common prefix side by side."""
+        return tuple(str(arguments.get(name, "")) for name in self.arguments)
+
+
+class TraceState(StateBase):
+    """Plays the state: records what is added to it."""
+
+    def __init__(self, lane: Lane, names: set[str] | None = None) -> None:
+        super().__init__()
+        self._lane = lane
+        self._names = set(names or ())
+        self._values: dict[str, Any] = {}
+
+    def _submit(self, value: object) -> None:
+        for expr in walk(as_expr(value)):
+            for part in split(expr) if isinstance(expr, Text) else (expr,):
+                self._record(part)
+
+    def _record(self, expr: Expr) -> None:
+        if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
+            self._names.add(expr.name)
+        self._lane.items.append(_node(expr))
+
+    def set_var(self, name: str, value: Any) -> None:
+        self._names.add(name)
+        self._values[name] = value
+
+    __setitem__ = set_var
+
+    def get_var(self, name: str) -> Any:
+        self._look(f"variable {name!r}")
+        return self._values.get(name, Placeholder("var", name))
+
+    __getitem__ = get_var
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def get_meta_info(self, name: str) -> Any:
+        self._look(f"meta information of {name!r}")
+        return Placeholder("var", f"{name} (meta)")
+
+    def text(self) -> Any:
+        self._look("text")
+        return Placeholder("var", "text so far")
+
+    def messages(self) -> Any:
+        self._look("messages")
+        return Placeholder("var", "messages so far")
+
+    def sync(self) -> None:
+        self._look("end of what was added")
+
+    def error(self) -> None:
+        self._look("error")
+
+    def text_iter(self, var_name: str | None = None) -> NoReturn:
+        raise StopTracing("reads a stream")
+
+    text_async_iter = async_get_var = async_sync = get_usage = cancel = text_iter
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> TraceGroup:
+        lanes = [Lane() for _ in range(size)]
+        self._lane.items.append(Fork(lanes))
+        return TraceGroup([self._branch(lane) for lane in lanes], self)
+
+    def _branch(self, lane: Lane) -> TraceState:
+        branch = TraceState(lane, self._names)
+        branch._values = dict(self._values)
+        return branch
+
+    def _look(self, what: str) -> None:
+        """Somebody reads what only a run would know."""
+
+
+class StartState(TraceState):
+    """Stops at the first call of a model, and at whatever could lead behind one."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__(Lane())
+        self._start = start
+
+    def _record(self, expr: Expr) -> None:
+        if isinstance(expr, Placeholder):
+            self._start.arguments.append(expr._name.split("[")[0])
+        elif not isinstance(expr, Text | RoleBegin | RoleEnd):
+            raise StopTracing("calls a model")
+        elif not self._start.arguments:
+            self._start.constant.append(expr)
+
+    def _look(self, what: str) -> None:
+        raise StopTracing(f"reads the {what}")
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> TraceGroup:
+        raise StopTracing("forks")
+
+    def var_scope(self, name: str) -> Any:
+        return nullcontext()
+
+
+class TraceGroup(GroupBase[TraceState]):
+    """Plays the group of a fork."""
+
+    def join(self, mode: str = "gather_variable") -> None:
+        self._parent._lane.items.append(Node("join", mode))
+        self._parent._names.update(*(state._names for state in self.states))
+
+
+def _node(expr: Expr) -> Node:
+    if isinstance(expr, Text):
+        return Node("text", expr.value)
+    if isinstance(expr, Placeholder):
+        return Node("argument" if expr._kind == "arg" else "variable", expr._name)
+    if isinstance(expr, Gen):
+        details = ", ".join(f"{name}={value!r}" for name, value in expr.sampling.items())
+        return Node("gen", expr.name or "", details)
+    if isinstance(expr, Select):
+        return Node("select", expr.name or "", " | ".join(expr.choices))
+    if isinstance(expr, RoleBegin | RoleEnd):
+        return Node("begin" if isinstance(expr, RoleBegin) else "end", expr.role)
+    if isinstance(expr, ScopeBegin | ScopeEnd):
+        return Node("scope" if isinstance(expr, ScopeBegin) else "scope end", expr.name)
+    return Node(type(expr).__name__.lower(), "")
 
 
 def trace_program(program: Body, given: Mapping[str, Any]) -> Graph:

@@ -6,30 +6,29 @@ matter; here one step is done after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang import speculation
 from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
-from bough.lang.document import Document
+from bough.lang.chat import Document
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
 from bough.lang.scoring import normalized
-from bough.lang.slots import News, Slot
-from bough.lang.steps import RunOptions, Settle, Step
-from bough.lang.usage import Usage
+from bough.lang.slots import Changes, Slot
+from bough.lang.steps import RunOptions, Settle, Step, Usage
 from bough.parsers import AnswerFormat, reasoning_format
 
 
 class Writer:
     """One state's pen."""
 
-    def __init__(self, options: RunOptions, document: Document, news: News) -> None:
+    def __init__(self, options: RunOptions, document: Document, changes: Changes) -> None:
         self.options = options
         self.backend = options.backend
         self.document = document
         self.usage = Usage()
-        self._news = news
+        self._changes = changes
         self.start = 0  # where a branch begins in the text that it shares with its parent
         self._scopes: dict[str, int] = {}
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
@@ -42,10 +41,31 @@ class Writer:
 
     def do_at_once(self, step: Step) -> bool:
         """Does a step that needs no waiting; False if it is another."""
-        write = AT_ONCE.get(type(step.expr))
-        if write is None or self._pattern is not None:
+        if self._pattern is not None:
             return False
-        write(self, step)
+        document = self.document
+        match step.expr:
+            case Text(value):
+                document.text += value
+            case RoleBegin(role, generated):
+                document.begin(role, generated=generated)
+                if role == "assistant" and self.options.speculates:
+                    self._pattern = []
+            case RoleEnd(role):
+                document.end(role)
+            case ScopeBegin(name):
+                self._scopes[name] = len(document.text)
+            case ScopeEnd(name):
+                assert step.slot is not None
+                step.slot.fill(document.text[self._scopes.pop(name) :])
+            case Image(source):
+                document.add_image(source, placed=not self.backend.chat_only)
+            case Video(path, frames):
+                document.videos += ((path, frames),)
+            case Settle():  # nothing is being put together
+                pass
+            case _:
+                return False
         return True
 
     async def do(self, step: Step) -> None:
@@ -57,41 +77,6 @@ class Writer:
             await self._select(step.expr, step.slot)
         else:
             self.do_at_once(step)
-
-    # At once ----------------------------------------------------------------------------------------------------------
-
-    def _write(self, step: Step) -> None:
-        assert isinstance(step.expr, Text)
-        self.document.text += step.expr.value
-
-    def _begin_role(self, step: Step) -> None:
-        assert isinstance(step.expr, RoleBegin)
-        self.document.begin(step.expr.role, generated=step.expr.generated)
-        if step.expr.role == "assistant" and self.options.speculates:
-            self._pattern = []
-
-    def _end_role(self, step: Step) -> None:
-        assert isinstance(step.expr, RoleEnd)
-        self.document.end(step.expr.role)
-
-    def _begin_scope(self, step: Step) -> None:
-        assert isinstance(step.expr, ScopeBegin)
-        self._scopes[step.expr.name] = len(self.document.text)
-
-    def _end_scope(self, step: Step) -> None:
-        assert isinstance(step.expr, ScopeEnd) and step.slot is not None
-        step.slot.fill(self.document.text[self._scopes.pop(step.expr.name) :])
-
-    def _add_image(self, step: Step) -> None:
-        assert isinstance(step.expr, Image)
-        self.document.add_image(step.expr.source, placed=not self.backend.chat_only)
-
-    def _add_video(self, step: Step) -> None:
-        assert isinstance(step.expr, Video)
-        self.document.videos += ((step.expr.path, step.expr.num_frames),)
-
-    def _settle(self, step: Step) -> None:
-        """Nothing is being put together."""
 
     # With the back end ------------------------------------------------------------------------------------------------
 
@@ -118,7 +103,7 @@ class Writer:
             self.document.text = request.text + output.texts[0]
             if slot is not None:
                 slot.partial, slot.meta = output.texts[0], output.metas[0]
-            self._news.tell()
+            self._changes.notify()
         return output
 
     def _request(self, own: Mapping[str, Any], ends: Sequence[str] = ()) -> GenRequest:
@@ -195,15 +180,3 @@ def _without_reasoning(model_type: str, prompt: str, output: GenOutput, thoughts
         thoughts.fill(thinking[0] if len(thinking) == 1 else thinking)
     pairs = zip(parsed, output.texts, strict=True)
     return GenOutput([p.text if p.text == text else p.text.lstrip() for p, text in pairs], output.metas)
-
-
-AT_ONCE: dict[type, Callable[[Writer, Step], None]] = {
-    Text: Writer._write,
-    RoleBegin: Writer._begin_role,
-    RoleEnd: Writer._end_role,
-    ScopeBegin: Writer._begin_scope,
-    ScopeEnd: Writer._end_scope,
-    Image: Writer._add_image,
-    Video: Writer._add_video,
-    Settle: Writer._settle,
-}

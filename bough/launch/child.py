@@ -3,12 +3,13 @@
 A fresh interpreter, not a fork: the parent may be a notebook, may have threads and an event loop, and needs no
 `__main__` guard. Standard input stays open after the specification; when it ends, the parent is gone, however it died,
 and the child goes too. Standard output carries one line of JSON per announcement (ready, or what went wrong);
-everything that code prints goes to standard error. The argument is a pipe for stacks (`stacks.py`).
+everything that code prints goes to standard error. The argument is a pipe that takes its stacks (`supervisor`).
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -17,21 +18,21 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+import setproctitle
+
 from bough.core.errors import BoughError
-from bough.launch.garbage import put_off_garbage
-from bough.launch.spec import ChildSpec
-from bough.launch.stacks import print_stacks_when_told
+from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
 
 def main() -> None:
-    put_off_garbage()
+    gc.disable()  # imports make some hundred thousand objects that stay; collections would take a tenth of a start
     faulthandler.enable()
-    print_stacks_when_told(int(sys.argv[1]))
+    faulthandler.register(STACK_SIGNAL, file=int(sys.argv[1]), all_threads=True)
     announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     at_parents_end: list[Callable[[], None]] = []
     threading.Thread(target=_leave_with_parent, args=(at_parents_end,), daemon=True).start()
-    _show_role(f"bough::{spec.role}")
+    setproctitle.setproctitle(f"bough::{spec.role}")
 
     def announce(**news: Any) -> None:
         announcements.write(json.dumps(news).encode() + b"\n")
@@ -68,19 +69,13 @@ def _take_over_stdout() -> BinaryIO:
     return pipe
 
 
-def _leave_with_parent(last_words: list[Callable[[], None]]) -> None:
+def _leave_with_parent(callbacks: list[Callable[[], None]]) -> None:
     # Read from the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
     while os.read(0, 4096):
         pass
-    for say in last_words:
-        say()
+    for callback in callbacks:
+        callback()
     os._exit(1)
-
-
-def _show_role(title: str) -> None:
-    import setproctitle
-
-    setproctitle.setproctitle(title)
 
 
 def _exit(code: int) -> None:

@@ -1,16 +1,19 @@
-"""The client's end of the engine's channels, on the event loop that opens it.
+"""The client's end of the engine's channels: `ClientEnd` on the event loop that opens it, `Link` on a loop in a thread
+of its own, for callers that have no loop or another one.
 
-Owns the sockets and the client on them. Everything but `die` is called on that loop. Made empty, so that whoever must
-close it can promise so before it is opened; closing one that is not, or only half, open is fine.
+Both are made empty, so that their owner can register `close` before `open`: closing one that is not, or only half, open
+is fine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -22,9 +25,12 @@ from bough.messages.requests import Shutdown
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 
 class ClientEnd:
-    """Connects one event loop with one engine. `number` tells the clients of an engine apart."""
+    """Owns the sockets and the client on them. Everything but `die` is called on its loop. An engine's clients differ
+    by their `number`."""
 
     def __init__(self, addresses: Addresses, number: int = 0) -> None:
         self._addresses = addresses
@@ -47,7 +53,6 @@ class ClientEnd:
 
     @property
     def folder(self) -> Path:
-        """Shared by all clients of the engine."""
         return self._addresses.folder
 
     def connect(
@@ -73,8 +78,8 @@ class ClientEnd:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 self._loop.call_soon_threadsafe(tell)
 
-    def say_goodbye(self) -> None:
-        """Tells the engine to end, and everyone who waits that it does."""
+    def send_shutdown(self) -> None:
+        """Ends the engine's processes; waiting callers get an error."""
         for sender in self._senders:
             sender.send(Shutdown())
         if self._client is not None:
@@ -89,11 +94,56 @@ class ClientEnd:
             sender.close()
 
     def terminate(self) -> None:
-        """Waits until the last words are out; after `close`, on any thread."""
+        """Waits until all messages are sent; after `close`, on any thread."""
         self._context.term()
 
     def _receive(self) -> None:
-        """Everything that has arrived: the descriptor tells once of a message, not for as long as it lies there."""
+        """Reads everything that has arrived: the descriptor signals a message only once."""
         for message in self._inbox.receive() if self._inbox is not None else ():
             if self._client is not None:
                 self._client.receive(message)
+
+
+class Link:
+    """Owns the thread and its loop."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._end = ClientEnd(addresses)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
+        self.is_open = False
+
+    def open(self) -> None:
+        self._thread.start()
+        self._do(self._end.open)
+        self.is_open = True
+
+    def connect(self, tokenizer: Tokenizer | None) -> EngineClient:
+        return self._do(lambda: self._end.connect(tokenizer))
+
+    def runs_here(self) -> bool:
+        """Whether the caller is on the link's own thread, which must never wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def die(self, error: EngineDeadError) -> None:
+        self._end.die(error)
+
+    def send_shutdown(self) -> None:
+        if self._thread.is_alive():
+            self._do(self._end.send_shutdown)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._do(self._end.close)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+        self.loop.close()
+        self._end.terminate()
+
+    def _do(self, work: Callable[[], T]) -> T:
+
+        async def call() -> T:
+            return work()
+
+        future: Future[T] = asyncio.run_coroutine_threadsafe(call(), self.loop)
+        return future.result()

@@ -27,7 +27,7 @@ from bough.version import __version__
 
 if TYPE_CHECKING:
     from bough.client.inputs import Inputs
-    from bough.launch.link import Link
+    from bough.launch.client_end import Link
     from bough.launch.supervisor import Supervisor
     from bough.tokenizer.tokenizer import Tokenizer
 
@@ -131,7 +131,7 @@ class Engine:
 
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
-        return self._replica.model_info()
+        return self._replica.describe().to_dict()
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
@@ -177,7 +177,7 @@ class Engine:
         self._cleanup.callback(ties.undo)
         ties.supervisor = self._replica.supervise(ties.die)
         self._replica.start()
-        from bough.launch.link import Link
+        from bough.launch.client_end import Link
 
         self._link = ties.link = Link(self._replica.addresses)
         self._link.open()
@@ -242,7 +242,6 @@ class Engine:
 
 
 def _with_fields(sampling_params: Any, fields: dict[str, Any]) -> Any:
-    """The parameters with further fields, for every prompt."""
     if isinstance(sampling_params, list | tuple):
         return [_with_fields(each, fields) for each in sampling_params]
     if isinstance(sampling_params, SamplingParams):
@@ -281,7 +280,7 @@ class _Ties:
                 endings.callback(self.supervisor.close)
                 self.supervisor.expect_endings()
             if self.link is not None and self.link.is_open:
-                endings.callback(self.link.say_goodbye)
+                endings.callback(self.link.send_shutdown)
             elif self.supervisor is not None:
                 endings.callback(self.supervisor.end_now)  # there is no way yet to tell them
 

@@ -7,18 +7,20 @@ the server beside its event loop.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
-from bough.launch.parts import input_reader, open_tokenizer
+from bough.launch.parts import check_model, input_reader, open_tokenizer
 from bough.launch.socket_folder import open_socket_folder
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.shapes import find_files
 from bough.messages.channels import Addresses
+from bough.server.model_info import ModelInfo
 from bough.tokenizer.chat_template import given_template
 
 if TYPE_CHECKING:
@@ -40,10 +42,9 @@ class Replica:
         self._executor = executor
         self.files = find_files(settings.model)
         self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients)
-        self._ready: dict[str, Any] = {}
+        self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
 
     def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
-        """The supervisor of its processes, of which there are none yet."""
         self.supervisor = Supervisor(on_death)
         return self.supervisor
 
@@ -57,8 +58,6 @@ class Replica:
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
         tokenizer too; the user shall hear of what matters more."""
-        from bough.launch.checks import check_model
-
         try:
             check_model(self.files, self.settings.model)
             return open_tokenizer(self.files, self.settings.model)
@@ -69,36 +68,22 @@ class Replica:
         return input_reader(self.files, self.settings.model, tokenizer)
 
     def wait_until_ready(self) -> None:
-        self._ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """What the scheduler announced when it was ready."""
-        return self._ready
+        self.limits = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
 
     @property
     def served_model_name(self) -> str:
         return self.settings.model.served_model_name or self.files.name
 
-    @property
-    def model_path(self) -> str:
-        return str(self.files.gguf or self.files.folder)
-
-    @property
-    def tokenizer_path(self) -> str:
-        return self.settings.model.tokenizer_path or self.model_path
-
-    def model_info(self) -> dict[str, Any]:
-        """What is served."""
-        from bough.client.outputs import WEIGHT_VERSION
-
-        return {
-            "model_path": self.model_path,
-            "tokenizer_path": self.tokenizer_path,
-            "served_model_name": self.served_model_name,
-            "is_generation": True,
-            "weight_version": WEIGHT_VERSION,
-            "architecture": self._ready["architecture"],
-            "context_length": self._ready["context_length"],
-            "vocab_size": self._ready["vocab_size"],
-        }
+    def describe(self) -> ModelInfo:
+        """What is served; known once it is ready."""
+        path = str(self.files.gguf or self.files.folder)
+        return ModelInfo(
+            name=self.served_model_name,
+            path=path,
+            tokenizer_path=self.settings.model.tokenizer_path or path,
+            architecture=self.limits["architecture"],
+            context_length=self.limits["context_length"],
+            vocab_size=self.limits["vocab_size"],
+            created=int(time.time()),
+            limits=self.limits,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import secrets
@@ -13,10 +14,9 @@ from typing import Any
 import zmq
 
 from bough.core.settings import ProcessSettings, Settings
-from bough.launch.garbage import keep_modules, settle_garbage
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, has_text, open_tokenizer
+from bough.launch.parts import end_ids, has_text, open_tokenizer, settle_garbage
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
 from bough.memory.tree.event_wire import parse_config
@@ -80,7 +80,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
 
     module, _, function = spec.executor.partition(":")
     build_executor = getattr(importlib.import_module(module), function)
-    keep_modules()
+    gc.freeze()  # the modules stay: collections while the model loads need not look at them
+    gc.enable()
     imported = time.monotonic()
     loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()

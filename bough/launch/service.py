@@ -7,7 +7,6 @@ first moment.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -16,25 +15,19 @@ from pathlib import Path
 
 import uvloop
 
-from bough.client.handle import EngineClient
 from bough.core.custom_code import check_server_code
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
-from bough.launch.aside import in_thread
 from bough.launch.client_end import ClientEnd
-from bough.launch.parts import bounded_tokenizer
 from bough.launch.replica import Replica
-from bough.launch.serving import Serving
+from bough.launch.serving import Serving, connect, in_thread
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
-from bough.launch.stacks import print_own_stacks
-from bough.launch.supervisor import Supervisor
-from bough.launch.watching import connect_watched
+from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.observability.logs import set_up_logging
 from bough.server.context import ServerContext
 from bough.server.http import SHUTDOWN_GRACE_S, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.tracing import check_tracing
-from bough.server.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -96,24 +89,21 @@ class Service:
         cleanup.callback(end.close)
         supervisor = self._supervisor = replica.supervise(on_death)
         cleanup.push_async_callback(in_thread, supervisor.close)
-        cleanup.callback(end.say_goodbye)
+        cleanup.callback(end.send_shutdown)
         cleanup.callback(supervisor.expect_endings)
         end.open()
         replica.start()
         tokenizer = await in_thread(replica.open_tokenizer)
         await in_thread(replica.wait_until_ready)
-        model = describe(replica)
-        tokenizer = bounded_tokenizer(tokenizer, model.context_length, settings.scheduler)
+        model = replica.describe()
         await self._start_tokenizer_workers(replica, model)
-        client = connect_watched(end, tokenizer, settings, model.name, cleanup)
-        return ServerContext(
-            client=client,
-            reader=replica.input_reader(tokenizer),
-            tokenizer=tokenizer,
-            model=model,
-            settings=settings,
-            watchdog=self._watch(client, supervisor, cleanup),
-        )
+
+        def print_stacks() -> None:
+            log.error("Where the processes are:")
+            print_own_stacks("server")
+            supervisor.print_stacks()
+
+        return connect(end, tokenizer, replica.files, model, settings, cleanup, print_stacks)
 
     async def _start_tokenizer_workers(self, replica: Replica, model: ModelInfo) -> None:
         if self._shared_listener is None:
@@ -127,38 +117,8 @@ class Service:
         await in_thread(replica.wait_until_ready)
 
     async def _stop_tokenizer_workers(self) -> None:
-        """They drain like this process does, and are waited for; when the engine has died they have heard of it."""
+        """They drain like this process does."""
         limit_s = self._settings.server.drain_timeout_s + 2 * SHUTDOWN_GRACE_S
         if self._supervisor is not None and self._shared_listener is not None:
             supervisor = self._supervisor
             await in_thread(lambda: supervisor.dismiss("server", limit_s))
-
-    def _watch(
-        self, client: EngineClient, supervisor: Supervisor, cleanup: contextlib.AsyncExitStack
-    ) -> Watchdog | None:
-        timeout_s = self._settings.server.watchdog_timeout
-        if not timeout_s:
-            return None
-
-        def print_stacks() -> None:
-            log.error("Where the processes are:")
-            print_own_stacks("server")
-            supervisor.print_stacks()
-
-        watchdog = Watchdog(client, timeout_s, print_stacks)
-        cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
-        return watchdog
-
-
-def describe(replica: Replica) -> ModelInfo:
-    limits = replica.limits
-    return ModelInfo(
-        name=replica.served_model_name,
-        path=replica.model_path,
-        tokenizer_path=replica.tokenizer_path,
-        architecture=limits["architecture"],
-        context_length=limits["context_length"],
-        vocab_size=limits["vocab_size"],
-        created=int(time.time()),
-        limits=limits,
-    )

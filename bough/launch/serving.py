@@ -1,36 +1,90 @@
 """One HTTP process: from an open socket to its last answer.
 
-Owns the order of its life. It says "loading" until it is prepared, then serves until a signal or a death. Told to stop,
-it takes nothing more and lets what runs finish within a limit; told twice, it ends at once. When the engine dies, every
-open request is told, and the reason is raised. How it is prepared, and what it belongs to, is left to `service` and
-`server_process`.
+It answers "loading" until it is prepared, then serves until a signal or a death. The first signal stops new requests
+and lets the running ones finish within a limit; the second ends the process at once. When the engine dies, every open
+request gets an error, and the reason is raised. `service` and `server_process` prepare it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from bough.client.handle import RequestWatcher
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
-from bough.launch.garbage import settle_garbage
+from bough.launch.client_end import ClientEnd
+from bough.launch.parts import input_reader, settle_garbage
+from bough.loader.locate import ModelFiles
+from bough.observability.request_meter import RequestMeter
 from bough.server.app import App, Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback
+from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
-from bough.server.tracing import with_tracing
+from bough.server.request_log import RequestLog
+from bough.server.tracing import RequestTraces, otlp_exporter, with_tracing
+from bough.server.watchdog import Watchdog
+from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Prepare = Callable[[contextlib.AsyncExitStack], Coroutine[Any, Any, ServerContext]]
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of `work` in a daemon thread: the process may end while it is in a long download."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True, name="bough-aside").start()
+    return await asyncio.wrap_future(future)
+
+
+def connect(
+    end: ClientEnd,
+    tokenizer: Tokenizer | None,
+    files: ModelFiles,
+    model: ModelInfo,
+    settings: Settings,
+    cleanup: contextlib.AsyncExitStack,
+    on_stuck: Callable[[], None],
+) -> ServerContext:
+    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck`. Texts
+    come from anybody and have any length, so the tokenizer is bounded."""
+    server = settings.server
+    bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
+    tokenizer = tokenizer and tokenizer.bounded(bound)
+    watchers: list[RequestWatcher] = []
+    if server.log_requests:
+        watchers.append(RequestLog(server.log_requests_level, tokenizer))
+    if server.otlp_endpoint is not None:
+        traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
+        cleanup.push_async_callback(in_thread, traces.close)
+        watchers.append(traces)
+    client = end.connect(tokenizer, RequestMeter(end.folder, end.number), watchers)
+    watchdog = None
+    if server.watchdog_timeout:
+        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
+        cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
+    reader = input_reader(files, settings.model, tokenizer)
+    return ServerContext(client, reader, tokenizer, model, settings, watchdog)
 
 
 class Serving:
@@ -50,8 +104,7 @@ class Serving:
     async def run(
         self, prepare: Prepare, on_ready: Callable[[ServerContext], None], on_stop: Callable[[], Awaitable[None]]
     ) -> None:
-        """`prepare` is cancelled when the server is told to stop before it is done; `on_stop` is called when it is
-        told to stop later, and may wait for others that stop with it."""
+        """A signal cancels `prepare`; after that it calls `on_stop`, which may wait for other processes."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._take_signal, number)
         serving = asyncio.create_task(self._http.run_here())
@@ -72,7 +125,7 @@ class Serving:
             raise self._death
 
     def die(self, error: EngineDeadError) -> None:
-        """The engine has ended. From any thread; its client is told by others."""
+        """The engine has ended. From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended before
             self._loop.call_soon_threadsafe(self._take_death, error)
 
@@ -102,7 +155,7 @@ class Serving:
             await asyncio.gather(task, ending, return_exceptions=True)
 
     async def _drain(self, context: ServerContext) -> None:
-        """Nobody is let in any more; those inside finish, up to a limit, and are then told that they cannot."""
+        """Refuses new requests; the running ones may finish within a limit and are then aborted."""
         if self._death is not None:
             await self._front.drained(SHUTDOWN_GRACE_S)
             return

@@ -7,11 +7,14 @@ kills the others and is reported once, with the child's own words where it had a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +24,6 @@ from bough.core import errors
 from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec
-from bough.launch.stacks import StackPipe
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class Child:
         self.dismissed = False  # it was told to leave before the others
         self.process = _start(spec)
 
-    def tell(self, spec: ChildSpec) -> None:
+    def send(self, spec: ChildSpec) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died at once, which its watcher will see
             self.process.stdin.write(spec.encode())
@@ -57,39 +59,57 @@ class Child:
         return self.process.wait()
 
     def end_now(self) -> None:
-        """Kills it; one with clients of its own sees its parent go, and tells them before it leaves."""
+        """Kills it; a server process sees its input end, and sends its clients an error first."""
         if self.role != "server":
             self.process.kill()
         elif self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
 
-    def obituary(self, code: int) -> str:
+    def describe_end(self, code: int) -> str:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = f": {self.fatal}" if self.fatal else "."
-        return f"The {self.role} process (pid {self.process.pid}) {how}{words}"
+        reason = f": {self.fatal}" if self.fatal else "."
+        return f"The {self.role} process (pid {self.process.pid}) {how}{reason}"
 
 
 def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
-    stacks = StackPipe()
+    # A process that is stuck can print its stacks, but not its name. So it has a pipe for them, which is read here.
+    reading, writing = os.pipe()
     listener = () if spec.server is None else (spec.server.listener_fd,)
     try:
         # -P: a file in the user's folder that is called like a module must not be imported in its place.
         # A process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in order.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bough.launch.child", str(stacks.writing)],
+            [sys.executable, "-P", "-m", "bough.launch.child", str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
-            pass_fds=(*listener, stacks.writing),
+            pass_fds=(*listener, writing),
             env=child_environment(),
         )
     except BaseException:
-        stacks.close()
+        os.close(reading)
         raise
+    finally:
+        os.close(writing)
     name = spec.role if spec.server is None else f"{spec.role} {spec.server.number}"
-    stacks.follow(f"{name} (pid {process.pid})")
+    follow = threading.Thread(target=_print_named, args=(f"{name} (pid {process.pid})", reading), daemon=True)
+    follow.start()
     return process
+
+
+def print_own_stacks(name: str) -> None:
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        _print_named(f"{name} (pid {os.getpid()})", os.dup(file.fileno()))
+
+
+def _print_named(name: str, descriptor: int) -> None:
+    """Prints all that comes, until the end."""
+    with open(descriptor, errors="replace") as lines:
+        for line in lines:
+            print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
 
 
 class Supervisor:
@@ -107,7 +127,7 @@ class Supervisor:
         for spec in specs:
             child = Child(spec)
             self.children.append(child)
-            child.tell(spec)
+            child.send(spec)
             threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.role}").start()
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
@@ -130,7 +150,7 @@ class Supervisor:
                 child.process.send_signal(STACK_SIGNAL)
 
     def dismiss(self, role: str, timeout_s: float) -> None:
-        """Has the children of one role leave, in their own time, before the others. Waits for them."""
+        """Ends the children of one role before the others, and waits for them."""
         leaving = [child for child in self.children if child.role == role]
         for child in leaving:
             child.dismissed = True
@@ -141,12 +161,12 @@ class Supervisor:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
 
     def expect_endings(self) -> None:
-        """The children are about to be told to leave: from here on, an end is no death."""
+        """The children are about to be told to end: from here on, an end is no death."""
         with self._changed:
             self._closing = True
 
     def close(self) -> None:
-        """Waits for the children, who have been told to leave, and ends those who do not."""
+        """Waits for the children, which were told to end, and kills those that do not."""
         self.expect_endings()
         deadline = time.monotonic() + GRACE_S
         for child in self.children:
@@ -170,14 +190,14 @@ class Supervisor:
             if self._closing or child.dismissed:
                 return
             self._closing = True
-            text = child.obituary(code)
+            text = child.describe_end(code)
             self.error = _as_error(child, text)
             self._changed.notify_all()
         self.end_now()
         self._on_death(EngineDeadError(text))
 
     def end_now(self) -> None:
-        """Ends all children without a word."""
+        """Ends all children at once."""
         for child in list(self.children):
             child.end_now()
 
@@ -187,7 +207,7 @@ class Supervisor:
 
 
 def _as_error(child: Child, text: str) -> BoughError:
-    """A child that ended with a sentence for the user speaks for itself; any other end is reported as such."""
+    """The child's own error where it announced one while it loaded; else how it ended."""
     known = getattr(errors, child.kind or "", None)
     if child.fatal and isinstance(known, type) and issubclass(known, BoughError) and child.ready is None:
         return known(child.fatal)

@@ -37,7 +37,6 @@ class Addresses:
 
     @property
     def folder(self) -> Path:
-        """Where all of them lie."""
         return Path(self.scheduler.removeprefix("ipc://")).parent
 
 
@@ -142,7 +141,6 @@ class Receiver(Generic[M]):
 
 
 def decoder_of(union: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Reads any message of a receiver's union."""
     return msgspec.msgpack.Decoder(union)
 
 

@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.parsers.calls import Calls
-from bough.parsers.events import Event, Parsed, Reasoning, Text, collect
+from bough.parsers.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallFailed,
+    Event,
+    Parsed,
+    Reasoning,
+    Text,
+    collect,
+)
 from bough.parsers.formats.base import Framed, ToolFormat
-from bough.parsers.holding import Holder
 from bough.parsers.reasoning import ReasoningFormat
 from bough.parsers.source import StreamParser
 
@@ -47,7 +56,7 @@ class AnswerParser:
         self._splitter: StreamParser | None = None
         self._caller: StreamParser | None = None
         self._waiting: list[str] = []  # reasoning that is to be shown at once
-        self._holder = Holder(form.eager)
+        self._buffer = CallBuffer(form.eager)
         calls, tool_format, reasoning = Calls(form.tools, form.most_calls), form.tool_format, form.reasoning
         framed = None if reasoning is None else reasoning.framed
         if isinstance(tool_format, Framed):
@@ -63,14 +72,14 @@ class AnswerParser:
     def feed(self, text: str) -> list[Event]:
         """The events that more text brings."""
         split = [Text(text)] if self._splitter is None else self._splitter.feed(text)
-        return self._shown(self._holder.pass_on(self._called(split)))
+        return self._shown(self._buffer.pass_on(self._called(split)))
 
     def finish(self) -> list[Event]:
         """The events that the end of the answer brings."""
         events = self._called([] if self._splitter is None else self._splitter.finish())
         if self._caller is not None:
             events += self._caller.finish()
-        shown = self._shown(self._holder.pass_on(events))
+        shown = self._shown(self._buffer.pass_on(events))
         return [*shown, *self._thought()]
 
     def _called(self, events: Iterable[Event]) -> list[Event]:
@@ -98,3 +107,51 @@ class AnswerParser:
     def _thought(self) -> list[Event]:
         thought, self._waiting = "".join(self._waiting), []
         return [Reasoning(thought)] if thought else []
+
+
+class CallBuffer:
+    """Holds a call back until it is complete: what begins like a call may turn out to be text, and a stream cannot take
+    back what it has shown. Calls of `eager` tools, which cannot go wrong or whose client wants them as they come, are
+    passed on at once. Numbers the calls that are shown."""
+
+    def __init__(self, eager: Collection[str]) -> None:
+        self._eager = eager
+        self._held: CallBegin | None = None
+        self._arguments: list[str] = []
+        self._index = -1
+
+    def pass_on(self, events: Iterable[Event]) -> list[Event]:
+        """The events that may be shown."""
+        return [shown for event in events for shown in self._pass(event)]
+
+    def _pass(self, event: Event) -> list[Event]:
+        match event:
+            case CallBegin() if event.name in self._eager:
+                return [self._begin(event)]
+            case CallBegin():
+                self._held, self._arguments = event, []
+                return []
+            case CallArguments() if self._held is not None:
+                self._arguments.append(event.text)
+                return []
+            case CallArguments():
+                return [CallArguments(self._index, event.text)]
+            case CallEnd():
+                return [*self._release(), CallEnd(self._index)]
+            case CallFailed() if self._held is not None:
+                self._held = None
+                return [Text(event.text)]
+            case CallFailed():
+                return [CallFailed(self._index, event.text)]
+        return [event]
+
+    def _release(self) -> list[Event]:
+        """The call that was held, complete, its arguments in one piece."""
+        if self._held is None:
+            return []
+        begin, self._held = self._begin(self._held), None
+        return [begin, CallArguments(self._index, "".join(self._arguments))]
+
+    def _begin(self, event: CallBegin) -> CallBegin:
+        self._index += 1
+        return CallBegin(self._index, event.name, event.id)

@@ -104,6 +104,7 @@ def _escaped(text: str) -> str:
 
 
 Block = Callable[[Source, Calls, str], Steps[None]]
+OneCall = Callable[[Source, Calls], Steps[None]]
 
 
 def read_blocks(
@@ -118,13 +119,37 @@ def read_blocks(
         yield from attempt(source, calls, block(source, calls, marker))
 
 
-def attempt(source: Source, calls: Calls, block: Steps[None]) -> Steps[bool]:
-    """Reads a block; what stands since the mark is text if it is none. Whether it was one."""
+def read_list(source: Source, calls: Calls, call: OneCall, separator: str, closing: str) -> Steps[None]:
+    """Calls with a separator between them, and what closes them. Should a later one be malformed, the earlier hold."""
+    while True:
+        yield from source.skip_space()
+        yield from call(source, calls)
+        source.mark()
+        yield from source.skip_space()
+        if not (yield from source.skip(separator)):
+            break
+    yield from source.skip_end(closing)
+
+
+def read_section(source: Source, calls: Calls, opening: str, call: OneCall, closing: str) -> Steps[None]:
+    """Calls that each begin with `opening`, and what closes them. Should a later one be malformed, the earlier hold."""
+    while True:
+        yield from source.skip_space()
+        yield from source.expect(opening)
+        yield from call(source, calls)
+        source.mark()
+        yield from source.skip_space()
+        if not (yield from source.starts(opening)):
+            break
+    yield from source.skip_end(closing)
+
+
+def attempt(source: Source, calls: Calls, block: Steps[None]) -> Steps[None]:
+    """Reads a block; if it is none, what stands since the mark is text."""
     try:
         yield from block
     except MalformedError:
         yield calls.give_up(source)
-        return False
-    source.since_mark()
-    yield from source.skip_space()
-    return True
+    else:
+        source.since_mark()
+        yield from source.skip_space()

@@ -1,9 +1,7 @@
 """What a parser makes of a model's text: a stream of events, and what they amount to in the end.
 
-A call is shown while it is being written: its name, its arguments piece by piece, its end. Only then is it certain that
-it is one. Text that began like a call and turned out to be none comes as `CallFailed` with everything that the model
-wrote there, so that nothing is lost: who shows whole answers shows it as text, and who streams shows it as text too,
-though the beginning of the call has gone out already.
+A call is shown while it is written: name, arguments piece by piece, end. Text that began like a call and turned out to
+be none comes as `CallFailed` with everything that the model wrote there, so that nothing is lost.
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from bough.core.errors import RequestError
 from bough.parsers.events import Reasoning, Text
-from bough.parsers.formats import cohere, kimi_k3
 from bough.parsers.formats.base import ToolFormat
-from bough.parsers.formats.harmony import Harmony
-from bough.parsers.formats.inkling import Inkling
-from bough.parsers.formats.muse import Muse
+from bough.parsers.formats.json_calls import Cohere
+from bough.parsers.formats.messages import Harmony, Inkling, Muse
+from bough.parsers.formats.tagged_arguments import KimiK3
 from bough.parsers.source import SPACE, Markers, Source, Steps
 
 
@@ -101,7 +100,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         "<|END_THINKING|>",
         forced=True,
         calls=("<|START_ACTION|>", "<|START_TEXT|>", "<|START_RESPONSE|>"),
-        framing=cohere.FRAMING,
+        framing=Cohere.FRAMING,
     ),
     "deepseek-r1": THINK_FORCED,
     "deepseek-v3": THINK,
@@ -121,10 +120,10 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": ReasoningFormat(calls=("<|tool_calls_section_begin|>",)),
     "kimi_k3": ReasoningFormat(
-        kimi_k3.opening("think"),
-        kimi_k3.closing("think"),
-        calls=(kimi_k3.TOOLS, kimi_k3.opening("response")),
-        framing=kimi_k3.FRAMING,
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        calls=(KimiK3.TOOLS, KimiK3.RESPONSE),
+        framing=KimiK3.FRAMING,
     ),
     "mimo": THINK_OR_CALL,
     "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from bough.core.errors import RequestError
-from bough.parsers.formats.apertus import Apertus
 from bough.parsers.formats.base import ToolFormat
-from bough.parsers.formats.cohere import Cohere
-from bough.parsers.formats.deepseek import DeepSeek
-from bough.parsers.formats.gemma import Gemma
-from bough.parsers.formats.gigachat import GigaChat
-from bough.parsers.formats.glm import Glm
-from bough.parsers.formats.harmony import Harmony
-from bough.parsers.formats.hermes import HERMES, TaggedJson
-from bough.parsers.formats.hunyuan import Hunyuan
-from bough.parsers.formats.inkling import Inkling
-from bough.parsers.formats.invoke import DEEPSEEK_V4, DEEPSEEK_V32, DOTS, MINIMAX_M2, STEP3
-from bough.parsers.formats.kimi import KimiK2
-from bough.parsers.formats.kimi_k3 import KimiK3
-from bough.parsers.formats.llama3 import Llama3
-from bough.parsers.formats.minicpm import MiniCpm
-from bough.parsers.formats.minimax_m3 import MiniMaxM3
-from bough.parsers.formats.mistral import Mistral
-from bough.parsers.formats.muse import Muse
-from bough.parsers.formats.pythonic import LFM2, LLAMA4
-from bough.parsers.formats.qwen3_coder import Qwen3Coder
+from bough.parsers.formats.json_arguments import DeepSeek, KimiK2, Mistral
+from bough.parsers.formats.json_calls import HERMES, INTERN_S1, Apertus, Cohere, GigaChat, Llama3
+from bough.parsers.formats.messages import Harmony, Inkling, Muse
+from bough.parsers.formats.nested_values import LFM2, LLAMA4, Gemma, MiniMaxM3
+from bough.parsers.formats.tagged_arguments import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    DOTS,
+    MINIMAX_M2,
+    STEP3,
+    Glm,
+    Hunyuan,
+    KimiK3,
+    MiniCpm,
+    Qwen3Coder,
+)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "apertus2509": Apertus(),
@@ -42,7 +38,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
     "hunyuan": Hunyuan(),
     "inkling": Inkling(),
-    "interns1": TaggedJson("<|action_start|> <|plugin|>", "<|action_end|>", arguments="parameters"),
+    "interns1": INTERN_S1,
     "kimi_k2": KimiK2(),
     "kimi_k3": KimiK3(),
     "lfm2": LFM2,

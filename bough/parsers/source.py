@@ -1,11 +1,8 @@
 """The text of a stream as a grammar reads it: it may wait for more in the middle of a word.
 
-A grammar is a generator. It yields events, and `None` when it cannot go on without more text; `StreamParser` resumes it
-when there is some. Whatever a grammar asks of a `Source` is answered by the text alone and never by how it was cut: a
-question whose answer depends on what has not come yet waits for it. That is why any chunking gives the same events.
-
-A source owns what has come and is not used yet, and, behind a mark, what was used: should a call turn out to be none,
-its text is still there.
+A grammar is a generator. It yields events, and `None` when it needs more text; `StreamParser` then resumes it. A
+question whose answer depends on text that has not come yet waits for it, so any chunking gives the same events. A
+source owns the unused text and, behind a mark, what was used: if a call turns out to be none, its text is still there.
 """
 
 from __future__ import annotations

@@ -43,10 +43,11 @@ class NewTokenRatio:
 
 def reserved_pages(
     remaining_prompt: IntArray, remaining_output: IntArray, tail_room: IntArray, ratio: float, page_size: int
-) -> int:
-    """Pages that running requests are expected to take yet. `tail_room`: unused places in each row's last page."""
+) -> IntArray:
+    """Pages that each running request is expected to take yet. `tail_room`: unused places in each row's last page."""
     future = remaining_prompt + np.minimum(remaining_output, CLIPPED_NEW_TOKENS) * ratio - tail_room
-    return int(np.ceil(np.maximum(future, 0.0) / page_size).sum())
+    pages: IntArray = np.ceil(np.maximum(future, 0.0) / page_size).astype(np.int32)
+    return pages
 
 
 def prefill_budget(chunk_tokens: int, max_prefill_tokens: int, page_size: int) -> int:
@@ -63,19 +64,33 @@ class Forecast:
         self._cache = batch.cache
         self.ratio = NewTokenRatio(conservativeness)
 
-    def need(self, request: Request) -> int:
-        """What a waiting request takes if nothing of it is cached."""
+    def fits(self, request: Request, cached: int = 0) -> bool:
+        """Whether a waiting request, of which so many tokens are cached and locked, fits beside those that run."""
+        cache, size = self._cache, self._cache.page_size
         future = min(request.max_new - request.generated, CLIPPED_NEW_TOKENS)
-        return pages_for(len(request.tokens) + future, self._cache.page_size)
+        pages, prefix = pages_for(len(request.tokens) + future, size), cached // size
+        if pages - prefix > self._room(cache.available):
+            return False
+        windows = [(i, group) for i, group in enumerate(cache.groups) if not group.is_state]
+        # A window group keeps a bounded number of pages for a row, however long it becomes.
+        return all(
+            min(pages, group.row_pages) - min(prefix, group.row_pages) <= self._room(group.available, i)
+            for i, group in windows
+        )
 
-    def room(self) -> int:
-        """What is left when those that run have had their share."""
+    def _room(self, available: int, window: int | None = None) -> int:
+        """What is left of the pages of full attention, or of a window group, when those that run have had their
+        share."""
         table = self._table
         rows = np.flatnonzero(table.phase != Phase.FREE)
-        return self._cache.available - reserved_pages(
+        future = reserved_pages(
             np.maximum(table.known[rows] - table.length[rows], 0),
             table.max_new[rows] - table.sampled[rows],
             table.page_count[rows] * table.page_size - table.length[rows],
             self.ratio.value,
             table.page_size,
         )
+        if window is not None:
+            held = table.page_count[rows] - table.group_first[window][rows]
+            future = np.minimum(future, np.maximum(self._cache.groups[window].row_pages - held, 0))
+        return available - int(future.sum())

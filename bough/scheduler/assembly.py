@@ -25,8 +25,8 @@ class Decodes:
 
     rows: RowIndex
     drafts: Drafts
-    pages: IntArray  # in row order
-    page_counts: IntArray  # [rows]
+    pages: tuple[IntArray, ...]  # of each group, in row order
+    page_counts: tuple[IntArray, ...]  # [rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Chunk:
     request: Request
     first: int
     count: int
-    pages: IntArray
+    pages: tuple[IntArray, ...]  # of each group
     final: bool  # the prompt is complete after it
 
 
@@ -82,8 +82,8 @@ class Assembly:
             query_lens=decodes.drafts.widths,
             given=decodes.drafts.given,
             tokens=decodes.drafts.tokens,
-            new_pages=(decodes.pages,),
-            new_page_counts=(decodes.page_counts,),
+            new_pages=decodes.pages,
+            new_page_counts=decodes.page_counts,
             sample=self._trues[:n],
         )
         if chunks:
@@ -106,8 +106,14 @@ class Assembly:
             tokens=np.concatenate(
                 [decodes.tokens, *(tokens[c.request.row, c.first : c.first + c.count] for c in chunks)]
             ),
-            new_pages=(np.concatenate([decodes.new_pages[0], *(c.pages for c in chunks)]),),
-            new_page_counts=(_joined(decodes.new_page_counts[0], [len(c.pages) for c in chunks]),),
+            new_pages=tuple(
+                np.concatenate([pages, *(c.pages[group] for c in chunks)])
+                for group, pages in enumerate(decodes.new_pages)
+            ),
+            new_page_counts=tuple(
+                _joined(counts, [len(c.pages[group]) for c in chunks])
+                for group, counts in enumerate(decodes.new_page_counts)
+            ),
             sample=np.concatenate([decodes.sample, [c.final and c.request.max_new > 0 for c in chunks]]),
             input_logprobs=tuple(w for i, c in enumerate(chunks) if (w := self._input_logprobs(n + i, c)) is not None),
         )

@@ -38,7 +38,7 @@ class GrammarSteps:
         for row in held:
             constraint = table.request_in(row).constraint
             assert constraint is not None
-            table.held[row] = constraint.awaits_mask
+            table.hold(row, constraint.awaits_mask)
         return any(table.held[row] for row in held)
 
     def masks(self, step: PlannedStep) -> TokenMasks:
@@ -92,6 +92,6 @@ class GrammarSteps:
         """The row has not got the tokens behind its first `known` ones; the last of those is computed again, to sample
         anew."""
         table, row = self._table, request.row
-        table.held[row] = held
-        table.known[row] = known
+        table.hold(row, held)
+        table.cut(row, known=known)
         self._batch.rewind(request, min(known - 1, int(table.length[row])))

@@ -97,11 +97,10 @@ class JumpForward:
         """Writes tokens in the place of the last one."""
         table, row = self._table, request.row
         first = int(table.known[row]) - 1
-        table.tokens[row, first : first + len(tokens)] = tokens
-        table.known[row] = first + len(tokens)
+        table.lay(row, first, tokens)
         kept = first + (tokens[0] == last)
         if ends:  # what a step in flight computes for a token that was replaced must not get into the tree
-            table.length[row] = min(kept, int(table.length[row]))
+            table.cut(row, length=kept)
         else:
             self._go_on_behind(request, kept)
 

@@ -20,7 +20,6 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, InFlight
 from bough.core.settings import MemorySettings, SchedulerSettings
-from bough.memory.tree import PagePool, RadixTree, audit_pages
 from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
@@ -87,17 +86,17 @@ class Scheduler:
     ) -> None:
         limits = executor.limits()
         self._executor, self._inbox, self._outbox, self._clock = executor, inbox, outbox, clock
-        tree = RadixTree(limits.page_size, memory.radix_eviction_policy, None if events is None else events.add)
-        pool = PagePool(limits.pages[0])
-        self._cache = PrefixCache(pool, tree, limits.page_size, share=not memory.disable_radix_cache)
-        self._table = RowTable(limits.rows, limits.context_length, limits.page_size)
+        self._cache = PrefixCache(limits, memory, None if events is None else events.add)
+        self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups)
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
         self._intake = Intake(limits, settings, eos_ids, load_processor)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         self._jump_forward = None
-        if grammars is not None and eos_ids and not settings.disable_jump_forward:
+        # A recurrent state cannot go back by the token that a jump replaces.
+        can_jump = not settings.disable_jump_forward and all(group.kind != "state" for group in limits.groups)
+        if grammars is not None and eos_ids and can_jump:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
         self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
@@ -244,7 +243,7 @@ class Scheduler:
 
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
-        audit = audit_pages(self._cache.pool, self._cache.tree, self._batch.held())
+        audit = self._batch.audit()
         if audit.problems:
             log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
             self._cache.pool.repair(audit.leaked)

@@ -21,7 +21,7 @@ from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
 from bough.scheduler.retraction import Retraction
-from bough.scheduler.rows import Phase, RowIndex
+from bough.scheduler.rows import RowIndex
 from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.waiting_queue import WaitingQueue
 
@@ -76,6 +76,7 @@ class Planner:
         `drained` says that none is in flight. Only then may running requests be pushed out, because their last token
         must have arrived.
         """
+        self._batch.release_passed()
         if not self._retraction.ensure_pages(now, drained=drained):
             return None
         edits = self._batch.take_edits()
@@ -115,7 +116,7 @@ class Planner:
         for the sake of a guess."""
         rows = NO_ROWS if stand_back else self._table.decoding()
         drafts = self._drafting.decide(rows)
-        if self._drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.available:
+        if self._drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
             drafts = self._drafting.without(rows)
         return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths))
 
@@ -160,11 +161,10 @@ class Planner:
     def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
         """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
         match = self._cache.match_and_lock(request.tokens[: request.match_cap], request.namespace)
-        need = self._forecast.need(request) - match.length // self._cache.page_size
         count = self._chunk_size(match.length, len(request.tokens), budget)
         # With nobody else in memory the request always fits: its length was checked when it was taken.
-        if count <= 0 or (need > self._forecast.room() and self._table.running):
-            self._cache.tree.unlock(match.node)
+        if count <= 0 or (self._table.running and not self._forecast.fits(request, match.length)):
+            self._cache.unlock(match)
             return None
         self._queue.remove(request)
         request.begin_running(now)
@@ -174,7 +174,7 @@ class Planner:
     def _chunk_size(self, length: int, total: int, budget: int) -> int:
         """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt."""
         size = self._cache.page_size
-        room = (self._cache.available + pages_for(length, size)) * size - length
+        room = (self._cache.growth + pages_for(length, size)) * size - length
         count = min(budget, total - length, room)
         return count if length + count == total else max(0, count - (length + count) % size)
 
@@ -184,7 +184,5 @@ class Planner:
         pages = self._batch.grow(row, count)
         final = first + count == int(table.known[row])
         if final:
-            samples = request.max_new > int(table.sampled[row])
-            table.sampled[row] += samples
-            table.phase[row] = Phase.DECODE if int(table.sampled[row]) < request.max_new else Phase.DRAINING
+            table.end_prompt(row)
         return Chunk(request, first, count, pages, final)

@@ -1,34 +1,47 @@
 """Pages and the tree that shares them, as one allocator: taking pages evicts cached prefixes when none is free.
 
-The pool owns which pages are free, the tree which prefixes are cached; this class keeps the two in step and is the only
-one that moves pages between them. With `share` off (`--disable-radix-cache`) the tree stays empty and every request
-owns all its pages.
+The pool owns which pages are free, the tree which prefixes are cached, `GroupPages` both for a KV group beside full
+attention; this class keeps them in step and is the only one that moves pages between them. With `share` off
+(`--disable-radix-cache`) the tree stays empty and every request owns all its pages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
 
-from bough.core.plan import IntArray
-from bough.memory.tree import Match, PagePool, RadixTree
+from bough.core.plan import IntArray, Limits
+from bough.core.settings import MemorySettings
+from bough.memory.tree import Audit, GroupPages, KVEvent, Match, PagePool, RadixTree, audit_pages
 
 NO_PAGES = np.zeros(0, dtype=np.int32)
 
 
 class PrefixCache:
-    """Counts are in pages."""
+    """Counts are in pages, of full attention where nothing else is said."""
 
-    def __init__(self, pool: PagePool, tree: RadixTree, page_size: int, *, share: bool) -> None:
-        self.pool = pool
-        self.tree = tree
-        self.page_size = page_size
-        self.share = share
+    def __init__(
+        self, limits: Limits, memory: MemorySettings, on_event: Callable[[KVEvent], None] | None = None
+    ) -> None:
+        self.page_size = limits.page_size
+        self.share = not memory.disable_radix_cache
+        self.pool = PagePool(limits.pages[0])
+        further = zip(limits.groups[1:], limits.pages[1:], strict=True)
+        self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)
+        self.tree = RadixTree(limits.page_size, memory.radix_eviction_policy, on_event, self.groups)
         self.evicted = 0  # since the start
 
     @property
     def available(self) -> int:
         """Pages that `take` could hand out."""
         return self.pool.free + self.tree.evictable_pages
+
+    @property
+    def growth(self) -> int:
+        """How many pages rows could grow by, in every group."""
+        windows = [group.available for group in self.groups if not group.is_state]
+        return min(self.available, *windows) if windows else self.available
 
     @property
     def used_tokens(self) -> int:
@@ -44,15 +57,34 @@ class PrefixCache:
             self.pool.give(evicted)
         return self.pool.take(count)
 
+    def take_in_groups(self, count: int) -> tuple[IntArray, ...]:
+        """`count` pages of each window group; the caller has checked `growth`. None of state groups."""
+        return tuple(group.take(count) if not group.is_state else NO_PAGES for group in self.groups)
+
     def match_and_lock(self, tokens: IntArray, namespace: str) -> Match:
-        """The longest cached prefix, protected from eviction until its node is unlocked."""
+        """The longest cached prefix, protected from eviction: until `unlock`, or until the row that begins with it is
+        released."""
         match = self.tree.match(tokens if self.share else tokens[:0], namespace)
         self.tree.lock(match.node)
+        for group, pages in zip(self.groups, match.group_pages, strict=True):
+            group.hold(pages[pages > 0])
         return match
+
+    def unlock(self, match: Match) -> None:
+        self.tree.unlock(match.node)
+        for group, pages in zip(self.groups, match.group_pages, strict=True):
+            group.release(pages[pages > 0])
 
     def flush(self) -> None:
         """Forgets every prefix that nobody reads."""
         self.pool.give(self.tree.reset())
+
+    def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
+        """Compares the books of all owners with the pages that rows own; those of further groups for each group."""
+        audit = audit_pages(self.pool, self.tree, held)
+        for index, (group, of_group) in enumerate(zip(self.groups, group_held, strict=True)):
+            audit.problems.extend(group.check(of_group, self.tree.names_in_use(index)))
+        return audit
 
 
 def pages_for(tokens: int, page_size: int) -> int:

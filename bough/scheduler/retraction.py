@@ -39,10 +39,10 @@ class Retraction:
         """Retracts until every decode can have its next page. False: the steps in flight must be committed first."""
         if not self._preempt_for_urgent(now, drained):
             return False
-        if self._cache.available > self._table.running:  # a page for everyone: no need to look who takes one
+        if self._cache.growth > self._table.running:  # a page for everyone: no need to look who takes one
             return True
         decoding = self._table.decoding()
-        while self._batch.pages_for_decodes(decoding, 1) > self._cache.available or self._starved(len(decoding)):
+        while self._batch.pages_for_decodes(decoding, 1) > self._cache.growth or self._starved(len(decoding)):
             if not drained:
                 return False
             self._retract(retraction_order(self._running())[0], now)
@@ -56,7 +56,7 @@ class Retraction:
 
     def _starved(self, decodes: int) -> bool:
         """Prompts hold all pages between them and none can go on."""
-        return decodes == 0 and self._cache.available == 0 and len(self._table.prefilling()) > 1
+        return decodes == 0 and self._cache.growth == 0 and len(self._table.prefilling()) > 1
 
     def _preempt_for_urgent(self, now: float, drained: bool) -> bool:
         """Retracts less urgent requests when a much more urgent one could not start beside them. False: it should, and
@@ -77,7 +77,7 @@ class Retraction:
 
     def _fits(self, request: Request) -> bool:
         """Whether the request could start now, its cached prefix left out of account."""
-        return self._table.free_rows > 0 and self._forecast.need(request) <= self._forecast.room()
+        return self._table.free_rows > 0 and self._forecast.fits(request)
 
     def _running(self) -> list[Running]:
         table = self._table

@@ -1,20 +1,20 @@
-"""The host's twin of the executor's rows: structure of arrays, so that a step over hundreds of rows is a few numpy
-calls.
+"""The host's twin of the executor's rows: structure of arrays, so that a step over many rows is a few numpy calls.
 
-Owns which rows are in use and what each has launched so far. Lengths run ahead of knowledge: `length` counts tokens
-whose keys and values a launched step computes, `known` counts tokens whose value the host has seen. A decode with
-drafts counts with all of them until its result tells how many held.
+Owns which rows are in use and what each has launched so far; only its methods write to the arrays. Lengths run ahead of
+knowledge: `length` counts tokens whose keys and values a launched step computes, `known` counts tokens whose value the
+host has seen. A decode with drafts counts with all of them until its result tells how many held.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import ResourceError
-from bough.core.plan import IntArray, ranks
+from bough.core.plan import FULL_ATTENTION, IntArray, KVGroup, ranks
 from bough.scheduler.request import Request
 
 MAX_TABLE_BYTES = 2**36  # of address space; memory is taken only as rows are used
@@ -34,9 +34,16 @@ class Phase:
 class RowTable:
     """Arrays indexed by row. The large ones are committed by the operating system only as they are touched."""
 
-    def __init__(self, rows: int, context_length: int, page_size: int) -> None:
+    def __init__(
+        self, rows: int, context_length: int, page_size: int, groups: Sequence[KVGroup] = (FULL_ATTENTION,)
+    ) -> None:
         self.page_size = page_size
-        self.tokens, self.pages = _large_tables(rows, context_length, -(-context_length // page_size))
+        widths = [1 if group.kind == "state" else -(-context_length // page_size) for group in groups]
+        self.tokens, self.pages, *group_pages = _large_tables(rows, context_length, widths)
+        # Of each further KV group: a table like `pages`, and which of a row's pages is the first that it holds.
+        self.group_pages = tuple(group_pages)
+        self.group_first = tuple(np.zeros(rows, dtype=np.int32) for _ in group_pages)
+        self._is_state = tuple(group.kind == "state" for group in groups[1:])
         self.page_count = np.zeros(rows, dtype=np.int32)
         self.tree_pages = np.zeros(rows, dtype=np.int32)  # how many of its first pages the tree owns
         self.length = np.zeros(rows, dtype=np.int32)
@@ -66,7 +73,7 @@ class RowTable:
         return len(self.requests) - len(self._free)
 
     def assign(self, request: Request) -> int:
-        """Gives the request a row and copies its tokens there; the caller sets its pages."""
+        """Gives the request a row and copies its tokens there; `begin` sets its pages."""
         row = self._free.pop()
         total = len(request.tokens)
         self.drop_in_flight(row)
@@ -104,6 +111,93 @@ class RowTable:
         self.phase[row] = Phase.FREE
         self.serial[row] = 0
         self._free.append(row)
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, row: int, prefix: IntArray, length: int, group_pages: Sequence[IntArray]) -> None:
+        """The row begins with a cached prefix of so many tokens, whose pages the tree owns. Of further groups it holds
+        the pages that are not 0."""
+        self.pages[row, : len(prefix)] = prefix
+        self.page_count[row] = self.tree_pages[row] = len(prefix)
+        self.length[row] = length
+        for table, first, pages in zip(self.group_pages, self.group_first, group_pages, strict=True):
+            table[row, : len(pages)] = pages
+            first[row] = np.count_nonzero(pages == 0)
+
+    def grow(self, row: int, length: int, pages: IntArray, group_pages: Sequence[IntArray]) -> None:
+        """The row has been given pages behind its own, and a launched step computes its tokens up to `length`."""
+        have = int(self.page_count[row])
+        for table, new in zip((self.pages, *self.group_pages), (pages, *group_pages), strict=True):
+            table[row, have : have + len(new)] = new
+        self.page_count[row] += len(pages)
+        self.length[row] = length
+
+    def grow_rows(
+        self, rows: RowIndex, lengths: IntArray, counts: IntArray, pages: IntArray, group_pages: Sequence[IntArray]
+    ) -> None:
+        """The same for many rows, which got `counts` pages each; they stand in row order."""
+        if len(pages):
+            held = self.page_count[rows]
+            receivers, places = rows, held
+            if len(pages) != len(rows) or not counts.all():  # else one each: nothing to spread
+                receivers, places = rows.repeat(counts), held.repeat(counts) + ranks(counts)
+            for table, new in zip((self.pages, *self.group_pages), (pages, *group_pages), strict=True):
+                if len(new):
+                    table[receivers, places] = new
+            self.page_count[rows] = held + counts
+        self.length[rows] = lengths
+
+    def pass_pages(self, group: int, rows: RowIndex, first: IntArray) -> IntArray:
+        """These rows hold pages of a further group only from `first` on; returns those that they held before."""
+        held = self.group_first[group][rows]
+        counts = first - held
+        self.group_first[group][rows] = first
+        passed: IntArray = self.group_pages[group][rows.repeat(counts), held.repeat(counts) + ranks(counts)]
+        return passed
+
+    def held_pages(self, group: int, row: int) -> IntArray:
+        """The pages of a further group that the row holds; a view."""
+        table, first = self.group_pages[group], int(self.group_first[group][row])
+        held: IntArray = table[row, first : 1 if self._is_state[group] else int(self.page_count[row])]
+        return held
+
+    def move_to_tree(self, row: int, pages: IntArray) -> None:
+        """The tree owns the row's first pages, which are these."""
+        self.pages[row, : len(pages)] = pages
+        self.tree_pages[row] = len(pages)
+
+    def rewind(self, row: int, pages: int, length: int) -> None:
+        """The row keeps its first `pages` and goes on as a prompt behind its first `length` tokens. Results of steps in
+        flight for it are dropped."""
+        self.tree_pages[row] = min(int(self.tree_pages[row]), pages)
+        self.page_count[row] = pages
+        self.length[row] = length
+        self.sampled[row] = self.known[row] - self.prompt_len[row]
+        self.phase[row] = Phase.PREFILL
+        self.drop_in_flight(row)
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    def end_prompt(self, row: int) -> None:
+        """The last chunk of the prompt is launched, which samples if the request may have a token."""
+        self.sampled[row] += self.max_new[row] > self.sampled[row]
+        self.phase[row] = Phase.DECODE if self.sampled[row] < self.max_new[row] else Phase.DRAINING
+
+    def lay(self, row: int, first: int, tokens: Sequence[int]) -> None:
+        """Writes tokens from place `first` on; they are the row's last."""
+        self.tokens[row, first : first + len(tokens)] = tokens
+        self.known[row] = first + len(tokens)
+
+    def cut(self, row: int, *, known: int | None = None, length: int | None = None) -> None:
+        """The row has no more than so many tokens that are known, or computed."""
+        if known is not None:
+            self.known[row] = min(known, int(self.known[row]))
+        if length is not None:
+            self.length[row] = min(length, int(self.length[row]))
+
+    def hold(self, row: int, held: bool) -> None:
+        """Whether planning leaves the row out."""
+        self.held[row] = held
 
     def count_samples(self, rows: RowIndex, widths: IntArray) -> None:
         """These rows sample up to so many tokens in a launched step. Those that may be complete with them wait for its
@@ -158,9 +252,9 @@ class RowTable:
         return int(min(self.length[row], self.known[row]))
 
 
-def _large_tables(rows: int, context_length: int, pages_per_row: int) -> tuple[IntArray, IntArray]:
-    """The tokens and the pages of all rows."""
-    row_bytes = (context_length + pages_per_row) * np.dtype(np.int32).itemsize
+def _large_tables(rows: int, context_length: int, widths: Sequence[int]) -> list[IntArray]:
+    """The tokens of all rows, and their pages in tables of these widths."""
+    row_bytes = (context_length + sum(widths)) * np.dtype(np.int32).itemsize
     too_large = ResourceError(
         f"{rows} rows (--max-running-requests) of {context_length} tokens (--context-length) need tables of "
         f"{rows * row_bytes / 2**30:.1f} GiB on the host; set --max-running-requests to "
@@ -169,6 +263,6 @@ def _large_tables(rows: int, context_length: int, pages_per_row: int) -> tuple[I
     if rows * row_bytes > MAX_TABLE_BYTES:
         raise too_large
     try:
-        return np.zeros((rows, context_length), dtype=np.int32), np.zeros((rows, pages_per_row), dtype=np.int32)
+        return [np.zeros((rows, width), dtype=np.int32) for width in (context_length, *widths)]
     except MemoryError:
         raise too_large from None

@@ -8,14 +8,25 @@ written, even in the same plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from bough.core.plan import IntArray, PageSwap, RowSetup, ranks
-from bough.memory.tree import Match, Node
+from bough.core.plan import IntArray, PageSwap, RowSetup
+from bough.memory.tree import Audit, Match, Node
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowIndex, RowTable
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a row's state after the tokens `key`, in a page of a state group."""
+
+    key: IntArray
+    namespace: str
+    group: int
+    page: IntArray  # [1]
 
 
 class RunningBatch:
@@ -27,49 +38,76 @@ class RunningBatch:
         self.page_size = cache.page_size
         self._edits: list[PageSwap] = []  # page swaps that the next plan must carry to the executor
         self._swapped_out: list[IntArray] = []  # pages that the plan in the making still writes to
+        self._taken: list[Snapshot] = []  # copies of states that the plan in the making writes
         self._renewed: dict[int, RowSetup] = {}  # by row: what the next plan must tell the executor of rewound rows
 
     def admit(self, request: Request, match: Match) -> RowSetup:
         """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it."""
-        table = self.table
-        row = table.assign(request)
-        prefix = match.pages
-        table.pages[row, : len(prefix)] = prefix
-        table.page_count[row] = table.tree_pages[row] = len(prefix)
-        table.length[row] = match.length
+        self.table.assign(request)
+        states = self._begin(request, match)
         request.node = match.node
         if request.cached_tokens < 0:
-            request.cached_tokens = min(int(table.length[row]), request.prompt_len)
-        return self._setup(request)
+            request.cached_tokens = min(match.length, request.prompt_len)
+        return self._setup(request, states)
 
     def rewind(self, request: Request, length: int) -> None:
         """The tokens behind the row's first `length` ones are others than those that steps in flight compute: they are
         prefilled anew, up to the last one known, and their pages are given back. Pages that the tree owns are not
         written to again, so a row that would have to takes fresh ones."""
         table, row = self.table, request.row
-        owned = int(table.tree_pages[row])
+        owned, count, states = int(table.tree_pages[row]), int(table.page_count[row]), list[int]()
         if length < owned * self.page_size:
-            table.tree_pages[row] = length // self.page_size
-            length = int(table.tree_pages[row]) * self.page_size
+            length -= length % self.page_size
         kept = pages_for(length, self.page_size)
-        self.cache.pool.give(table.pages[row, max(kept, owned) : table.page_count[row]])
-        table.page_count[row] = kept
-        table.length[row] = length
-        table.sampled[row] = table.known[row] - table.prompt_len[row]
-        table.phase[row] = Phase.PREFILL
-        table.drop_in_flight(row)
+        if any(group.is_state for group in self.cache.groups):
+            # A state cannot go back: the row begins again where the tree has one.
+            self.cache.pool.give(table.pages[row, owned:count])
+            self._release_groups(row)
+            match = self.cache.match_and_lock(table.tokens[row, :length], request.namespace)
+            states = self._begin(request, match)
+            assert request.node is not None
+            self.cache.tree.unlock(request.node)
+            request.node, length, kept = match.node, match.length, len(match.pages)
+        else:
+            self.cache.pool.give(table.pages[row, max(kept, owned) : count])
+            for group, pages in zip(self.cache.groups, table.group_pages, strict=True):
+                group.release(pages[row, kept:count])
+        table.rewind(row, kept, length)
         self._edits = [edit for edit in self._edits if edit.row != row]  # the setup carries all pages
-        self._renewed[row] = self._setup(request)
+        self._renewed[row] = self._setup(request, states)
 
-    def _setup(self, request: Request) -> RowSetup:
-        """All that the executor must know of a running request."""
+    def _begin(self, request: Request, match: Match) -> list[int]:
+        """The row has the matched pages, and a page for each of its states; returns where those begin (0: with that of
+        nothing)."""
+        group_pages, states = [], []
+        for group, found in zip(self.cache.groups, match.group_pages, strict=True):
+            if group.is_state:
+                states.append(int(found[-1]) if len(found) else 0)
+                group.release(found[found > 0])  # the plan copies it before anything else is written there
+                found = group.take(1)
+            group_pages.append(found)
+        self.table.begin(request.row, match.pages, match.length, group_pages)
+        return states
+
+    def _release_groups(self, row: int) -> None:
+        for index, group in enumerate(self.cache.groups):
+            group.release(self.table.held_pages(index, row))
+
+    def _setup(self, request: Request, states: Sequence[int]) -> RowSetup:
+        """All that the executor must know of a running request, which begins with these states (0: of nothing)."""
         table, row = self.table, request.row
-        known = int(table.known[row])
+        known, count = int(table.known[row]), int(table.page_count[row])
+        pages, begin_with = [table.pages[row, :count].copy()], iter(states)
+        for group, of_group in zip(self.cache.groups, table.group_pages, strict=True):
+            if group.is_state:
+                pages.append(np.array([of_group[row, 0], next(begin_with)], dtype=np.int32))
+            else:
+                pages.append(of_group[row, :count].copy())
         return RowSetup(
             row=row,
             sampling=request.sampling,
             seed=request.seed,
-            pages=(table.pages[row, : table.page_count[row]].copy(),),
+            pages=tuple(pages),
             length=int(table.length[row]),
             generated=known - request.prompt_len,
             history=table.tokens[row, :known].copy() if request.sampling.penalised else None,
@@ -80,33 +118,55 @@ class RunningBatch:
             processor=request.processor,
         )
 
-    def grow(self, row: int, count: int) -> IntArray:
-        """Pages for `count` more tokens of a prefill; they are appended to the row and the new prefix is shared."""
+    def grow(self, row: int, count: int) -> tuple[IntArray, ...]:
+        """Pages of each group for `count` more tokens of a prefill; they are appended to the row and the new prefix is
+        shared."""
         table = self.table
         length = int(table.length[row]) + count
-        have = int(table.page_count[row])
-        pages = self.cache.take(pages_for(length, self.page_size) - have)
-        table.pages[row, have : have + len(pages)] = pages
-        table.page_count[row] += len(pages)
-        table.length[row] = length
+        missing = pages_for(length, self.page_size) - int(table.page_count[row])
+        pages, group_pages = self.cache.take(missing), self.cache.take_in_groups(missing)
+        table.grow(row, length, pages, group_pages)
         self._share(row)
-        return pages
+        return pages, *self._snapshots(row, length, group_pages)
 
-    def grow_decodes(self, rows: RowIndex, widths: IntArray) -> tuple[IntArray, IntArray]:
-        """Up to so many more tokens for each row: the new pages in row order, and how many each row got. Pages for
-        drafts that do not hold stay with the row and serve its next tokens."""
+    def grow_decodes(self, rows: RowIndex, widths: IntArray) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
+        """Up to so many more tokens for each row: of each group the new pages in row order, and how many each row got.
+        Pages for drafts that do not hold stay with the row and serve its next tokens."""
         table = self.table
-        lengths, held = table.length[rows] + widths, table.page_count[rows]
-        counts = self._missing_pages(lengths, held)
-        pages = self.cache.take(int(counts.sum()))
-        if len(pages):
-            if len(pages) == len(rows) and counts.all():  # one each: nothing to spread
-                table.pages[rows, held] = pages
-            else:
-                table.pages[rows.repeat(counts), held.repeat(counts) + ranks(counts)] = pages
-            table.page_count[rows] = held + counts
-        table.length[rows] = lengths
-        return pages, counts
+        lengths = table.length[rows] + widths
+        counts = self._missing_pages(lengths, table.page_count[rows])
+        missing = int(counts.sum())
+        pages, group_pages = self.cache.take(missing), self.cache.take_in_groups(missing)
+        table.grow_rows(rows, lengths, counts, pages, group_pages)
+        of_groups = tuple(counts if len(new) == missing else np.zeros_like(counts) for new in group_pages)
+        return (pages, *group_pages), (counts, *of_groups)
+
+    def release_passed(self) -> None:
+        """Gives up the pages that rows have left behind their windows. Steps in flight may still read them; steps that
+        write to them run later."""
+        table = self.table
+        for index, group in enumerate(self.cache.groups):
+            if group.is_state:
+                continue
+            rows = (table.phase != Phase.FREE).nonzero()[0]
+            first = group.first_needed(np.minimum(table.length[rows], table.known[rows] - 1))
+            passing = first > table.group_first[index][rows]
+            if passing.any():
+                group.release(table.pass_pages(index, rows[passing], first[passing]))
+
+    def _snapshots(self, row: int, length: int, group_pages: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+        """The new pages of each further group, with those that copies of the row's states go to: at the end of a chunk
+        of whole pages, if others may find it and no row needs the memory. They enter the tree with the next plan:
+        steps of this one cannot read them yet."""
+        table, found = self.table, list(group_pages)
+        for index, group in enumerate(self.cache.groups):
+            if not group.is_state or not self.cache.share or length % self.page_size:
+                continue
+            if group.available > table.free_rows and length == table.valid_tokens(row):
+                found[index] = group.take(1)
+                key, namespace = table.tokens[row, :length].copy(), table.request_in(row).namespace
+                self._taken.append(Snapshot(key, namespace, index, found[index]))
+        return tuple(found)
 
     def pages_for_decodes(self, rows: RowIndex, widths: IntArray | int) -> int:
         """How many pages `grow_decodes` would take."""
@@ -126,6 +186,7 @@ class RunningBatch:
         table, row = self.table, request.row
         self._share(row)
         self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
+        self._release_groups(row)
         self._edits = [edit for edit in self._edits if edit.row != row]
         self._renewed.pop(row, None)
         self._move_lock(request, None)
@@ -137,6 +198,10 @@ class RunningBatch:
         for pages in self._swapped_out:
             self.cache.pool.give(pages)
         self._swapped_out.clear()
+        for snapshot in self._taken:
+            self.cache.tree.attach(snapshot.key, snapshot.namespace, snapshot.group, int(snapshot.page[0]))
+            self.cache.groups[snapshot.group].release(snapshot.page)
+        self._taken.clear()
         edits, self._edits = tuple(self._edits), []
         return edits
 
@@ -160,6 +225,18 @@ class RunningBatch:
         held["swapped out"] = np.concatenate([NO_PAGES, *self._swapped_out])
         return held
 
+    def audit(self) -> Audit:
+        """Compares the books of all owners of pages."""
+        group_held = []
+        for index in range(len(self.cache.groups)):
+            of_group = {
+                f"request {r.handle}": self.table.held_pages(index, r.row) for r in self.table.running_requests()
+            }
+            taken = [snapshot.page for snapshot in self._taken if snapshot.group == index]
+            of_group["snapshots"] = np.concatenate([NO_PAGES, *taken])
+            group_held.append(of_group)
+        return self.cache.audit(self.held(), group_held)
+
     def _share(self, row: int) -> None:
         """Gives the row's whole pages to the tree. Where the tree already has those tokens, the row moves to the tree's
         pages, and its own will go back to the pool."""
@@ -171,16 +248,27 @@ class RunningBatch:
         request = table.request_in(row)
         own = table.pages[row, :whole]
         inserted = tree.insert(
-            table.tokens[row, : whole * self.page_size], own.copy(), request.namespace, priority=request.priority
+            table.tokens[row, : whole * self.page_size],
+            own.copy(),
+            request.namespace,
+            priority=request.priority,
+            group_pages=[self._offered(index, row, whole) for index in range(len(self.cache.groups))],
         )
         moved = np.flatnonzero(own != inserted.pages)
         if len(moved):
             first, last = int(moved[0]), int(moved[-1]) + 1
             self._swapped_out.append(own[moved])
             self._edits.append(PageSwap(row, 0, first, inserted.pages[first:last].copy()))
-            own[:] = inserted.pages
+        table.move_to_tree(row, inserted.pages)
         self._move_lock(request, inserted.node)
-        table.tree_pages[row] = whole
+
+    def _offered(self, group: int, row: int, whole: int) -> IntArray:
+        """The row's pages of a further group that the tree may cache, one for each page of tokens; 0: none."""
+        offered = np.zeros(whole, dtype=np.int32)
+        if not self.cache.groups[group].is_state:
+            first = int(self.table.group_first[group][row])
+            offered[first:] = self.table.group_pages[group][row, first:whole]
+        return offered
 
     def _move_lock(self, request: Request, node: Node | None) -> None:
         """Locks the new node before the old one is let go: in between, nothing of the path may become evictable."""

@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.core.settings import ServerSettings
+from bough.core.settings import EdgeSettings, ServerSettings
 from bough.observability.logs import current_request
 from bough.server.bodies import SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
@@ -106,7 +106,7 @@ class App:
         return next(((methods, match.groupdict()) for match, methods in matches if match), ({}, {}))
 
 
-def with_cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
+def with_cors(app: ASGIApp, settings: EdgeSettings) -> ASGIApp:
     """Tells browsers that web pages of the allowed origins may call the server."""
     origins = allowed_origins(settings)
     if not origins:

@@ -33,12 +33,12 @@ MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop
 
 
 def json_error(raw: bytes, error: Exception) -> RequestError:
-    """For a body that is no JSON, or holds what no text or number can be."""
+    """The error for a body that is no JSON, or has a value that Python cannot hold."""
     return _unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
 
 
 def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -> RequestError | None:
-    """For a body that is JSON, but not the struct's; None where the decoder's own message is good."""
+    """The error for JSON that does not fit the struct; None where the decoder's own message is good."""
     choice = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(.*)`", complaint)
     if choice is not None:
         given, path = choice.groups()
@@ -48,7 +48,7 @@ def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -
 
 
 def _unrepresentable_value(raw: bytes) -> RequestError | None:
-    """The first value of which JSON can write what Python's text and floats cannot hold."""
+    """The first value that JSON can write, but Python's text and floats cannot hold."""
     if len(raw) > MAX_DIAGNOSED_BYTES:
         return None
     try:
@@ -81,7 +81,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _choices(hint: Any, path: list[str]) -> list[Any]:
-    """The values that the type allows where the path leads."""
+    """The values that the type allows at the path."""
     found: list[Any] = []
     for kind in (hint, *_parts(hint)):
         if typing.get_origin(kind) is typing.Literal and not path:

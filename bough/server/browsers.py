@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from starlette.types import Scope
 
 from bough.core.errors import SettingsError
-from bough.core.settings import ServerSettings
+from bough.core.settings import EdgeSettings
 from bough.server.errors import Failure
 
 Headers = Mapping[bytes, bytes]
@@ -33,7 +33,7 @@ SHOWN = 100  # characters of a header in a message
 class BrowserRules:
     """Which requests one server accepts. `loopback`: it is bound to an address that only this machine reaches."""
 
-    def __init__(self, settings: ServerSettings, *, loopback: bool) -> None:
+    def __init__(self, settings: EdgeSettings, *, loopback: bool) -> None:
         self._origins = frozenset(origin.encode() for origin in allowed_origins(settings))
         self._any_origin = b"*" in self._origins
         self._hosts = _known_hosts(settings, loopback)
@@ -92,7 +92,7 @@ class BrowserRules:
         return any(peer in network for network in self._proxies)
 
 
-def allowed_origins(settings: ServerSettings) -> list[str]:
+def allowed_origins(settings: EdgeSettings) -> list[str]:
     """The origins of `--allowed-origins`, as browsers write them."""
     found = []
     for word in _words(settings.allowed_origins):
@@ -107,7 +107,7 @@ def allowed_origins(settings: ServerSettings) -> list[str]:
     return found
 
 
-def _known_hosts(settings: ServerSettings, loopback: bool) -> frozenset[bytes] | None:
+def _known_hosts(settings: EdgeSettings, loopback: bool) -> frozenset[bytes] | None:
     """The names that `Host` may have; None for any."""
     names = _words(settings.allowed_hosts)
     if "*" in names or not (names or loopback):

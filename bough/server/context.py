@@ -127,7 +127,6 @@ def _check_logprobs(inputs: Inputs) -> None:
 
 
 def _size(prompt: Any) -> int:
-    """Characters, or token ids, of one prompt or several."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         return sum(len(each) for each in prompt if isinstance(each, str | list))
     return len(prompt) if isinstance(prompt, str | list) else 0

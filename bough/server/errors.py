@@ -53,7 +53,6 @@ class HttpError(Exception):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The error as the client gets it."""
     match error:
         case HttpError():
             return error.failure

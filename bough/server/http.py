@@ -22,20 +22,19 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from bough.core.errors import SettingsError
-from bough.core.settings import ServerSettings
+from bough.core.settings import EdgeSettings, ServerSettings
 
 BACKLOG = 2048
 
 
-def open_listener(settings: ServerSettings) -> socket.socket:
-    """A listening socket: TCP over IPv4 or IPv6, or a unix socket."""
+def open_listener(settings: EdgeSettings) -> socket.socket:
     listener = _unix_socket(Path(settings.uds)) if settings.uds else _tcp_socket(settings.host, settings.port)
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 
 
-def url_of(listener: socket.socket, settings: ServerSettings) -> str:
+def url_of(listener: socket.socket, settings: EdgeSettings) -> str:
     """Where clients on this machine find the server."""
     scheme = "https" if settings.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:
@@ -108,7 +107,7 @@ SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the serv
 class HttpServer(uvicorn.Server):
     """Serves until `should_exit`."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings) -> None:
         _check_certificate(settings)
         _take_logs()
         super().__init__(
@@ -132,7 +131,6 @@ class HttpServer(uvicorn.Server):
         self._listener = listener
 
     async def run_here(self) -> None:
-        """Serves on the running event loop."""
         await self.serve(sockets=[self._listener])
 
     @contextlib.contextmanager
@@ -149,7 +147,7 @@ def _take_logs() -> None:
     theirs.setLevel(logging.ERROR)
 
 
-def _check_certificate(settings: ServerSettings) -> None:
+def _check_certificate(settings: EdgeSettings) -> None:
     if settings.ssl_certfile is None:
         if settings.ssl_keyfile is not None:
             raise SettingsError("--ssl-keyfile needs --ssl-certfile beside it.")

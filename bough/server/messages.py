@@ -87,7 +87,6 @@ def render(
 
 
 def read_content(content: Any, where: str, *, optional: bool = False) -> str:
-    """A string, or text parts joined to one."""
     if content is None and optional:  # an assistant's turn may be nothing but tool calls
         return ""
     if isinstance(content, list):
@@ -137,6 +136,17 @@ def _read_calls(calls: Any, where: str) -> list[Message]:
     return read
 
 
+def joined_turns(turns: Sequence[Message], separator: str = "") -> Message:
+    """Turns of one role as one; at once, because joining them two by two would copy their texts over and over."""
+    joined: Message = {name: value for turn in turns for name, value in turn.items()}
+    for name in ("content", "reasoning_content"):
+        texts = [turn[name] for turn in turns if turn.get(name)]
+        if texts or name == "content":
+            joined[name] = separator.join(texts)
+    calls = [call for turn in turns for call in turn.get("tool_calls", ())]
+    return {**joined, "tool_calls": calls} if calls else joined
+
+
 def _arguments_of(given: Any) -> Any:
     if not isinstance(given, str):
         return {} if given is None else given
@@ -148,7 +158,6 @@ def _arguments_of(given: Any) -> Any:
 
 
 def read_part(part: Any, where: str) -> str:
-    """The text of one part of a content."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise RequestError(f"{where} must be an object with a type, such as {{'type': 'text', ...}}.", field=where)

@@ -18,3 +18,18 @@ class ModelInfo:
     vocab_size: int
     created: int  # when the server started, in seconds since 1970
     limits: dict[str, Any] = field(default_factory=dict)  # everything that the scheduler announced when it was ready
+
+    def to_dict(self) -> dict[str, Any]:
+        """For SGLang's /model_info, as far as every user of an engine knows it."""
+        from bough.client.outputs import WEIGHT_VERSION
+
+        return {
+            "model_path": self.path,
+            "tokenizer_path": self.tokenizer_path,
+            "served_model_name": self.name,
+            "is_generation": True,
+            "weight_version": WEIGHT_VERSION,
+            "architecture": self.architecture,
+            "context_length": self.context_length,
+            "vocab_size": self.vocab_size,
+        }

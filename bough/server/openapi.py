@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -17,63 +17,20 @@ from bough.server.endpoint import EVENTS, Endpoint, encode_json
 from bough.server.errors import Shape, anthropic_shape, native_shape, ollama_shape, openai_shape
 from bough.version import __version__
 
-
-class NativeErrorBody(msgspec.Struct, kw_only=True):
-    """What went wrong, in one sentence, and whether it helps to try again."""
-
-    message: str
-    type: str
-    code: int
-    retryable: bool
-    param: str | msgspec.UnsetType | None = msgspec.UNSET
+TEXT = {"type": "string"}
+TEXT_OR_NULL = {"anyOf": [TEXT, {"type": "null"}]}
 
 
-class NativeError(msgspec.Struct):
-    """An error of the native routes."""
-
-    error: NativeErrorBody
+def _object(optional: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {**fields, **(optional or {})}, "required": list(fields)}
 
 
-class OpenAIErrorBody(msgspec.Struct):
-    """What went wrong, and with which field."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(msgspec.Struct):
-    """An error of OpenAI's routes."""
-
-    error: OpenAIErrorBody
-
-
-class AnthropicErrorBody(msgspec.Struct):
-    """What went wrong."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(msgspec.Struct):
-    """An error of Anthropic's routes."""
-
-    type: Literal["error"]
-    error: AnthropicErrorBody
-
-
-class OllamaError(msgspec.Struct):
-    """An error of Ollama's routes."""
-
-    error: str
-
-
-ERROR_TYPES: dict[Shape, Any] = {
-    native_shape: NativeError,
-    openai_shape: OpenAIError,
-    anthropic_shape: AnthropicError,
-    ollama_shape: OllamaError,
+NATIVE_ERROR = {"message": TEXT, "type": TEXT, "code": {"type": "integer"}, "retryable": {"type": "boolean"}}
+ERROR_SCHEMAS: dict[Shape, Any] = {
+    native_shape: _object(error=_object({"param": TEXT}, **NATIVE_ERROR)),
+    openai_shape: _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)),
+    anthropic_shape: _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT)),
+    ollama_shape: _object(error=TEXT),
 }
 
 
@@ -136,7 +93,7 @@ class _Schemas:
     """All types that endpoints mention, as references and components."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        types = [kind for e in endpoints for kind in (e.body, e.answer, ERROR_TYPES[e.shape]) if kind is not None]
+        types = [kind for e in endpoints for kind in (e.body, e.answer) if kind is not None]
         found, self.components = msgspec.json.schema_components(types, ref_template=REF)
         self._of = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
 
@@ -151,10 +108,7 @@ def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: Ser
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{endpoint.path}").strip("_"),
         "responses": {
             "200": {"description": "As asked", "content": _content(endpoint, schemas)},
-            "default": {
-                "description": "An error",
-                "content": {JSON: {"schema": schemas.of(ERROR_TYPES[endpoint.shape])}},
-            },
+            "default": {"description": "An error", "content": {JSON: {"schema": ERROR_SCHEMAS[endpoint.shape]}}},
         },
     }
     parameters = [*_path_parameters(endpoint.path), *_query_parameters(endpoint)]

@@ -28,6 +28,7 @@ from bough.parsers import (
     Event,
     Reasoning,
     ReasoningFormat,
+    Text,
     can_watch,
     forced_calls,
     forced_format,
@@ -66,7 +67,6 @@ class ToolUse:
 
     @property
     def shown(self) -> list[Mapping[str, Any]] | None:
-        """What the template is given."""
         return [tool.shown for tool in self.tools] or None
 
     @property
@@ -113,16 +113,18 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
     return Tool(name, schema, {"type": "function", "function": shown}, f"{where}.{schema_field}", strict)
 
 
-def read_functions(tools: Sequence[Any] | None, where: str = "tools") -> list[Tool]:
-    """Tools in OpenAI's form: `{"type": "function", "function": {...}}`."""
+def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[Tool]:
+    """Tools in OpenAI's form: `{"type": "function", "function": {...}}`; not `nested`: the function's fields stand in
+    the tool itself."""
     read = []
     for i, tool in enumerate(tools or ()):
         kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
         if kind != "function":
             raise RequestError(
-                f"{where}[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field=where
+                f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field="tools"
             )
-        read.append(read_function(tool.get("function"), f"{where}[{i}].function"))
+        place = f"tools[{i}]"
+        read.append(read_function(tool.get("function"), f"{place}.function") if nested else read_function(tool, place))
     return read
 
 
@@ -138,7 +140,6 @@ def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, f
 
 
 def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> ToolUse:
-    """A call of the tool by this name."""
     found = [tool for tool in tools if tool.name == name]
     if not found:
         known = ", ".join(tool.name for tool in tools) or "none"
@@ -148,11 +149,11 @@ def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> Tool
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """`calls` is the format of the model's own calls; `tags`: grammars may be structural tags."""
+    """Which grammar governs the calls of an answer."""
 
-    tools: ToolUse
-    calls: ToolFormat | None
-    tags: bool
+    tools: ToolUse = NO_TOOLS
+    calls: ToolFormat | None = None  # the format of the model's own calls
+    tags: bool = True  # whether grammars may be structural tags
     tokenizer: Tokenizer | None = None
 
     def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
@@ -196,7 +197,7 @@ class CallRules:
 
     @property
     def watched(self) -> bool:
-        """Whether calls are the model's own choice, but those of strict tools are held to their form, once begun."""
+        """Whether a call is the model's choice, but follows its grammar once it has begun: those of strict tools."""
         strict = self.tools.strict_names
         return bool(strict) and not self.tools.must and self._can_watch(strict)
 
@@ -214,7 +215,7 @@ class CallRules:
 
     @property
     def assured(self) -> frozenset[str]:
-        """The tools whose calls a grammar guards, so that they cannot turn out to be text."""
+        """The tools whose calls follow a grammar, so that they cannot turn out to be text."""
         if self.tools.must:
             return frozenset(self.tools.schemas)
         return self.tools.strict_names if self.watched else frozenset()
@@ -250,25 +251,17 @@ WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that k
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPlan:
+class AnswerPlan(CallRules):
     """How the answers of one request are made and read."""
 
-    tools: ToolUse = NO_TOOLS
     thinking: ReasoningFormat | None = None  # how the model sets it apart
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
-    calls: ToolFormat | None = None  # the format of the model's own calls
-    tags: bool = True  # whether grammars may be structural tags
-    tokenizer: Tokenizer | None = None
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
         """How thinking is read; None where it stays in the text."""
         return self.thinking if self.separate else None
-
-    @property
-    def rules(self) -> CallRules:
-        return CallRules(self.tools, self.calls, self.tags, self.tokenizer)
 
     def marks(
         self, sampling: Mapping[str, Any], prompt: str, continued: str = "", budget: int | None = None
@@ -297,7 +290,7 @@ class AnswerPlan:
             added["skip_special_tokens"] = False
         if given.get("skip_special_tokens") is not None:
             added.pop("skip_special_tokens", None)
-        grammar = self.rules.grammar(given)
+        grammar = self.grammar(given)
         if grammar is None:
             return {**given, **added}
         add_field_names({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
@@ -309,7 +302,7 @@ class AnswerPlan:
         """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self.rules.forcible) if self.tools.must else self.calls
+            calls = forced_format(self.forcible) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -317,8 +310,8 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
-            eager=self.rules.assured | self.tools.eager_names,
-            openings=forced_openings(self.rules.forcible, self.tools.schemas) if self.tools.must else (),
+            eager=self.assured | self.tools.eager_names,
+            openings=forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
 
 
@@ -369,7 +362,7 @@ class StreamParser:
     def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
         self.ids = CallIds(id_prefix)
-        self._parser = AnswerParser(form)
+        self._parser = None if form.plain else AnswerParser(form)
         self._reasoning: list[str] = []
 
     @property
@@ -377,7 +370,8 @@ class StreamParser:
         return "".join(self._reasoning)
 
     def events(self, piece: Piece) -> list[Event]:
-        """The events of a piece."""
+        if self._parser is None:
+            return [Text(piece.text)] if piece.text else []
         events = self._parser.feed(piece.text) if piece.text else []
         if piece.finish is not None:
             events += self._parser.finish()
@@ -385,6 +379,8 @@ class StreamParser:
 
     def replay(self, text: str) -> list[Event]:
         """The events of text that was delivered before the stream was resumed; they are not sent again."""
+        if self._parser is None:
+            return [Text(text)] if text else []
         return self._noted(self._parser.feed(text) if text else [])
 
     def _noted(self, events: list[Event]) -> list[Event]:

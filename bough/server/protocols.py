@@ -13,6 +13,5 @@ from bough.server.openapi import described
 
 
 def all_endpoints(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint, with the page that describes them."""
     endpoints = [*native(context), *openai(context), *anthropic(context), *ollama(context)]
     return described([*endpoints, *metrics_routes(context)], context.settings.server)

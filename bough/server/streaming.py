@@ -62,13 +62,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: bytes) -> bytes:
-    """One event of JSON that is already encoded."""
-    return b"data: %b\n\n" % data
-
-
 def json_event(content: object) -> bytes:
-    return event(encode_json(content))
+    return b"data: %b\n\n" % encode_json(content)
 
 
 class EventStream(Response):
@@ -103,16 +98,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send))
         watch = asyncio.create_task(self._watch(receive, send))
-        try:
-            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (pump, watch):
-                task.cancel()
-            await asyncio.gather(pump, watch, return_exceptions=True)
-        if not pump.cancelled():
-            pump.result()
-        else:
-            watch.result()
+        await _race(pump, watch)
+        (watch if pump.cancelled() else pump).result()
 
     async def _pump(self, send: Send) -> None:
         """Sends each event. An error before the first byte is the caller's; a later one ends the stream."""
@@ -179,15 +166,20 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Call it when the body has been read: the next message can then only be the disconnect."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_until_disconnect(request))
+    await _race(task, watch)
+    if task.cancelled():
+        raise ClientDisconnectedError
+    return task.result()
+
+
+async def _race(*tasks: asyncio.Future[Any]) -> None:
+    """Waits until one of them is done, and cancels the others."""
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnectedError
-        return task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in (task, watch):
-            each.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _until_disconnect(request: Request) -> None:
@@ -203,15 +195,9 @@ async def whole_response(
     return json_response(form(answers), headers=timing_headers(answers) if timed else None)
 
 
-class NamedEvent(Protocol):
+def named_event(event: Mapping[str, Any]) -> bytes:
     """An event of the protocols that name each of theirs, in its JSON and beside it."""
-
-    @property
-    def type(self) -> str: ...
-
-
-def named_event(event: NamedEvent) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode_json(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
 class Writer(Protocol):

@@ -106,7 +106,6 @@ class RequestTraces:
         self._provider.shutdown()
 
     def _add_stages(self, span: Span, began: int, seconds: tuple[float, float, float]) -> None:
-        """A child span for each stage, one after the other."""
         from opentelemetry.trace import set_span_in_context
 
         parent = set_span_in_context(span)

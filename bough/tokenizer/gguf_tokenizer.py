@@ -1,13 +1,9 @@
 """A tokenizer built from the metadata of a GGUF file, which holds the vocabulary but no tokenizer program.
 
-Two kinds of vocabulary are served: `gpt2` (byte-level BPE with its list of merges) and `llama` (SentencePiece BPE,
-which stores a score for each token instead: the best-scored neighbours merge first). Reading the file is left to the
-caller, who passes the metadata as a mapping.
-
-A GGUF file only names the rule that splits text into words before merging (`tokenizer.ggml.pre`). Another rule would
-give ids that the model has never seen, without any error, so an unknown name is refused. The patterns are those of the
-models' own `tokenizer.json` files, under llama.cpp's names; only "default" is llama.cpp's own fallback for files that
-have no name.
+Two kinds of vocabulary are served: `gpt2` (byte-level BPE with a list of merges) and `llama` (SentencePiece BPE, with a
+score for each token: the best-scored neighbours merge first). The file only names the rule that splits text into words
+(`tokenizer.ggml.pre`). A wrong rule would silently give ids that the model has never seen, so an unknown name is
+refused. The patterns are those of the models' `tokenizer.json` files under llama.cpp's names; "default" is llama.cpp's.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bough.core.errors import ModelError
-from bough.tokenizer.pieces import SPACE_MARK
+from bough.tokenizer.incremental import SPACE_MARK
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"

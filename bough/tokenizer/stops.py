@@ -1,16 +1,11 @@
 """Stop strings and stop regexes over a stream of text.
 
-Text is passed on as early as possible: only what may still become a stop is held back. For strings that is the
-longest suffix which begins one of them, tracked by an automaton (Knuth, Morris, Pratt) that sees each character once,
-so the cost is linear and the outcome does not depend on how the text was cut. The match that is complete first counts;
-of those that end together, the longest.
+Only what may still become a stop is held back. For strings that is the longest suffix which begins one of them, so the
+outcome does not depend on how the text was cut. The match that is complete first counts; of those that end together,
+the longest. A regex is searched in the text so far and stops it at its earliest match that is not empty. It holds back
+at most `MAX_HELD` characters: a pattern such as `.*x` would otherwise hold a whole answer.
 
-A regex is searched in the text so far: as soon as it matches, the text stops at the earliest match, at the extent it
-then has. What could still become a match is held back, up to `MAX_HELD` characters: a pattern such as `.*x` would
-otherwise hold a whole answer; the text before that is let go and can no longer be part of a match. Empty matches do not
-count.
-
-Owned here: the held text of one request. A caller without stops makes no matcher.
+Owns the held text of one request. A caller without stops makes no matcher.
 """
 
 from __future__ import annotations
@@ -49,10 +44,14 @@ class _Match(NamedTuple):
 class StopMatcher:
     """Looks for the first stop in a text that comes in parts. After a match, everything further is dropped."""
 
-    __slots__ = ("_automata", "_emitted", "_first_chars", "_keep_match", "_patterns", "_spent_s", "_stopped", "_text")
+    __slots__ = (
+        *("_begun", "_emitted", "_first_chars", "_keep_match"),
+        *("_patterns", "_spent_s", "_stopped", "_strings", "_text"),
+    )
 
     def __init__(self, strings: Sequence[str], regexes: Sequence[str], keep_match: bool) -> None:
-        self._automata = [_StringAutomaton(string) for string in strings]
+        self._strings = tuple(strings)
+        self._begun = [0] * len(strings)  # by string: how many of its characters end the text so far
         self._first_chars = frozenset(string[0] for string in strings)
         self._patterns = tuple(regexes)  # compiled when text comes: an error then is that of `push`
         self._keep_match = keep_match
@@ -69,12 +68,13 @@ class StopMatcher:
             return StopOutcome(text, None)  # nothing is held and nothing begins here: nearly every token
         offset = len(self._text)
         self._text += text
-        found = [
-            _Match(offset + end, offset + end - len(automaton.string), automaton.string)
-            for automaton in self._automata
-            if (end := automaton.advance(text)) is not None
-        ]
-        held = max((automaton.matched for automaton in self._automata), default=0)
+        found = []
+        for i, string in enumerate(self._strings):
+            first = offset - self._begun[i]
+            if (start := self._text.find(string, first)) >= 0:
+                found.append(_Match(start + len(string), start, string))
+            self._begun[i] = _end_that_begins(string, self._text, first)
+        held = max(self._begun, default=0)
         for pattern in map(compile_pattern, self._patterns):
             match, may_match = self._search(pattern)
             held = max(held, may_match)
@@ -124,45 +124,7 @@ class StopMatcher:
         return emit
 
 
-class _StringAutomaton:
-    """Knows how much of one stop string the text so far ends with."""
-
-    __slots__ = ("_fallback", "matched", "string")
-
-    def __init__(self, string: str) -> None:
-        self.string = string
-        self.matched = 0  # characters of `string` that end the text so far
-        self._fallback = _fallbacks(string)
-
-    def advance(self, text: str) -> int | None:
-        """Reads on; returns where in `text` the string is first complete, if it is."""
-        string, fallback, matched = self.string, self._fallback, self.matched
-        i = 0
-        while i < len(text):
-            if matched == 0:
-                i = text.find(string[0], i)  # skips at C speed what cannot begin the string
-                if i < 0:
-                    break
-            char = text[i]
-            while matched and string[matched] != char:
-                matched = fallback[matched]
-            if string[matched] == char:
-                matched += 1
-            i += 1
-            if matched == len(string):
-                return i
-        self.matched = matched
-        return None
-
-
-def _fallbacks(string: str) -> list[int]:
-    """For each length n: the longest proper prefix of `string[:n]` that also ends it."""
-    table = [0] * (len(string) + 1)
-    length = 0
-    for n in range(2, len(string) + 1):
-        while length and string[length] != string[n - 1]:
-            length = table[length]
-        if string[length] == string[n - 1]:
-            length += 1
-        table[n] = length
-    return table
+def _end_that_begins(string: str, text: str, first: int) -> int:
+    """How many of the last characters of a text, from `first` on, begin a string without completing it."""
+    most = min(len(string) - 1, len(text) - first)
+    return next((count for count in range(most, 0, -1) if text.endswith(string[:count])), 0)

@@ -1,11 +1,8 @@
 """The tokenizer of one model: text to ids, ids to text, conversations to prompts.
 
-It joins a `tokenizers.Tokenizer` (which does the encoding) with what that object does not know: which ids end a text,
-the model's chat template, and the table that makes decoding cheap. Where its parts come from is left to `load`.
-
-`TextBound` says how much of a text is worth tokenising. A token costs some hundred bytes and microseconds while a text
-is encoded, so a text as large as a request's body may be would take minutes and gigabytes, only to be refused for its
-length. With a bound, its tokens are counted piece by piece, and the counting ends where the result is known.
+It joins a `tokenizers.Tokenizer` with the ids that end a text, the chat template, and the table that makes decoding
+cheap. `TextBound` limits how much of a text is tokenised: a text as large as a request's body would take minutes and
+gigabytes, only to be refused for its length. Its tokens are counted piece by piece until the outcome is known.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ import tokenizers
 
 from bough.core.errors import RequestError
 from bough.tokenizer.chat_template import ChatTemplate
-from bough.tokenizer.incremental import IncrementalDecoder
-from bough.tokenizer.pieces import TokenPieces, find_piece_rule
+from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, find_piece_rule
 
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is

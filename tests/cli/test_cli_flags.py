@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings, settings_from
-from bough.cli.parser import Parser
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings, all_fields, field_type
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags
-from bough.cli.parser import Parser
 from bough.cli.sampling_flags import HELP, add_sampling_flags, given_sampling
 from bough.core.errors import SettingsError
 from bough.core.sampling_params import SamplingParams

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.masks import allowed_tokens
 from bough.constrained.prepare import prepare
 from bough.constrained.spec import (
     choice_spec,
@@ -15,6 +14,7 @@ from bough.constrained.spec import (
     regex_spec,
     structural_tag_spec,
 )
+from bough.constrained.vocabulary import allowed_tokens
 from bough.core.errors import RequestError
 from tests.constrained.walks import BYTES, matcher_of
 

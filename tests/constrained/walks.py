@@ -10,9 +10,8 @@ import numpy as np
 
 from bough.constrained.backends import Backend, load_backend
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.masks import allowed_tokens
 from bough.constrained.prepare import prepare
-from bough.constrained.vocabulary import Vocabulary
+from bough.constrained.vocabulary import Vocabulary, allowed_tokens
 
 STOP = 256
 MERGED = (

@@ -17,6 +17,7 @@ from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.layout import RowMirror
 
 ROWS, CONTEXT = 5, 24
+OFFSET = 500  # from the pages of full attention to those of a second KV group
 NONE = np.zeros(0, dtype=np.int32)
 
 
@@ -24,7 +25,7 @@ class Rows:
     """Makes plans of rows that decode and rows that get so many tokens, and remembers which pages each row has."""
 
     def __init__(self, page_size: int) -> None:
-        self.limits = Limits(ROWS, page_size, (1000,), CONTEXT, 50, 8, "")
+        self.limits = Limits(ROWS, page_size, (1000, 1000 + OFFSET), CONTEXT, 50, 8, "")
         self.pages: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self._handed_out = 0
@@ -37,16 +38,17 @@ class Rows:
         lens = [*(1 + drafts for _ in begun), *chunks.values()]
         known = [*(given for _ in begun), *chunks.values()]
         got = [self._grow(row, count) for row, count in zip([*begun, *chunks], lens, strict=True)]
+        new_pages = np.array([page for pages in got for page in pages], dtype=np.int32)
         return BatchPlan(
             step=0,
-            setups=tuple(RowSetup(r, SamplingParams(), 0, (NONE,), 0, 0, None, 0, None, ()) for r in fresh),
+            setups=tuple(RowSetup(r, SamplingParams(), 0, (NONE, NONE), 0, 0, None, 0, None, ()) for r in fresh),
             edits=(),
             rows=np.array([*begun, *chunks], dtype=np.int32),
             query_lens=np.array(lens, dtype=np.int32),
             given=np.array(known, dtype=np.int32),
             tokens=np.arange(1, sum(known) + 1, dtype=np.int32),
-            new_pages=(np.array([page for pages in got for page in pages], dtype=np.int32),),
-            new_page_counts=(np.array([len(pages) for pages in got], dtype=np.int32),),
+            new_pages=(new_pages, new_pages + OFFSET),
+            new_page_counts=(np.array([len(pages) for pages in got], dtype=np.int32),) * 2,
             sample=np.ones(len(lens), dtype=np.bool_),
         )
 
@@ -84,7 +86,9 @@ def test_rows_grow_as_plans_say(steps: list[dict[int, int]], page_size: int, dra
         step = list(zip(plan.rows.tolist(), plan.query_lens.tolist(), strict=True))
         assert growth.context_lens.tolist() == [before.get(row, 0) for row, _ in step]
         assert growth.lengths.tolist() == [rows.lengths[row] for row, _ in step]
-        assert layout.slots.tolist() == [slot for row, count in step for slot in rows.slots(row, count)]
+        slots = [slot for row, count in step for slot in rows.slots(row, count)]
+        assert layout.slots.tolist() == [slots, [slot + OFFSET * page_size for slot in slots]]
+        assert layout.slots.flags.c_contiguous
         tokens = iter(plan.tokens.tolist())
         for start, (_, count), known in zip(layout.query_starts.tolist(), step, plan.given.tolist(), strict=False):
             first = known < count  # a decode: its first token is on the device
@@ -93,7 +97,8 @@ def test_rows_grow_as_plans_say(steps: list[dict[int, int]], page_size: int, dra
             assert layout.token_ids[start : start + count].tolist() == expected
             assert (start in layout.from_device) == first
         for row, pages in rows.pages.items():
-            assert mirror.pages[row, : len(pages)].tolist() == device_table[row, : len(pages)].tolist() == pages
+            both = [pages, [page + OFFSET for page in pages]]
+            assert mirror.pages[:, row, : len(pages)].tolist() == device_table[:, row, : len(pages)].tolist() == both
 
 
 class Copies:
@@ -122,4 +127,6 @@ def test_a_device_finds_the_places_of_decodes(page_size: int, padding: int) -> N
         assert batch.rows.tolist() == [3, 0, 1] + [ROWS] * padding and ids[:3].tolist() == [33, 30, 31]
         assert batch.lengths.tolist() == [rows.lengths[row] for row in (3, 0, 1)] + [1] * padding
         assert batch.positions.tolist() == [*growth.context_lens.tolist()] + [0] * padding
-        assert batch.slots.tolist() == [rows.slots(row, 1)[0] for row in (3, 0, 1)] + [0] * padding
+        slots = [rows.slots(row, 1)[0] for row in (3, 0, 1)]
+        assert batch.slots[0].tolist() == slots + [0] * padding
+        assert batch.slots[1].tolist() == [slot + OFFSET * page_size for slot in slots] + [0] * padding

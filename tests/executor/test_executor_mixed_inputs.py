@@ -60,10 +60,10 @@ class Device:
     def __init__(self, model: CausalLM) -> None:
         prefill = config_for(4, 2, 16, torch.float32)
         staging: Any = Copies()
-        self.model, self.pool = model, KVPool(CONFIG, 100, 1, torch.float32, CPU, Topology())
+        self.model, self.pool = model, KVPool(CONFIG, (100,), 1, torch.float32, CPU, Topology())
         self.inputs = CudaInputs(LIMITS, CPU, staging)
         self.mixed = MixedInputs(
-            LIMITS, prefill.block_queries, self.inputs.page_table, self.inputs.last_tokens, staging
+            LIMITS, prefill.block_queries, self.inputs.page_tables, self.inputs.last_tokens, staging
         )
         self.attention = TritonAttention(
             staging.to_device,

@@ -60,13 +60,13 @@ def test_rows_take_pages_tokens_and_swaps_in_order() -> None:
              pages=ints(6, 7, 9), counts=[2, 1])
     )  # fmt: skip
     assert ids.tolist() == [7, 8, 9, 5, 6] and batch.positions.tolist() == [2, 3, 4, 0, 1]
-    assert batch.slots.tolist() == [12, 13, 14, 18, 19] and batch.context_lens.tolist() == [2, 0]
+    assert batch.slots[0].tolist() == [12, 13, 14, 18, 19] and batch.context_lens.tolist() == [2, 0]
     rows.advance(ints(2, 1), np.array([30, 31]))
     swap = PageSwap(2, 0, 1, ints(11))
     ids, batch = rows.apply(plan(1, [1, 2], [1, 2], [0, 1], [40], edits=(swap,), pages=ints(3), counts=[1, 0]))
     assert ids.tolist() == [31, 30, 40], "a decode begins with the row's last token, then the given ones"
-    assert batch.slots.tolist() == [6, 15, 0] or batch.slots.tolist()[:2] == [6, 15]
-    assert batch.page_table[2, :3].tolist() == [4, 11, 7]
+    assert batch.slots[0].tolist() == [6, 15, 0] or batch.slots[0].tolist()[:2] == [6, 15]
+    assert batch.page_tables[0][2, :3].tolist() == [4, 11, 7]
 
 
 @pytest.fixture(scope="module")

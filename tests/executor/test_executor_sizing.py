@@ -10,7 +10,7 @@ from bough.core.errors import ResourceError
 from bough.core.settings import MemorySettings, Settings
 from bough.executor.load_model import resolve_chunk
 from bough.executor.machine import free_memory_bytes, usable_cores
-from bough.executor.sizing import CacheSize, size_cpu_cache, size_gpu_cache
+from bough.executor.sizing import CacheShape, CacheSize, size_cpu_cache, size_gpu_cache
 from bough.loader.config import read_config
 from bough.loader.locate import locate
 
@@ -19,20 +19,20 @@ GIB = 2**30
 
 def size(settings: MemorySettings, free: int = 8 * GIB, context: int = 1000) -> CacheSize:
     return size_cpu_cache(
-        settings, free_bytes=free, weight_bytes=2 * GIB, bytes_per_token=2**20, context_length=context
+        settings, free_bytes=free, weight_bytes=2 * GIB, shape=CacheShape(2**20), context_length=context
     )
 
 
 def test_the_smaller_of_a_quarter_of_memory_and_32_contexts() -> None:
-    assert size(MemorySettings()).pages == 2048 and "quarter" in size(MemorySettings()).note
+    assert size(MemorySettings()).pages == (2048,) and "quarter" in size(MemorySettings()).note
     small = size(MemorySettings(), context=10)
-    assert small.pages == 320 and "32 times the context" in small.note
+    assert small.pages == (320,) and "32 times the context" in small.note
 
 
 def test_the_user_decides() -> None:
-    assert size(MemorySettings(max_total_tokens=500)).pages == 500
-    assert size(MemorySettings(max_total_tokens=500, page_size=16)).pages == 31
-    assert size(MemorySettings(mem_fraction_static=0.5)).pages == 3072  # half of 10 GiB, less 2 GiB of weights
+    assert size(MemorySettings(max_total_tokens=500)).pages == (500,)
+    assert size(MemorySettings(max_total_tokens=500, page_size=16)).pages == (31,)
+    assert size(MemorySettings(mem_fraction_static=0.5)).pages == (3072,)  # half of 10 GiB, less 2 GiB of weights
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,16 @@ def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
 
 def gpu_size(settings: MemorySettings, free: int = 100 * GIB, step: int = 10 * GIB) -> CacheSize:
     return size_gpu_cache(
-        settings, free_bytes=free, total_bytes=140 * GIB, activation_bytes=step, bytes_per_token=2**20
+        settings, free_bytes=free, total_bytes=140 * GIB, activation_bytes=step, shape=CacheShape(2**20)
     )
 
 
 def test_a_gpu_gives_its_fraction_less_weights_and_never_what_a_step_needs() -> None:
-    assert gpu_size(MemorySettings()).pages == (100 - 14) * 1024 and "90%" in gpu_size(MemorySettings()).note
-    assert gpu_size(MemorySettings(), step=20 * GIB).pages == (100 - 20) * 1024
-    assert gpu_size(MemorySettings(mem_fraction_static=0.5)).pages == (100 - 70) * 1024
-    assert gpu_size(MemorySettings(mem_fraction_static=1.0)).pages == (100 - 10) * 1024
-    assert gpu_size(MemorySettings(max_total_tokens=1000, page_size=16)).pages == 62
+    assert gpu_size(MemorySettings()).pages == ((100 - 14) * 1024,) and "90%" in gpu_size(MemorySettings()).note
+    assert gpu_size(MemorySettings(), step=20 * GIB).pages == ((100 - 20) * 1024,)
+    assert gpu_size(MemorySettings(mem_fraction_static=0.5)).pages == ((100 - 70) * 1024,)
+    assert gpu_size(MemorySettings(mem_fraction_static=1.0)).pages == ((100 - 10) * 1024,)
+    assert gpu_size(MemorySettings(max_total_tokens=1000, page_size=16)).pages == (62,)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +141,21 @@ def test_no_step_is_made_ready_that_the_scheduler_would_not_ask_for(
     tiny_model: Path, flags: dict[str, int], chunk: int
 ) -> None:
     assert resolve_chunk(Settings.from_flat(flags), read_config(locate(str(tiny_model)), {}), 256) == chunk
+
+
+def test_windows_take_their_share_and_no_more_than_the_rows_can_use() -> None:
+    """Full attention takes 1 MiB a token, windows 5 MiB; 10 GiB in all."""
+    by_ratio = CacheShape(2**20, 5 * 2**20, ratio=0.5, least_window=10, most_window=10**6)
+    tokens = by_ratio.fitting(10 * GIB)
+    assert by_ratio.nbytes(tokens) <= 10 * GIB < by_ratio.nbytes(tokens + 1)
+    assert by_ratio.window_tokens(tokens) == -(-tokens // 2)
+    few_rows = CacheShape(2**20, 5 * 2**20, ratio=0.5, least_window=10, most_window=100)
+    assert few_rows.fitting(10 * GIB) == 10 * 1024 - 5 * 100
+    tight = CacheShape(2**20, 5 * 2**20, ratio=0.5, least_window=2000, most_window=10**6)
+    assert tight.window_tokens(tight.fitting(11 * GIB)) == 2000
+    assert tight.fitting(9 * GIB) == 0  # not even one row has its window
+
+
+def test_without_full_attention_the_windows_decide() -> None:
+    shape = CacheShape(0, 2**20, ratio=0.5, least_window=10, most_window=10**6)
+    assert shape.fitting(GIB) == 2048 and shape.window_tokens(2048) == 1024

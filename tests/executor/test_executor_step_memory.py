@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bough.attention.torch_backend import scratch_bytes
 from bough.core.settings import MemorySettings
 from bough.executor.graphs import decode_sizes, mixed_sizes
-from bough.executor.sizing import size_gpu_cache
+from bough.executor.sizing import CacheShape, size_gpu_cache
 from bough.executor.step_memory import StepShape
 
 GIB = 2**30
@@ -69,8 +69,8 @@ def test_gathered_keys_grow_with_the_context(capped: bool) -> None:
 def test_steps_and_graphs_get_their_room_even_where_the_user_leaves_none() -> None:
     def pages(fraction: float, step: int, graphs: int) -> int:
         settings = MemorySettings(mem_fraction_static=fraction)
-        sizes = {"free_bytes": 100 * GIB, "total_bytes": 140 * GIB, "bytes_per_token": GIB}
-        return size_gpu_cache(settings, activation_bytes=step, graph_bytes=graphs, **sizes).pages
+        sizes = {"free_bytes": 100 * GIB, "total_bytes": 140 * GIB, "shape": CacheShape(GIB)}
+        return size_gpu_cache(settings, activation_bytes=step, graph_bytes=graphs, **sizes).pages[0]
 
     assert pages(1.0, 2 * GIB, 3 * GIB) == 95
     assert pages(0.9, 2 * GIB, 3 * GIB) == pages(0.9, 0, 0) == 86
@@ -90,7 +90,7 @@ def test_tokens_that_fit_an_h200(
         free_bytes=total - int(weight_bytes) - int(0.9 * GIB),
         total_bytes=total,
         activation_bytes=shape.step_bytes(forward_bytes) + shape.row_bytes(),
-        bytes_per_token=token_bytes,
+        shape=CacheShape(token_bytes),
         graph_bytes=shape.graph_scratch_bytes(decode_sizes(512), [8704], forward_bytes) + GIB,
     )
-    assert size.pages == pytest.approx(tokens, rel=2e-3)
+    assert size.pages[0] == pytest.approx(tokens, rel=2e-3)

@@ -70,8 +70,8 @@ def error_of(case: Case, backend: AttentionBackend) -> float:
         query_lens=query_lens,
         query_starts=starts,
         context_lens=context_lens,
-        page_table=table,
-        slots=torch.tensor(slots),
+        page_tables=(table,),
+        slots=(torch.tensor(slots),),
         positions=torch.tensor(positions),
         page_size=case.page_size,
     )
@@ -113,7 +113,7 @@ def make_pool(case: Case, pages: int) -> KVPool:
         norm_eps=1e-5,
         rope=RopeConfig(1.0),
     )
-    pool = KVPool(config, pages, case.page_size, case.dtype, torch.device("cpu"), Topology())
+    pool = KVPool(config, (pages,), case.page_size, case.dtype, torch.device("cpu"), Topology())
     for tensor in (*pool.keys, *pool.values):
         tensor.fill_(float("nan"))
     return pool

@@ -4,6 +4,9 @@ Its "keys and values" are the tokens themselves, written to and read back throug
 of the whole sequence that a row reads, so a page that was lent twice, freed too early or swapped wrongly changes the
 output. `oracle` gives the output that an undisturbed run must have.
 
+With further `groups` (and how many pages each has) it does the same with their pages: a row must find in a window group
+the tokens of each query's window, and in a state group the state that all tokens before make.
+
 With `drafts` a decode guesses so many tokens itself, right and wrong ones, and writes them behind its own. It gives as
 many as hold and one more, or fewer, or none, at random.
 """
@@ -12,12 +15,22 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bough.core.plan import BatchPlan, Limits, PositionLogprobs, StepResult, TokenMasks, mask_words
+from bough.core.plan import (
+    FULL_ATTENTION,
+    BatchPlan,
+    KVGroup,
+    Limits,
+    PositionLogprobs,
+    RowSetup,
+    StepResult,
+    TokenMasks,
+    mask_words,
+)
 
 VOCAB = 97
 
@@ -39,6 +52,80 @@ def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset())
         if sequence[-1] in stops:
             break
     return sequence[len(prompt) :]
+
+
+def make_groups(
+    page_size: int, rows: int, windows: Sequence[tuple[int, int]], spare_states: Sequence[int]
+) -> list[tuple[KVGroup, int]]:
+    """Window groups of (tokens, pages), with no fewer pages than one row needs, and state groups with so many pages
+    beyond one for each row."""
+    groups = [(KVGroup("window", window), max(pages, 4 + -(-window // page_size))) for window, pages in windows]
+    return groups + [(KVGroup("state"), rows + spare) for spare in spare_states]
+
+
+class WindowGroup:
+    """The tokens once more, in pages of a window group."""
+
+    def __init__(self, index: int, group: KVGroup, pages: int, page_size: int) -> None:
+        assert group.window is not None
+        self.index, self.window, self.page_size = index, group.window, page_size
+        self.slots = np.full((pages + 1) * page_size, -1, dtype=np.int32)
+        self.tables: dict[int, list[int]] = {}
+
+    def set_up(self, setup: RowSetup) -> None:
+        self.tables[setup.row] = setup.pages[self.index].tolist()
+        assert len(setup.pages[self.index]) == len(setup.pages[0])
+
+    def append(self, plan: BatchPlan) -> None:
+        ends = plan.new_page_counts[self.index].cumsum()
+        for row, pages in zip(plan.rows.tolist(), np.split(plan.new_pages[self.index], ends)[:-1], strict=True):
+            self.tables[row] += pages.tolist()
+
+    def store(self, row: int, position: int, token: int) -> None:
+        slot = self._slot(row, position)
+        assert slot >= self.page_size, "page 0 belongs to nobody"
+        self.slots[slot] = token
+
+    def check(self, row: int, sequence: np.ndarray, queries: int) -> None:
+        """All queries of the step find their windows."""
+        first = max(0, len(sequence) - queries - self.window + 1)
+        read = [int(self.slots[self._slot(row, position)]) for position in range(first, len(sequence))]
+        assert read == sequence[first:].tolist(), "a row does not find its window"
+
+    def _slot(self, row: int, position: int) -> int:
+        return self.tables[row][position // self.page_size] * self.page_size + position % self.page_size
+
+
+class StateGroup:
+    """A state that depends on all tokens before: how many there are, and their checksum."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.content: dict[int, tuple[int, int]] = {0: (0, 0)}
+        self.pages: dict[int, int] = {}  # by row
+        self.begun_from_copies = 0
+
+    def set_up(self, setup: RowSetup) -> None:
+        own, copied = setup.pages[self.index].tolist()
+        assert own > 0
+        self.pages[setup.row] = own
+        self.content[own] = self.content[copied]
+        self.begun_from_copies += copied > 0
+        assert self.content[own][0] == setup.length
+
+    def check(self, rows: list[int], sequence: Callable[[int], np.ndarray]) -> None:
+        for row in rows:
+            assert self.content[self.pages[row]] == self._of(sequence(row)), "a row does not find its state"
+
+    def advance(self, plan: BatchPlan, sequence: Callable[[int], np.ndarray]) -> None:
+        ends = plan.new_page_counts[self.index].cumsum()
+        for row, copies in zip(plan.rows.tolist(), np.split(plan.new_pages[self.index], ends)[:-1], strict=True):
+            self.content[self.pages[row]] = self._of(sequence(row))
+            for page in copies.tolist():
+                self.content[page] = self.content[self.pages[row]]
+
+    def _of(self, sequence: np.ndarray) -> tuple[int, int]:
+        return len(sequence), zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes())
 
 
 @dataclass
@@ -65,10 +152,15 @@ class FakeExecutor:
         even_tokens: int = 1,
         late_plans: bool = False,
         drafts: int = 0,
+        groups: Sequence[tuple[KVGroup, int]] = (),
     ) -> None:
+        all_pages = (pages, *(of_group for _, of_group in groups))
         self._limits = Limits(
-            rows, page_size, (pages,), context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts
+            *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
+            groups=(FULL_ATTENTION, *(group for group, _ in groups)),
         )
+        self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
+        self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
         self._draw = random.Random(5)
         self.counts: list[int] = []  # tokens that decodes gave, one after the other
         self.page_size = page_size
@@ -106,7 +198,10 @@ class FakeExecutor:
             self.scored[setup.row] = setup.logprobs is not None
             self.tables[setup.row] = setup.pages[0].tolist()
             self.lengths[setup.row] = setup.length
+            for group in (*self.windows, *self.states):
+                group.set_up(setup)
         for edit in plan.edits:
+            assert edit.group == 0
             table = self.tables[edit.row]
             assert edit.first + len(edit.pages) <= len(table), "an edit reaches past the row's table"
             for i, page in enumerate(edit.pages.tolist()):
@@ -139,11 +234,15 @@ class FakeExecutor:
             self.tables[row] += plan.new_pages[0][offset : offset + count].tolist()
             offset += count
         assert offset == len(plan.new_pages[0])
+        for window in self.windows:
+            window.append(plan)
 
     def _store(self, plan: BatchPlan) -> None:
         """Every row writes before any row reads, as in each layer of a real model."""
         offset = 0
         written: set[int] = set()
+        for state in self.states:
+            state.check(plan.rows.tolist(), self._sequence)
         for row, query, given in zip(plan.rows.tolist(), plan.query_lens.tolist(), plan.given.tolist(), strict=True):
             tokens = plan.tokens[offset : offset + given].tolist()
             offset += given
@@ -158,6 +257,8 @@ class FakeExecutor:
                 assert slot not in written, "two rows of one plan write to one place"
                 written.add(slot)
                 self.slots[slot] = token
+                for window in self.windows:
+                    window.store(row, position, token)
                 self.lengths[row] += 1
             self.computed_tokens += query
         assert offset == len(plan.tokens)
@@ -194,6 +295,8 @@ class FakeExecutor:
         for index, row in enumerate(plan.rows.tolist()):
             sequence = self._sequence(row)
             assert (sequence >= 0).all(), "a row reads a place that nobody wrote"
+            for window in self.windows:
+                window.check(row, sequence, int(plan.query_lens[index]))
             if plan.sample[index]:
                 decode = plan.given[index] < plan.query_lens[index]
                 drafts = int(plan.query_lens[index]) - 1 if decode else 0
@@ -209,6 +312,8 @@ class FakeExecutor:
                 bad.append(row in self.poisoned_rows or -1 in run)
                 if self.scored[row]:
                     output[index] = _scores(np.array(runs[-1], dtype=np.int32))
+        for state in self.states:
+            state.advance(plan, self._sequence)
         tokens = np.zeros((len(runs), max([1, *map(len, runs)])), dtype=np.int32)
         for line, run in zip(tokens, runs, strict=True):
             line[: len(run)] = run

@@ -52,7 +52,7 @@ class Forward:
         scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self.model = model
-        self.pool = KVPool(model.config, pages, page_size, dtype, CPU, Topology(), scales)
+        self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, Topology(), scales)
         for tensor in (*self.pool.keys, *self.pool.values):
             tensor.fill_(float("nan"))
         self.attention: AttentionBackend = TorchAttention()
@@ -104,8 +104,8 @@ class Forward:
             query_lens=query_lens,
             query_starts=np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32),
             context_lens=np.array([self.lengths[row] for row in tokens], dtype=np.int32),
-            page_table=self.page_table,
-            slots=torch.tensor(slots),
+            page_tables=(self.page_table,) * 2,  # windows have the pages of full attention
+            slots=(torch.tensor(slots),) * 2,
             positions=torch.tensor(positions),
             page_size=size,
             few_keys=bool((query_lens == 1).all()),

@@ -68,7 +68,7 @@ async def desk(*fakes: FakeWorker, healthy: int | None = None, **settings: Any) 
     """A gateway in front of these workers, ready when `healthy` of them (all, if left out) are in rotation."""
     urls = tuple(fake.url for fake in fakes)
     chosen = GatewaySettings(**{**QUICK, "worker_urls": urls, **settings})
-    edge = chosen.edge()
+    edge = chosen
     listener = open_listener(edge)
     gateway, front = Gateway(chosen), Front(browsers=BrowserRules(edge, loopback=is_loopback(listener)))
     http = HttpServer(front, listener, edge)

@@ -66,7 +66,7 @@ class NativeForward(Forward):
         arrays = [np.array(wanted, dtype=np.int64), batch.rows.numpy().astype(np.int32)]
         arrays += [batch.query_starts, batch.context_lens]
         step = Step(len(ids), len(tokens), len(wanted), ids.data_ptr(), batch.positions.data_ptr())
-        step.slots = batch.slots.data_ptr()
+        step.slots = batch.slots[0].data_ptr()  # strides are 0: all groups have the same
         step.wanted_tokens, step.rows, step.query_starts, step.context_lens = (a.ctypes.data for a in arrays)
         step.page_table, step.page_table_width = self.page_table.data_ptr(), self.page_table.shape[1]
         step.page_size = self.pool.page_size

@@ -26,7 +26,7 @@ class ReferenceAttention(AttentionBackend):
         batch = self._batch
         assert batch is not None
         n = batch.decodes
-        caches = (pool.keys[layer.layer], pool.values[layer.layer], batch.page_table)
+        caches = (pool.keys[layer.layer], pool.values[layer.layer], batch.page_tables[layer.group])
         options = {
             "page_size": batch.page_size,
             "scale": layer.scale,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from bough.core.settings import MemorySettings, SchedulerSettings
-from bough.memory.tree import audit_pages
 from bough.messages.requests import ToScheduler
 from bough.observability.timeline import Timeline
 from bough.scheduler.loop import Scheduler
@@ -68,6 +67,5 @@ class Bench:
 
     def check(self) -> None:
         s = self.scheduler
-        problems = s._cache.tree.check() + s._cache.pool.check()
-        audit = audit_pages(s._cache.pool, s._cache.tree, s._batch.held())
-        assert not problems and not audit.problems, (problems, audit.problems)
+        audit = s._batch.audit()
+        assert not audit.problems, audit.problems

@@ -24,8 +24,7 @@ from bough.messages.requests import Abort, Generate
 from bough.server.context import ServerContext
 from bough.server.model_info import ModelInfo
 from bough.tokenizer.chat_template import ChatTemplate
-from bough.tokenizer.incremental import IncrementalDecoder
-from bough.tokenizer.pieces import BYTE_OF_CHAR
+from bough.tokenizer.incremental import BYTE_OF_CHAR, IncrementalDecoder
 from bough.tokenizer.tokenizer import Tokenizer
 
 IM_START, IM_END = 256, 257

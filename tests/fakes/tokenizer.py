@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bough.tokenizer.incremental import IncrementalDecoder
-from bough.tokenizer.pieces import TokenPieces
+from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces
 
 
 class ByteTokenizer:

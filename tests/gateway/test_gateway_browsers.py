@@ -119,7 +119,7 @@ def test_bough_gateway_keeps_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
             finally:
                 endings[0].set()
 
-        with open_listener(settings.edge()) as listener:
+        with open_listener(settings) as listener:
             await service.serve(settings, listener, lambda url: asking.append(asyncio.create_task(ask(url))))
         await asking[0]
 
@@ -139,8 +139,8 @@ async def _statuses(url: str) -> list[int]:
 
 def test_the_flags_are_those_of_a_server() -> None:
     flags = ["--allowed-origins", PAGE, "--allowed-hosts", "a.example,b.example", "--forwarded-allow-ips", "10.0.0.0/8"]
-    edge = settings_from(_parser().parse(flags), environ={}).edge()
+    edge = settings_from(_parser().parse(flags), environ={})
     assert (edge.allowed_origins, edge.allowed_hosts) == (PAGE, "a.example,b.example")
     assert edge.forwarded_allow_ips == "10.0.0.0/8"
-    edge = settings_from(_parser().parse([]), environ={"BOUGH_GATEWAY_ALLOWED_HOSTS": "c.example"}).edge()
+    edge = settings_from(_parser().parse([]), environ={"BOUGH_GATEWAY_ALLOWED_HOSTS": "c.example"})
     assert (edge.allowed_hosts, edge.forwarded_allow_ips) == ("c.example", "127.0.0.1")

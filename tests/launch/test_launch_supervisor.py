@@ -18,7 +18,7 @@ import bough
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
 from bough.launch import supervisor as module
-from bough.launch.link import Link
+from bough.launch.client_end import Link
 from bough.launch.spec import ChildSpec
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import locate
@@ -95,10 +95,10 @@ def test_a_link_can_be_closed_in_any_state(tmp_path: Path) -> None:
     opened = Link(Addresses.in_folder(tmp_path))
     opened.open()
     assert not opened.runs_here()
-    opened.say_goodbye()
+    opened.send_shutdown()
     opened.close()
     failing = Link(Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", ("ipc:///no/such/folder/c",)))
     with pytest.raises(zmq.ZMQError, match="No such file"):
         failing.open()
-    failing.say_goodbye()
+    failing.send_shutdown()
     failing.close()

@@ -24,7 +24,7 @@ class Recorder:
     [
         (None, ["supervisor expect_endings", "supervisor end_now", "supervisor close"]),
         ("half open", ["supervisor expect_endings", "supervisor end_now", "supervisor close", "link close"]),
-        ("open", ["supervisor expect_endings", "link say_goodbye", "supervisor close", "link close"]),
+        ("open", ["supervisor expect_endings", "link send_shutdown", "supervisor close", "link close"]),
     ],
 )
 def test_processes_are_told_to_leave_where_there_is_a_way(link: str | None, expected: list[str]) -> None:

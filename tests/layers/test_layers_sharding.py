@@ -83,14 +83,14 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
         query_lens=np.array([TOKENS], dtype=np.int32),
         query_starts=np.array([0, TOKENS], dtype=np.int32),
         context_lens=np.array([0], dtype=np.int32),
-        page_table=torch.arange(1, TOKENS + 1, dtype=torch.int32)[None],
-        slots=torch.arange(1, TOKENS + 1),
+        page_tables=(torch.arange(1, TOKENS + 1, dtype=torch.int32)[None],),
+        slots=(torch.arange(1, TOKENS + 1),),
         positions=torch.arange(TOKENS),
         page_size=1,
     )
     backend = TorchAttention()
     backend.prepare(batch)
-    ctx = ForwardContext(backend, KVPool(config, TOKENS, 1, torch.float32, CPU, topology), batch)
+    ctx = ForwardContext(backend, KVPool(config, (TOKENS,), 1, torch.float32, CPU, topology), batch)
     rope = rope_table(config.rope, config.head_dim, TOKENS, CPU)
     return layer(x, None, norm_of(config), rope, batch.positions, ctx)[0]
 

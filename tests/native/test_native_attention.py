@@ -87,7 +87,7 @@ class Attention:
         scale = layer.dim**-0.5
         width = layer.heads * layer.dim
         places = (self.q.ctypes.data, width, *shape_of, *caches_at, number)
-        self.tape.add("attention", *places, layer.window, scale, layer.softcap, False, self.out.ctypes.data)
+        self.tape.add("attention", *places, layer.window, scale, layer.softcap, False, 0, self.out.ctypes.data)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
 
     def run(self, queries: list[tuple[int, int, Floats]]) -> list[Floats]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bough.memory.tree import PagePool, RadixTree
+from bough.core.plan import FULL_ATTENTION, KVGroup, Limits
+from bough.core.settings import MemorySettings
 from bough.scheduler.admission import (
     CLIPPED_NEW_TOKENS,
     DECAY_STEPS,
@@ -15,6 +16,7 @@ from bough.scheduler.admission import (
     reserved_pages,
 )
 from bough.scheduler.prefix_cache import PrefixCache
+from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
 from bough.scheduler.running_batch import RunningBatch
 from tests.fakes.boxes import waiting_request
@@ -60,7 +62,7 @@ def test_a_retraction_sets_the_ratio_from_what_is_left(
 )
 def test_reserved_pages(rows: list[tuple[int, int, int]], ratio: float, page_size: int, expected: int) -> None:
     prompt, output, room = np.array(rows, dtype=np.int32).reshape(-1, 3).T
-    assert reserved_pages(prompt, output, room, ratio, page_size) == expected
+    assert reserved_pages(prompt, output, room, ratio, page_size).sum() == expected
 
 
 @pytest.mark.parametrize(
@@ -78,13 +80,31 @@ def test_prefill_budget(chunk_tokens: int, max_prefill_tokens: int, page_size: i
     assert prefill_budget(chunk_tokens, max_prefill_tokens, page_size) == expected
 
 
+def forecast_of(groups: tuple[KVGroup, ...], pages: tuple[int, ...]) -> tuple[Forecast, RunningBatch]:
+    limits = Limits(2, 4, pages, 64, 100, 16, "test", groups=groups)
+    batch = RunningBatch(RowTable(2, 64, 4, groups), PrefixCache(limits, MemorySettings()))
+    return Forecast(batch, conservativeness=1.0), batch
+
+
+def run(batch: RunningBatch, request: Request) -> None:
+    batch.admit(request, batch.cache.match_and_lock(request.tokens, ""))
+
+
 def test_a_forecast_weighs_a_request_against_those_that_run() -> None:
-    cache = PrefixCache(PagePool(20), RadixTree(4), 4, share=True)
-    batch = RunningBatch(RowTable(2, 64, 4), cache)
-    forecast = Forecast(batch, conservativeness=1.0)
-    assert forecast.room() == 20
-    assert forecast.need(waiting_request(prompt=[1] * 6, max_new_tokens=3)) == 3
-    assert forecast.need(waiting_request(prompt=[1] * 6, prompt_len=4, max_new_tokens=3)) == 2  # 2 of 3 are there
-    running = waiting_request(prompt=list(range(6)), max_new_tokens=20)
-    batch.admit(running, cache.match_and_lock(running.tokens, ""))
-    assert forecast.room() == 20 - 5  # 6 of the prompt and 0.7 * 20 of the output, in pages of 4
+    forecast, batch = forecast_of((FULL_ATTENTION,), (20,))
+    run(batch, waiting_request(prompt=list(range(6)), max_new_tokens=20))
+    left = 20 - 5  # 6 of the prompt and 0.7 * 20 of the output, in pages of 4
+    assert forecast.fits(waiting_request(prompt=[1] * 40, max_new_tokens=4 * left - 40))
+    assert not forecast.fits(waiting_request(prompt=[1] * 40, max_new_tokens=4 * left - 39))
+    assert forecast.fits(waiting_request(prompt=[1] * 40, max_new_tokens=4 * left - 39), cached=4)
+    resumed = waiting_request(prompt=[1] * 40, prompt_len=38, max_new_tokens=4 * left - 38)
+    assert forecast.fits(resumed)  # 2 of its output are there
+
+
+def test_a_window_is_needed_once_however_long_a_request_becomes() -> None:
+    """A row keeps 5 pages of a window of 8: 2, one before, and parts at both ends."""
+    for pages, fits in ((9, False), (10, True)):
+        forecast, batch = forecast_of((FULL_ATTENTION, KVGroup("window", 8)), (40, pages))
+        run(batch, waiting_request(prompt=list(range(30)), max_new_tokens=20))
+        assert forecast.fits(waiting_request(prompt=[1] * 40, max_new_tokens=16)) is fits
+        assert forecast.fits(waiting_request(prompt=[1] * 12, max_new_tokens=4))  # shorter than a window

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.core.plan import LogprobSpec, PositionLogprobs, StepResult
-from bough.memory.tree import PagePool, RadixTree
+from bough.core.plan import Limits, LogprobSpec, PositionLogprobs, StepResult
+from bough.core.settings import MemorySettings
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.commit import BAD_LOGITS, Committer
 from bough.scheduler.drafting import Drafts
@@ -29,7 +29,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.table = RowTable(4, 32, 1)
-        self.cache = PrefixCache(PagePool(64), RadixTree(), 1, share=True)
+        self.cache = PrefixCache(Limits(4, 1, (64,), 32, 100, 16, "test"), MemorySettings())
         self.batch = RunningBatch(self.table, self.cache)
         self.out = FakeOutbox()
         self.forgotten: list[int] = []

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.core.plan import KVGroup
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Abort, LogprobRequest
-from tests.fakes.executor import FakeExecutor, GuessingProposer
+from tests.fakes.executor import FakeExecutor, GuessingProposer, make_groups
 from tests.fakes.executor import oracle as free_oracle
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar, oracle
 from tests.fakes.scheduler_bench import Bench
+from tests.scheduler.test_scheduler_property import STATES, WINDOWS
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 # Mostly one byte is possible: long forced runs, with choices between them; low bytes merge into pairs.
@@ -53,8 +57,25 @@ def test_any_load_follows_its_grammars_with_drafts(  # type: ignore[no-untyped-d
         play(actions, config, machine, share, looks, drafts=drafts)
 
 
+@settings(deadline=None, max_examples=60)
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(0, 3), WINDOWS, STATES)
+def test_any_load_follows_its_grammars_with_windows_and_states(  # type: ignore[no-untyped-def]
+    actions, config, machine, share, looks, windows, states
+) -> None:
+    """Forced and refused tokens cut rows back, to where their windows and states must be found."""
+    page_size, _, rows, _ = machine
+    play(actions, config, machine, share, looks, groups=make_groups(page_size, rows, windows, states))
+
+
 def play(  # type: ignore[no-untyped-def]
-    actions, config, machine, share, looks, drafts: int = 0, proposer: GuessingProposer | None = None
+    actions,
+    config,
+    machine,
+    share,
+    looks,
+    drafts: int = 0,
+    proposer: GuessingProposer | None = None,
+    groups: Sequence[tuple[KVGroup, int]] = (),
 ) -> None:
     page_size, tokens, rows, chunk = machine
     executor = FakeExecutor(
@@ -64,6 +85,7 @@ def play(  # type: ignore[no-untyped-def]
         context_length=48,
         chunk_tokens=max(chunk, page_size),
         drafts=drafts,
+        groups=groups,
     )
     memory = MemorySettings(disable_radix_cache=not share)
     bench = Bench(executor, eos_ids=(EOS,), memory=memory, grammars=FakeGrammars(looks), proposer=proposer, **config)

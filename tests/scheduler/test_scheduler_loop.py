@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.settings import MemorySettings
-from bough.memory.tree import Audit, audit_pages
 from bough.messages.requests import Abort, FlushCache, GetState, LogprobRequest, Shutdown, StreamEnded
 from bough.scheduler import loop
 from tests.fakes.boxes import generate
@@ -306,11 +303,13 @@ def test_a_scheduler_that_can_neither_run_nor_wait_stops_with_a_message() -> Non
 def test_the_books_are_checked_when_it_stays_quiet_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     audits: list[int] = []
 
-    def audit(*books: Any) -> Audit:
-        audits.append(len(bench.out.ended))
-        return audit_pages(*books)
+    audit = loop.Scheduler._audit
 
-    monkeypatch.setattr(loop, "audit_pages", audit)
+    def count(scheduler: loop.Scheduler) -> None:
+        audits.append(len(bench.out.ended))
+        audit(scheduler)
+
+    monkeypatch.setattr(loop.Scheduler, "_audit", count)
     bench = Bench()
     bench.ask(1, prompt_of(1, 5), max_new_tokens=2)
     bench.inbox.later = [[generate(2, prompt_of(2, 5), max_new_tokens=2)], [generate(3, prompt_of(3, 5))]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.core.plan import KVGroup
 from bough.core.settings import SCHEDULE_POLICIES, MemorySettings
 from bough.messages.requests import Abort, LogprobRequest, StreamEnded
-from tests.fakes.executor import FakeExecutor, GuessingProposer, oracle
+from tests.fakes.executor import FakeExecutor, GuessingProposer, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
 
 # Few different tokens and short prompts: shared prefixes, splits and duplicates are the rule.
@@ -57,6 +60,19 @@ def test_any_load_ends_well_with_drafts_of_the_host(  # type: ignore[type-arg]
     play(actions, config, machine, share, proposer=GuessingProposer(most))
 
 
+WINDOWS = st.lists(st.tuples(st.integers(1, 9), st.integers(7, 40)), max_size=2)
+STATES = st.lists(st.integers(0, 6), max_size=1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(0, 2), WINDOWS, STATES)
+def test_any_load_ends_well_with_windows_and_states(  # type: ignore[type-arg]
+    actions: list, config: dict, machine: tuple, share: bool, drafts: int, windows: list, states: list
+) -> None:
+    page_size, _, rows, _ = machine
+    play(actions, config, machine, share, drafts=drafts, groups=make_groups(page_size, rows, windows, states))
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_decodes_give_from_none_to_four_tokens(overlap: bool) -> None:
     executor = FakeExecutor(drafts=3, context_length=64)
@@ -76,6 +92,7 @@ def play(
     share: bool,
     drafts: int = 0,
     proposer: GuessingProposer | None = None,
+    groups: Sequence[tuple[KVGroup, int]] = (),
 ) -> FakeExecutor:
     page_size, tokens, rows, chunk = machine
     executor = FakeExecutor(
@@ -85,6 +102,7 @@ def play(
         context_length=48,
         chunk_tokens=max(chunk, page_size),
         drafts=drafts,
+        groups=groups,
     )
     stops = frozenset({7, 8, 9})
     memory = MemorySettings(disable_radix_cache=not share)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
 from bough.server.anthropic import writing as anthropic
-from bough.server.anthropic.objects import ContentBlockDelta, TextDelta
 from bough.server.anthropic.writing import MessageForm, MessageWriter
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
@@ -50,7 +49,8 @@ def test_anthropic_streams(script: Script, timed: bool) -> None:
     for piece in pieces_of(answer, script):
         chunk = writer.chunk(piece)
         if piece.text:
-            assert named_event(ContentBlockDelta(delta=TextDelta(text=piece.text))) in chunk
+            delta = {"type": "text_delta", "text": piece.text}
+            assert named_event({"type": "content_block_delta", "index": 0, "delta": delta}) in chunk
         stream += chunk
     stream += writer.end()
     events = [json.loads(block.split("\ndata: ")[1]) for block in stream.decode().split("\n\n")[:-1]]

@@ -14,7 +14,7 @@ from bough.server.app import App
 from bough.server.endpoint import ClientDisconnectedError
 from bough.server.errors import native_shape
 from bough.server.protocols import all_endpoints
-from bough.server.streaming import EventStream, event, json_event
+from bough.server.streaming import EventStream, json_event
 from tests.server.native_engine import NativeEngine
 
 
@@ -61,7 +61,7 @@ def stream(events: AsyncGenerator[bytes, None], **options: Any) -> EventStream:
 def test_events_go_out_in_order() -> None:
     async def go() -> None:
         wire = Wire()
-        await stream(play(event(b"1"), event(b"2")), headers={"x-a": "b"})({}, wire.receive, wire.send)
+        await stream(play(json_event(1), json_event(2)), headers={"x-a": "b"})({}, wire.receive, wire.send)
         assert wire.body == b"data: 1\n\ndata: 2\n\n"
         assert (b"x-a", b"b") in wire.sent[0]["headers"] and wire.sent[-1]["more_body"] is False
 
@@ -74,7 +74,7 @@ def test_an_early_error_is_the_endpoints_and_a_late_one_ends_the_stream() -> Non
         with pytest.raises(RequestError):
             await stream(play(RequestError("no")))({}, wire.receive, wire.send)
         assert wire.sent == []
-        await stream(play(event(b"1"), EngineDeadError("the scheduler died")))({}, wire.receive, wire.send)
+        await stream(play(json_event(1), EngineDeadError("the scheduler died")))({}, wire.receive, wire.send)
         assert b"the scheduler died" in wire.body and wire.sent[-1]["more_body"] is False
 
     asyncio.run(go())
@@ -84,7 +84,7 @@ def test_a_long_prefill_is_kept_alive() -> None:
     async def go() -> None:
         wire, prefill = Wire(), asyncio.Event()
         task = asyncio.ensure_future(
-            stream(play(prefill, event(b"1")), keep_alive_s=0.001)({}, wire.receive, wire.send)
+            stream(play(prefill, json_event(1)), keep_alive_s=0.001)({}, wire.receive, wire.send)
         )
         while wire.body.count(b": keep-alive\n\n") < 2:
             await asyncio.sleep(0.001)
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_closes_the_generator() -> None:
 
         async def events() -> AsyncGenerator[bytes, None]:
             try:
-                yield event(b"1")
+                yield json_event(1)
                 await never.wait()
             finally:
                 closed.set()

@@ -28,7 +28,7 @@ from bough import (
     SettingsError,
 )
 from bough.client.inputs import Inputs
-from bough.launch.link import Link
+from bough.launch.client_end import Link
 from tests.conftest import TINY_LLAMA
 
 PATIENCE_S = 60.0

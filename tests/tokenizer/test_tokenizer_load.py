@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from bough.core.errors import ModelError, RequestError, SettingsError
+from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.load import load_tokenizer
-from bough.tokenizer.pieces import BYTE_OF_CHAR
 from bough.tokenizer.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ def decode_inputs_(
     rows: torch.Tensor,
     lengths: torch.Tensor,
     new_pages: torch.Tensor,
-    page_table: torch.Tensor,
+    page_tables: torch.Tensor,
     last_tokens: torch.Tensor,
     token_ids: torch.Tensor,
     positions: torch.Tensor,
@@ -26,13 +26,17 @@ def decode_inputs_(
         rows,
         lengths,
         new_pages,
-        page_table,
+        page_tables,
         last_tokens,
         token_ids,
         positions,
         slots,
         batch,
-        page_table.stride(0),
+        new_pages.stride(0),
+        page_tables.stride(0),
+        page_tables.stride(1),
+        slots.stride(0),
+        GROUPS=len(page_tables),
         PAGE_SIZE=page_size,
         BLOCK=block,
         num_warps=4,
@@ -44,13 +48,17 @@ def _decode_inputs(
     rows: tl.tensor,
     lengths: tl.tensor,
     new_pages: tl.tensor,
-    page_table: tl.tensor,
+    page_tables: tl.tensor,
     last_tokens: tl.tensor,
     token_ids: tl.tensor,
     positions: tl.tensor,
     slots: tl.tensor,
     batch: int,
+    new_stride: int,
+    table_stride: int,
     row_stride: int,
+    slot_stride: int,
+    GROUPS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -58,10 +66,12 @@ def _decode_inputs(
     mask = at < batch
     row = tl.load(rows + at, mask=mask, other=0).to(tl.int64)
     position = tl.load(lengths + at, mask=mask, other=1) - 1
-    new = tl.load(new_pages + at, mask=mask, other=0)
-    entry = page_table + row * row_stride + position // PAGE_SIZE
-    page = tl.where(new > 0, new, tl.load(entry, mask=mask, other=0))
-    tl.store(entry, page, mask=mask)
+    for group in tl.static_range(GROUPS):
+        new = tl.load(new_pages + group * new_stride + at, mask=mask, other=0)
+        entry = page_tables + group * table_stride + row * row_stride + position // PAGE_SIZE
+        page = tl.where(new > 0, new, tl.load(entry, mask=mask, other=0))
+        tl.store(entry, page, mask=mask)
+        slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+        tl.store(slots + group * slot_stride + at, slot, mask=mask)
     tl.store(token_ids + at, tl.load(last_tokens + row, mask=mask, other=0), mask=mask)
     tl.store(positions + at, position.to(tl.int64), mask=mask)
-    tl.store(slots + at, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE, mask=mask)

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.backends.base import GenOutput, GenRequest
+from bough.lang.backends.base import GenOutput, GenRequest, image_data
 from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of
-from bough.lang.backends.media import image_data
 
 
 class Anthropic(ChatApiBackend):

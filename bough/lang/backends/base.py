@@ -7,9 +7,11 @@ must end the request behind it. What it cannot do it refuses with a `RequestErro
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bough.core.errors import RequestError
@@ -97,3 +99,47 @@ class Backend(ABC):
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and load of what is behind."""
         return wait_for(self.async_server_info())
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+MARKS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
+ADDRESSES = ("http://", "https://", "data:")
+
+
+def image_url(source: str | bytes) -> str:
+    """A picture as an address: its own, or its bytes written out."""
+    if isinstance(source, str) and source.startswith(ADDRESSES):
+        return source
+    media_type, data = image_data(source)
+    return f"data:{media_type};base64,{data}"
+
+
+def image_data(source: str | bytes) -> tuple[str, str]:
+    """(media type, base64) of a picture given as bytes, as a file or in base64."""
+    raw = _read(source) if isinstance(source, str) else source
+    return _media_type(raw) or "application/octet-stream", base64.b64encode(raw).decode()
+
+
+def _read(source: str) -> bytes:
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raw = _decoded(source)
+        if _media_type(raw) is None:
+            raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
+        return raw
+
+
+def _decoded(text: str) -> bytes:
+    """What a text in base64 stands for; nothing if it is not one."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
+
+
+def _media_type(raw: bytes) -> str | None:
+    found = next((kind for mark, kind in MARKS.items() if raw.startswith(mark)), None)
+    return found or ("image/webp" if raw[8:12] == b"WEBP" else None)

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import Backend, GenRequest
-from bough.lang.backends.media import image_url
+from bough.lang.backends.base import Backend, GenRequest, image_url
 from bough.lang.chat import ChatFormat
 from bough.lang.named_templates import FORMATS
 

@@ -17,7 +17,7 @@ from bough.lang.backends.in_process import options_of, output_of
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
 from bough.lang.loop import wait_for
 from bough.lang.named_templates import format_by_name, format_by_path
-from bough.lang.scoring import SCORING, plan_scoring
+from bough.lang.scoring import plan_scoring
 from bough.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -77,14 +77,7 @@ class RuntimeEndpoint(Backend):
         texts = [text, *(text + choice for choice in choices)]
         text_ids, *full_ids = (await self._post("/tokenize", {"prompt": texts}))["tokens"]
         plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
-        body = {
-            "input_ids": plan.prompts,
-            "sampling_params": SCORING,
-            "return_logprob": True,
-            "logprob_start_len": plan.starts,
-            "return_text_in_logprobs": True,
-        }
-        return plan.read(await self._post("/generate", body))
+        return plan.read(await self._post("/generate", plan.request))
 
     async def async_cache_prefix(self, text: str) -> None:
         await self._post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})

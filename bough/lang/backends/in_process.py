@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
-from bough.lang.backends.media import image_url
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores, image_url
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
-from bough.lang.scoring import SCORING, plan_scoring
+from bough.lang.scoring import plan_scoring
 
 if TYPE_CHECKING:
     from bough.launch.engine import Engine
@@ -58,14 +57,7 @@ class EngineBackend(Backend):
             raise RequestError("This engine has no tokenizer (--skip-tokenizer-init), so select() cannot score texts.")
         text_ids, *full_ids = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
         plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
-        outputs = await self._engine.async_generate(
-            input_ids=plan.prompts,
-            sampling_params=SCORING,
-            return_logprob=True,
-            logprob_start_len=plan.starts,
-            return_text_in_logprobs=True,
-        )
-        return plan.read(outputs)
+        return plan.read(await self._engine.async_generate(**plan.request))
 
     async def async_cache_prefix(self, text: str) -> None:
         await self._engine.async_generate(text, {"max_new_tokens": 0})

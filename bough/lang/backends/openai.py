@@ -1,13 +1,15 @@
-"""OpenAI's API, and everything that speaks it (`base_url=`), as a back end: chat models and, for text, completions."""
+"""OpenAI's API and everything that speaks it (`base_url=`), LiteLLM with a hundred providers behind the same form, and
+what to use for SGLang's back ends that are not built here."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 from bough.lang.backends.base import GenOutput, GenRequest, Scores
 from bough.lang.backends.chat_api import ChatApiBackend, image_parts, load_sdk, meta_of, stops_of
 from bough.lang.chat import ChatFormat
@@ -15,13 +17,7 @@ from bough.lang.named_templates import format_by_name
 
 TEXT_MODELS = ("davinci-002", "babbage-002", "gpt-3.5-turbo-instruct")
 REASONING_MODELS = re.compile(r"^(o\d|gpt-5)")  # they name the limit differently
-FIELDS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "n": "n",
-}
+FIELDS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "top_k")  # sent under their own names
 
 
 class OpenAI(ChatApiBackend):
@@ -29,19 +25,24 @@ class OpenAI(ChatApiBackend):
     model takes messages; any other continues text, in which roles are written as `chat_template` names it."""
 
     service = "OpenAI's API"
-    known = frozenset({*FIELDS, "max_new_tokens", "stop", "json_schema"})
+    known = frozenset({*FIELDS, "max_new_tokens", "stop", "json_schema"}) - {"top_k"}
+    limit_name = "max_tokens"
+    has_logprobs = True
 
     def __init__(
         self, model: str, is_chat_model: bool | None = None, chat_template: str | None = None, **client_args: Any
     ) -> None:
         super().__init__()
         sdk = load_sdk("openai", "openai")
-        self._client = sdk.AsyncOpenAI(**client_args)
+        client = sdk.AsyncOpenAI(**client_args)
         self._refused = (sdk.APIStatusError,)
         self.model = model
         self.chat_only = model not in TEXT_MODELS if is_chat_model is None else is_chat_model
+        self._complete = client.chat.completions.create if self.chat_only else client.completions.create
         if not self.chat_only:
             self.known -= {"json_schema"}
+        elif REASONING_MODELS.match(model):
+            self.limit_name = "max_completion_tokens"
         self._format = format_by_name(chat_template or "default")
 
     @property
@@ -49,8 +50,7 @@ class OpenAI(ChatApiBackend):
         return self._format
 
     async def generate(self, request: GenRequest) -> GenOutput:
-        arguments = self._arguments(request)
-        answer = await self._create(**arguments)
+        answer = await self._create(**self._arguments(request))
         texts = [(choice.message.content if self.chat_only else choice.text) or "" for choice in answer.choices]
         metas = [meta_of(answer.id, choice.finish_reason, usage_of(answer.usage)) for choice in answer.choices]
         for choice, meta in zip(answer.choices, metas, strict=True):
@@ -63,7 +63,7 @@ class OpenAI(ChatApiBackend):
         arguments = {**self._arguments(request), "stream": True, "stream_options": {"include_usage": True}}
         text, reason, usage = "", None, None
         async for chunk in await self._create(**arguments):
-            usage = chunk.usage or usage
+            usage = getattr(chunk, "usage", None) or usage
             for choice in chunk.choices:
                 text += (choice.delta.content if self.chat_only else choice.text) or ""
                 reason = choice.finish_reason or reason
@@ -100,38 +100,64 @@ class OpenAI(ChatApiBackend):
             raise RequestError("select() scores its choices after some text; add text to the state before it.")
         return Scores(tokens, None, [meta_of(answer.id, "stop", usage_of(answer.usage))])
 
-    # ------------------------------------------------------------------------------------------------------------------
-
     async def _create(self, **arguments: Any) -> Any:
-        service = self._client.chat.completions if self.chat_only else self._client.completions
         try:
-            return await service.create(**arguments)
+            return await self._complete(**arguments)
         except self._refused as error:
             raise RequestError(f"{self.service}: {error}", status_code=error.status_code) from error
 
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
         fields = self.asked(request)
-        arguments = {name: fields[field] for field, name in FIELDS.items() if field in fields}
-        arguments["model"] = self.model
+        arguments = {name: fields[name] for name in FIELDS if name in fields}
+        arguments |= {"model": self.model, self.limit_name: fields["max_new_tokens"]}
         if self.chat_only:
             arguments["messages"] = [{**m, "content": image_parts(m["content"])} for m in self.conversation(request)]
         else:
             arguments["prompt"] = request.text
-        longer_name = self.chat_only and REASONING_MODELS.match(self.model)
-        arguments["max_completion_tokens" if longer_name else "max_tokens"] = fields["max_new_tokens"]
         if "stop" in fields:
             arguments["stop"] = stops_of(fields)
         if "json_schema" in fields:
-            arguments["response_format"] = response_format(fields["json_schema"])
-        if request.options.get("return_logprob"):
+            schema = {"name": "answer", "schema": json.loads(fields["json_schema"])}
+            arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.has_logprobs and request.options.get("return_logprob"):
             top = request.options.get("top_logprobs_num") or 0
             arguments |= {"logprobs": True, "top_logprobs": top} if self.chat_only else {"logprobs": max(1, top)}
         return arguments
 
 
-def response_format(schema: str) -> dict[str, Any]:
-    """A schema in the API's form."""
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(schema)}}
+class LiteLLM(OpenAI):
+    """A model under LiteLLM's name for it, such as `openai/gpt-4o`. `args` (`api_base`, `api_key` …) go to each call;
+    `base_url` is taken for `api_base`."""
+
+    service = "LiteLLM"
+    known = OpenAI.known | {"top_k"}
+    has_logprobs = False
+
+    def __init__(self, model: str, **args: Any) -> None:
+        ChatApiBackend.__init__(self)
+        sdk = load_sdk("litellm", "litellm")
+        if "base_url" in args:
+            args["api_base"] = args.pop("base_url")
+        self.model = model
+        self._complete = functools.partial(sdk.acompletion, **args)
+        self._refused = (sdk.BadRequestError,)
+        self._format = format_by_name("default")
+
+
+def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
+    """Google's API is reached through LiteLLM."""
+    raise SettingsError(
+        f"There is no back end of its own for Vertex AI; use LiteLLM('vertex_ai/{model_name}') "
+        "(pip install 'bough[litellm]')."
+    )
+
+
+def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
+    """Crusoe's API has OpenAI's form."""
+    raise SettingsError(
+        f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
+        "address of its API (pip install 'bough[openai]')."
+    )
 
 
 def usage_of(usage: Any) -> tuple[int | None, int | None, int | None]:

@@ -34,7 +34,7 @@ def cache_dtype(name: str, activations: torch.dtype) -> torch.dtype:
 
 
 class KVPool:
-    """Keys and values of every layer, for the key/value heads of this rank.
+    """Keys and values of every layer, for the key/value heads of this rank. A layer has as many pages as its KV group.
 
     `scales` has a pair for each layer, for keys and for values; without it, they are stored as they are.
     """
@@ -42,28 +42,38 @@ class KVPool:
     def __init__(
         self,
         config: ModelConfig,
-        pages: int,
+        pages: Sequence[int],
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
         topology: Topology,
         scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
-        self.pages = pages
         self.page_size = page_size
         self.dtype = dtype
-        shape = ((pages + 1) * page_size, _local_kv_heads(config, topology), config.head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        heads = _local_kv_heads(config, topology)
+
+        def empty(layer: int) -> torch.Tensor:
+            slots = (pages[config.kv_group(layer)] + 1) * page_size
+            tensor = torch.empty((slots, heads, config.head_dim), dtype=dtype, device=device)
+            # A page table has page 0 where a window has passed. Nobody attends to that, but kernels read blocks that
+            # begin there, and a stray NaN would survive a weight of 0.
+            tensor[:page_size].zero_()
+            return tensor
+
+        self.keys = [empty(layer) for layer in range(config.num_layers)]
+        self.values = [empty(layer) for layer in range(config.num_layers)]
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [key for key, _ in pairs]
         self.value_scales = [value for _, value in pairs]
 
     @staticmethod
-    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> int:
-        """What one token costs on this rank, over all layers."""
-        return 2 * config.num_layers * _local_kv_heads(config, topology) * config.head_dim * dtype.itemsize
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
+        """What one token costs on this rank, over all layers of each KV group."""
+        groups = [config.kv_group(layer) for layer in range(config.num_layers)]
+        of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim * dtype.itemsize
+        return tuple(groups.count(group) * of_layer for group in range(len(config.kv_groups)))
 
 
 def _local_kv_heads(config: ModelConfig, topology: Topology) -> int:

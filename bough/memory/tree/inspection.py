@@ -58,6 +58,8 @@ def _link_problems(root: Node, parent: Node, edge: Edge, child: Node, width: int
         yield "its tokens are not whole pages"
     if len(child.pages) * width != len(child.tokens):
         yield f"{len(child.pages)} pages for {len(child.tokens) // TOKEN_BYTES} tokens"
+    if any(len(names) != len(child.pages) for names in child.group_names):
+        yield "a further group has names for another number of pages"
     if child.locks < 0:
         yield f"it has {child.locks} locks"
 

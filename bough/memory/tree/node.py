@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from bough.core.plan import IntArray
+from bough.memory.tree.groups import NameArray
 
 Namespace: TypeAlias = str
 
@@ -33,6 +34,7 @@ class Node:
     tokens: bytes
     pages: IntArray  # one per `page_size` tokens
     hashes: tuple[int, ...]  # one per page; empty when nobody listens to events
+    group_names: tuple[NameArray, ...]  # of each further KV group: one name per page, 0 or outdated where it has none
     created: int  # times are readings of the tree's logical clock
     last_used: int
     hits: int = 0  # matches that read this node
@@ -67,6 +69,7 @@ def split(node: Node, at: int, page_bytes: int) -> Node:
         node.tokens[:at],
         node.pages[:count].copy(),  # copies: a view would keep the whole array alive after one half is evicted
         node.hashes[:count],
+        tuple(names[:count].copy() for names in node.group_names),
         created=node.created,
         last_used=node.last_used,
         hits=node.hits,
@@ -79,6 +82,7 @@ def split(node: Node, at: int, page_bytes: int) -> Node:
     node.tokens = node.tokens[at:]
     node.pages = node.pages[count:].copy()
     node.hashes = node.hashes[count:]
+    node.group_names = tuple(names[count:].copy() for names in node.group_names)
     upper.children[node.edge] = node
     return upper
 
@@ -88,6 +92,7 @@ def cut(leaf: Node, keep: int, page_bytes: int) -> Node:
     leaf.tokens = leaf.tokens[: keep * page_bytes]
     leaf.pages = leaf.pages[:keep].copy()
     leaf.hashes = leaf.hashes[:keep]
+    leaf.group_names = tuple(names[:keep].copy() for names in leaf.group_names)
     return leaf
 
 

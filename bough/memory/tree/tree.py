@@ -4,6 +4,10 @@ It owns the pages of all cached prefixes, the reference counts on them, and the 
 evicted. It leaves free pages to `PagePool`, pages not yet inserted to the requests that hold them, and tensors to
 others: what it evicts it returns, and the caller gives that to the pool.
 
+Full attention decides what a node is: it has a page for each page of tokens. Further KV groups (`GroupPages`) hang
+their pages on the same nodes, and may lose them before the node goes. So a match ends where every group has what it
+needs to go on.
+
 Two promises carry the rest. Only whole pages enter, so no two nodes share a page. And a node that somebody holds always
 ends at the same token: a split puts a new node *above* it, which inherits its reference count; only an eviction, which
 never touches a locked node, can shorten or remove it. So lock what `match` or `insert` returns before the next `evict`
@@ -14,7 +18,7 @@ No walk recurses: a long conversation may be thousands of nodes deep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +27,11 @@ from bough.core.plan import IntArray
 from bough.memory.tree import inspection
 from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, hash_blocks
 from bough.memory.tree.eviction import VictimQueue, find_policy
+from bough.memory.tree.groups import GroupPages, NameArray
 from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Edge, Namespace, Node, common_prefix, cut, detach, split
 
 NO_PAGES: IntArray = np.empty(0, dtype=np.int32)
+NO_NAMES: NameArray = np.empty(0, dtype=np.int64)
 
 
 class Match(NamedTuple):
@@ -34,6 +40,7 @@ class Match(NamedTuple):
     node: Node
     pages: IntArray
     length: int  # tokens
+    group_pages: tuple[IntArray, ...] = ()  # of each further group: as long as `pages`, 0 for what is not read
 
 
 class Inserted(NamedTuple):
@@ -49,16 +56,21 @@ class RadixTree:
     """Cached prefixes by namespace and token ids; keys of different namespaces share nothing."""
 
     def __init__(
-        self, page_size: int = 1, policy: str = "lru", on_event: Callable[[KVEvent], None] | None = None
+        self,
+        page_size: int = 1,
+        policy: str = "lru",
+        on_event: Callable[[KVEvent], None] | None = None,
+        groups: Sequence[GroupPages] = (),
     ) -> None:
         self.page_size = page_size
+        self._groups = tuple(groups)
         self._evictable = 0  # pages
         self._protected = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._on_event = on_event
         self._victims = VictimQueue(find_policy(policy))
         self._clock = 0
-        self._root = Node(None, b"", b"", NO_PAGES, (), created=0, last_used=0)
+        self._root = Node(None, b"", b"", NO_PAGES, (), (), created=0, last_used=0)
 
     @property
     def evictable_pages(self) -> int:
@@ -78,25 +90,39 @@ class RadixTree:
     # -- finding and adding -----------------------------------------------------------------------------------------
 
     def match(self, key: IntArray, namespace: Namespace = "", *, touch: bool = True) -> Match:
-        """The longest cached prefix of `key`, in whole pages; with `touch`, it counts as used."""
-        path, length = self._descend(self._encode(key), namespace)
+        """The longest cached prefix of `key` that a request can go on behind, in whole pages. With `touch`, it counts
+        as used."""
+        data = self._encode(key)
+        if self._groups:
+            data = data[: self._usable_length(*self._walk(data, namespace))]
+        path, length = self._descend(data, namespace)
         if not path:
-            return Match(self._root, NO_PAGES.copy(), 0)
+            return Match(self._root, NO_PAGES.copy(), 0, tuple(NO_PAGES.copy() for _ in self._groups))
         if touch:
             self._clock += 1
             for node in path:
                 node.last_used = self._clock
                 node.hits += 1
             self._victims.offer(path[-1])
-        return Match(path[-1], np.concatenate([node.pages for node in path]), length // TOKEN_BYTES)
+        pages = np.concatenate([node.pages for node in path])
+        others = tuple(group.needed(_names(path, index)) for index, group in enumerate(self._groups))
+        return Match(path[-1], pages, length // TOKEN_BYTES, others)
 
     def match_length(self, key: IntArray, namespace: Namespace = "") -> int:
         """How many tokens `match` would find; changes nothing."""
-        _, length, inside = self._walk(self._encode(key), namespace)
-        return (length + inside) // TOKEN_BYTES
+        return self._usable_length(*self._walk(self._encode(key), namespace)) // TOKEN_BYTES
 
-    def insert(self, key: IntArray, pages: IntArray, namespace: Namespace = "", *, priority: int = 0) -> Inserted:
-        """Adds the whole pages of `key`. The tree becomes the owner of those `pages` whose tokens it did not have."""
+    def insert(
+        self,
+        key: IntArray,
+        pages: IntArray,
+        namespace: Namespace = "",
+        *,
+        priority: int = 0,
+        group_pages: Sequence[IntArray] = (),
+    ) -> Inserted:
+        """Adds the whole pages of `key`. The tree becomes the owner of those `pages` whose tokens it did not have, and
+        of those `group_pages` (0: none) that it lacks; other pages of further groups stay the caller's."""
         data = self._encode(key)
         if len(pages) * self._page_bytes != len(data):
             raise ValueError(
@@ -112,8 +138,21 @@ class RadixTree:
             path.append(self._add_leaf(last, data, length, pages, namespace, priority))
             last = path[-1]
         self._victims.offer(last)
+        if group_pages:
+            self._cache_in_groups(path, group_pages)
         owned = np.concatenate([node.pages for node in path]) if path else NO_PAGES.copy()
         return Inserted(last, owned, length // TOKEN_BYTES)
+
+    def attach(self, key: IntArray, namespace: Namespace, group: int, page: int) -> None:
+        """Caches a page of a further group at the end of `key`, if the tree still has that."""
+        data = self._encode(key)
+        path, length = self._descend(data, namespace)
+        if path and length == len(data):
+            pages = np.zeros(len(path[-1].pages), dtype=np.int32)
+            pages[-1] = page
+            names = list(path[-1].group_names)
+            names[group] = self._groups[group].cache(names[group], pages)
+            path[-1].group_names = tuple(names)
 
     # -- protecting -------------------------------------------------------------------------------------------------
 
@@ -155,6 +194,7 @@ class RadixTree:
             dropped = min(missing, len(leaf.pages))
             keep = len(leaf.pages) - dropped
             freed.append(leaf.pages[keep:])
+            self._drop_in_groups(leaf, keep)
             removed.extend(leaf.hashes[keep:])
             missing -= dropped
             self._victims.offer(cut(leaf, keep, self._page_bytes) if keep else detach(leaf))
@@ -174,6 +214,7 @@ class RadixTree:
                 node.parent.children.pop(node.edge, None)
             node.parent = None
             node.children = {}
+            self._drop_in_groups(node, 0)
         self._victims.clear()
         self._evictable = 0
         if not self._root.children:
@@ -191,6 +232,10 @@ class RadixTree:
     def pages_in_use(self) -> IntArray:
         """All pages that the tree owns."""
         return np.concatenate([NO_PAGES, *(node.pages for node in self.nodes())])
+
+    def names_in_use(self, group: int) -> NameArray:
+        """The names of all pages of a further group, those without a page left included."""
+        return _names(self.nodes(), group)
 
     def check(self) -> list[str]:
         """Discrepancies in what the tree says of itself; empty when all is well."""
@@ -247,6 +292,7 @@ class RadixTree:
             data[start:],
             np.array(pages[start // self._page_bytes :], dtype=np.int32),  # a copy: the caller may edit its own
             (),
+            tuple(np.zeros(len(pages) - start // self._page_bytes, dtype=np.int64) for _ in self._groups),
             created=self._clock,
             last_used=self._clock,
             priority=priority,
@@ -260,6 +306,29 @@ class RadixTree:
             self._on_event(BlockStored(leaf.hashes, above, token_ids, self.page_size, namespace=namespace))
         return leaf
 
+    def _usable_length(self, path: list[Node], length: int, inside: int) -> int:
+        """How many of the bytes that `_walk` found a request can go on behind."""
+        pages = (length + inside) // self._page_bytes
+        if not self._groups or not pages:
+            return length + inside
+        usable = np.ones(pages, dtype=np.bool_)
+        for index, group in enumerate(self._groups):
+            usable &= group.usable(_names(path, index)[:pages])
+        ends = np.flatnonzero(usable)
+        return (int(ends[-1]) + 1) * self._page_bytes if len(ends) else 0
+
+    def _cache_in_groups(self, path: list[Node], group_pages: Sequence[IntArray]) -> None:
+        begin = 0
+        for node in path:
+            end = begin + len(node.pages)
+            pairs = zip(self._groups, node.group_names, group_pages, strict=True)
+            node.group_names = tuple(group.cache(names, pages[begin:end]) for group, names, pages in pairs)
+            begin = end
+
+    def _drop_in_groups(self, node: Node, keep: int) -> None:
+        for group, names in zip(self._groups, node.group_names, strict=True):
+            group.drop(names[keep:])
+
     def _demand_member(self, node: Node) -> None:
         if node.parent is None and node is not self._root:
             raise ValueError("The node has left the tree: lock what match or insert returns before the next eviction.")
@@ -267,3 +336,7 @@ class RadixTree:
     def _emit(self, event: KVEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
+
+
+def _names(nodes: Iterable[Node], group: int) -> NameArray:
+    return np.concatenate([NO_NAMES, *(node.group_names[group] for node in nodes)])

@@ -45,7 +45,7 @@ static bool any_shared(const bough_step *step) {
     for (int64_t row = 1; row < step->batch; row++) {
         const int32_t *pages = step->page_table + step->rows[row] * step->page_table_width;
         const int32_t *before = step->page_table + step->rows[row - 1] * step->page_table_width;
-        if (pages[0] == before[0] && step->context_lens[row] >= BOUGH_RUN_KEYS)
+        if (pages[0] == before[0] && pages[0] != 0 && step->context_lens[row] >= BOUGH_RUN_KEYS)
             return true;
     }
     return false;

@@ -15,13 +15,14 @@ typedef struct {
 
 typedef struct {
     int64_t tokens, batch, wanted;
-    const int64_t *token_ids, *positions, *slots; /* [tokens] */
+    const int64_t *token_ids, *positions; /* [tokens] */
+    const int64_t *slots;                 /* [groups][tokens], with slots_stride from group to group */
     const int64_t *wanted_tokens;                 /* [wanted] whose results alone are asked for */
     const int32_t *rows;                          /* [batch] lines of the page table */
     const int32_t *query_starts;                  /* [batch + 1] */
     const int32_t *context_lens;                  /* [batch] tokens of the sequence before this step */
-    const int32_t *page_table;
-    int64_t page_table_width, page_size;
+    const int32_t *page_table; /* [groups][rows][page_table_width], with page_table_stride from group to group */
+    int64_t slots_stride, page_table_stride, page_table_width, page_size;
     bough_spans prompts, wanted_prompts; /* which of the tokens, and of the wanted ones, are of prompts */
 } bough_step;
 

@@ -39,13 +39,14 @@ typedef struct {
     bool plus_one;
     const float *cos, *sin;
     void *keys, *values;
-    int number;
+    int number, group;
 } norm_rope_store_op;
 
 typedef struct {
     bough_attention_spec spec;
     const float *q;
     int64_t q_stride;
+    int group;
     float *out;
 } attention_op;
 
@@ -135,9 +136,10 @@ static void run_linear(const operation *op, int64_t rows, const running *r, boug
 static void run_norm_rope_store(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const norm_rope_store_op *o = &op->norm_rope_store;
     int64_t half = o->dim / 2, stored = (int64_t)o->kv_heads * o->dim;
+    const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
     for (int64_t row; (row = bough_tile(team, rows)) < rows;) {
         float *token = o->qkv + row * (o->heads + 2 * o->kv_heads) * o->dim;
-        int64_t position = r->step->positions[row], slot = r->step->slots[row];
+        int64_t position = r->step->positions[row], slot = slots[row];
         for (int head = 0; head < o->heads + o->kv_heads; head++) {
             float *at = token + (int64_t)head * o->dim;
             const float *norm = head < o->heads ? o->q_norm : o->k_norm;
@@ -156,7 +158,9 @@ static void run_norm_rope_store(const operation *op, int64_t rows, const running
 static void run_attention(const operation *op, int64_t rows, const running *r, bough_team *team) {
     const attention_op *o = &op->attention;
     (void)rows;
-    bough_attention(&o->spec, r->step, o->q, o->q_stride, o->out, (int64_t)o->spec.heads * o->spec.dim,
+    bough_step step = *r->step;
+    step.page_table += o->group * step.page_table_stride;
+    bough_attention(&o->spec, &step, o->q, o->q_stride, o->out, (int64_t)o->spec.heads * o->spec.dim,
                     r->attention_scratch, r->ops, team);
 }
 
@@ -298,19 +302,19 @@ int bough_tape_linear(bough_tape *tape, bool on_wanted, const bough_weight *part
 
 int bough_tape_norm_rope_store(bough_tape *tape, float *qkv, int heads, int kv_heads, int dim, const float *q_norm,
                                const float *k_norm, float eps, bool plus_one, const float *cos, const float *sin,
-                               void *keys, void *values, int number) {
+                               void *keys, void *values, int number, int group) {
     norm_rope_store_op op = {qkv,      heads, kv_heads, dim,  q_norm, k_norm, eps,
-                             plus_one, cos,   sin,      keys, values, number};
+                             plus_one, cos,   sin,      keys, values, number, group};
     return add(tape, (operation){.run = run_norm_rope_store, .norm_rope_store = op});
 }
 
 int bough_tape_attention(bough_tape *tape, const float *q, int64_t q_stride, int heads, int kv_heads, int dim,
                          const void *keys, const void *values, int number, int64_t window, float scale, float softcap,
-                         bool ends_only, float *out) {
+                         bool ends_only, int group, float *out) {
     if (dim > BOUGH_MAX_HEAD_DIM)
         return -1;
     bough_attention_spec spec = {heads, kv_heads, dim, keys, values, number, window, scale, softcap, ends_only};
-    return add(tape, (operation){.run = run_attention, .attention = {spec, q, q_stride, out}});
+    return add(tape, (operation){.run = run_attention, .attention = {spec, q, q_stride, group, out}});
 }
 
 int bough_tape_gate(bough_tape *tape, bool on_wanted, const float *x, int activation, int64_t size, float *out) {

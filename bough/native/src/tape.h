@@ -32,13 +32,14 @@ BOUGH_EXPORT int bough_tape_rms_norm(bough_tape *tape, bool on_wanted, const flo
 /* bias may be NULL. */
 BOUGH_EXPORT int bough_tape_linear(bough_tape *tape, bool on_wanted, const bough_weight *parts, int count,
                                    const float *x, int64_t x_stride, const float *bias, float *y, int64_t y_stride);
-/* Norms may be NULL. number: enum bough_number, the type of the caches. */
+/* Norms may be NULL. number: enum bough_number, the type of the caches. group: whose slots and page table they have. */
 BOUGH_EXPORT int bough_tape_norm_rope_store(bough_tape *tape, float *qkv, int heads, int kv_heads, int dim,
                                             const float *q_norm, const float *k_norm, float eps, bool plus_one,
-                                            const float *cos, const float *sin, void *keys, void *values, int number);
+                                            const float *cos, const float *sin, void *keys, void *values, int number,
+                                            int group);
 BOUGH_EXPORT int bough_tape_attention(bough_tape *tape, const float *q, int64_t q_stride, int heads, int kv_heads,
                                       int dim, const void *keys, const void *values, int number, int64_t window,
-                                      float scale, float softcap, bool ends_only, float *out);
+                                      float scale, float softcap, bool ends_only, int group, float *out);
 /* activation: 0 silu, 1 gelu with tanh. x = gate | up */
 BOUGH_EXPORT int bough_tape_gate(bough_tape *tape, bool on_wanted, const float *x, int activation, int64_t size,
                                  float *out);

@@ -1,4 +1,4 @@
-"""What a format is: how to read a stream of it, and, for a call that must come, what it looks like."""
+"""What a format is: how a stream of it is read, and what a call that is forced looks like."""
 
 from __future__ import annotations
 

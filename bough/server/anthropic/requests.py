@@ -20,6 +20,7 @@ from bough.server.bodies import Harmless, above, between, check_ranges, check_st
 from bough.server.messages import (
     Message,
     check_size,
+    joined_turns,
     read_content,
     read_message,
     read_messages,
@@ -89,18 +90,7 @@ def read_conversation(request: CountTokensRequest) -> list[Message]:
             runs[-1].append(turn)
         else:
             runs.append([turn])
-    return [_joined(run) for run in runs]
-
-
-def _joined(run: list[Message]) -> Message:
-    """One turn of all; at once, because joining them two by two would copy their texts over and over."""
-    joined: Message = {name: value for turn in run for name, value in turn.items()}
-    for name in ("content", "reasoning_content"):
-        texts = [turn[name] for turn in run if turn.get(name)]
-        if texts or name == "content":
-            joined[name] = "\n".join(texts)
-    calls = [call for turn in run for call in turn.get("tool_calls", ())]
-    return {**joined, "tool_calls": calls} if calls else joined
+    return [joined_turns(run, "\n") for run in runs]
 
 
 class _Reader:
@@ -222,7 +212,7 @@ def template_variables(request: CountTokensRequest) -> dict[str, Any]:
 
 
 def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> None:
-    """Thinking can only be shown by itself where the server knows how its model sets it apart."""
+    """Thinking needs a server with a reasoning parser."""
     if not thinking:
         return
     kind = thinking.get("type")

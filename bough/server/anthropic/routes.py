@@ -7,7 +7,6 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.server.anthropic.objects import Message, TokensCount
 from bough.server.anthropic.requests import (
     CountTokensRequest,
     MessagesRequest,
@@ -20,7 +19,7 @@ from bough.server.anthropic.requests import (
     template_variables,
     thinking_budget,
 )
-from bough.server.anthropic.writing import MessageForm, MessageWriter, broken_stream
+from bough.server.anthropic.writing import Message, MessageForm, MessageWriter, TokensCount, broken_stream
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
@@ -31,7 +30,6 @@ from bough.server.streaming import resumable, stream_answers, whole_response
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint of Anthropic's API that this server has."""
     api = Anthropic(context)
     return [
         Endpoint(

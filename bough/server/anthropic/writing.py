@@ -1,15 +1,15 @@
 """From the engine's answers to Anthropic's messages, whole or as events.
 
 A stream is: message_start, content_block_start, ping, one content_block_delta for each piece of text,
-content_block_stop, message_delta with the reason of the end and the usage, message_stop. All but three of these are
-the same in every stream of plain text, so they are encoded once. Answers that go through parsers may have several
-blocks (thinking, text, calls), in the order in which the model wrote them.
+content_block_stop, message_delta with the reason of the end and the usage, message_stop. Answers that are parsed
+may have several blocks (thinking, text, calls), in the order in which the model wrote them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -29,32 +29,59 @@ from bough.parsers import (
     Reasoning,
     Text,
 )
-from bough.server.anthropic.objects import (
-    Block,
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    Delta,
-    InputJsonDelta,
-    Message,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    Ping,
-    SignatureDelta,
-    StopDelta,
-    StopReason,
-    TextBlock,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    ToolUseBlock,
-    Usage,
-)
-from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, anthropic_shape
 from bough.server.parsing import CallIds, StreamParser
-from bough.server.streaming import PreparedChunk, named_event
+from bough.server.streaming import named_event
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request cost. As Anthropic counts, `input_tokens` are those that did not come out of the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0  # everything is cached, at no cost
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str = ""  # nobody checks it here
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v1/messages; in a stream, how it begins."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: Usage
+    timings: Any = UNSET
+
+
+class TokensCount(msgspec.Struct, frozen=True):
+    """The answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
 
 PREFIX = "toolu_"
 
@@ -99,46 +126,45 @@ class BlockWriter:
     def write(self, event: Event) -> bytes:
         match event:
             case Text() | CallFailed():
-                return self._say(TextBlock(text=""), TextDelta(text=event.text)) if event.text else b""
+                return self._say(TextBlock(text=""), "text", event.text) if event.text else b""
             case Reasoning():
-                return self._say(ThinkingBlock(thinking=""), ThinkingDelta(thinking=event.text))
+                return self._say(ThinkingBlock(thinking=""), "thinking", event.text)
             case CallBegin():
-                return self._begin(ToolUseBlock(id=self._ids.name(event), name=event.name, input={}))
+                return self.begin(ToolUseBlock(id=self._ids.name(event), name=event.name, input={}))
             case CallArguments():
-                return self._delta(InputJsonDelta(partial_json=event.text))
+                return self._delta("input_json", "partial_json", event.text)
             case CallEnd():
                 return self._end()
 
-    def close(self) -> bytes:
-        """After the last event."""
-        return self._end() if self._index >= 0 else self._begin(TextBlock(text="")) + self._end()
-
-    def _say(self, block: Block, delta: Delta) -> bytes:
-        """More of a block of this kind, which begins if another one is open."""
-        opening = b"" if self._open is type(block) else self._begin(block)
-        return opening + self._delta(delta)
-
-    def _begin(self, block: Block) -> bytes:
+    def begin(self, block: Block) -> bytes:
         closing = self._end()
         self._index += 1
         self._open = type(block)
-        return closing + named_event(ContentBlockStart(index=self._index, content_block=block))
+        return closing + named_event({"type": "content_block_start", "index": self._index, "content_block": block})
 
-    def _delta(self, delta: Delta) -> bytes:
-        return named_event(ContentBlockDelta(index=self._index, delta=delta))
+    def close(self) -> bytes:
+        """After the last event."""
+        return self._end() if self._index >= 0 else self.begin(TextBlock(text="")) + self._end()
+
+    def _say(self, block: Block, kind: str, text: str) -> bytes:
+        """More of a block of this kind, which begins if another one is open."""
+        opening = b"" if self._open is type(block) else self.begin(block)
+        return opening + self._delta(kind, kind, text)
+
+    def _delta(self, kind: str, field: str, text: str) -> bytes:
+        delta = {"type": f"{kind}_delta", field: text}
+        return named_event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _end(self) -> bytes:
         if self._open is None:
             return b""
-        signed = self._delta(SignatureDelta(signature="")) if self._open is ThinkingBlock else b""
+        signed = self._delta("signature", "signature", "") if self._open is ThinkingBlock else b""
         self._open = None
-        return signed + named_event(ContentBlockStop(index=self._index))
+        return signed + named_event({"type": "content_block_stop", "index": self._index})
 
 
-BLOCK_BEGINS = named_event(ContentBlockStart(content_block=TextBlock(text=""))) + named_event(Ping())
-BLOCK_ENDS = named_event(ContentBlockStop())
-MESSAGE_ENDS = named_event(MessageStop())
-TEXT = PreparedChunk(named_event(ContentBlockDelta(delta=TextDelta(text=""))), "text")
+PING = named_event({"type": "ping"})
+MESSAGE_ENDS = named_event({"type": "message_stop"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,38 +183,27 @@ class MessageForm:
         return 3 if self.answers.plain else 2
 
     def whole(self, answer: RequestOutput) -> Message:
-        """The answer that is not streamed. Plain text is one block, be it empty."""
-        content: list[Block] = [TextBlock(text=answer.text)]
-        called = False
-        if not self.answers.plain:
-            parser = AnswerParser(self.answers)
-            events: list[Event] = [*parser.feed(answer.text), *parser.finish()]
-            content, called = whole_blocks(events), any(isinstance(event, CallEnd) for event in events)
-        reason, sequence = stop_of(answer, called=called)
+        parser = AnswerParser(self.answers)
+        events: list[Event] = [*parser.feed(answer.text), *parser.finish()]
         return Message(
             id=self.id,
             model=self.model,
-            content=content,
-            stop_reason=reason,
-            stop_sequence=sequence,
+            content=whole_blocks(events),
+            **stop_of(answer, called=any(isinstance(event, CallEnd) for event in events)),
             usage=usage_of(answer),
             timings=answer.timings.to_dict() if self.timed else UNSET,
         )
 
-    def begun(self, answer: RequestOutput) -> MessageStart:
+    def begun(self, answer: RequestOutput) -> bytes:
         """The message of which nothing but its prompt is known."""
         usage = usage_of(answer, output_tokens=0)
-        return MessageStart(
-            message=Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
-        )
+        message = Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
+        return named_event({"type": "message_start", "message": message})
 
-    def ended(self, answer: RequestOutput, *, called: bool = False) -> MessageDelta:
-        reason, sequence = stop_of(answer, called=called)
-        return MessageDelta(
-            delta=StopDelta(stop_reason=reason, stop_sequence=sequence),
-            usage=usage_of(answer),
-            timings=answer.timings.to_dict() if self.timed else UNSET,
-        )
+    def ended(self, answer: RequestOutput, *, called: bool) -> bytes:
+        """How the message ended, and what all of it cost."""
+        event = {"type": "message_delta", "delta": stop_of(answer, called=called), "usage": usage_of(answer)}
+        return named_event(event | ({"timings": answer.timings.to_dict()} if self.timed else {})) + MESSAGE_ENDS
 
 
 class MessageWriter:
@@ -198,35 +213,25 @@ class MessageWriter:
         self._form = form
         self._begun = False
         self._blocks = BlockWriter()
-        self._parser = None if form.answers.plain else StreamParser(form.answers)
+        self._parser = StreamParser(form.answers)
 
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece; with the first and the last one, what stands around the text."""
-        if self._parser is not None:
-            return self._parsed_chunk(piece, self._parser)
-        text = TEXT.fill(piece.text, []) if piece.text else b""
-        self._begun |= piece.answer.resumed  # by the stream that this one resumes
-        if self._begun and piece.finish is None:
-            return text
-        closing = b""
-        if piece.finish is not None:
-            closing = BLOCK_ENDS + named_event(self._form.ended(piece.answer)) + MESSAGE_ENDS
-        opening = b"" if self._begun else named_event(self._form.begun(piece.answer)) + BLOCK_BEGINS
-        self._begun = True
-        return opening + text + closing
-
-    def _parsed_chunk(self, piece: Piece, parser: StreamParser) -> bytes:
-        if not self._begun and piece.answer.resumed:
-            self._begun = True
-            for past in parser.replay(piece.answer.resumed_text):
-                self._blocks.write(past)
-        opening = b"" if self._begun else named_event(self._form.begun(piece.answer)) + named_event(Ping())
-        self._begun = True
-        news = b"".join(map(self._blocks.write, parser.events(piece)))
+        opening = b"" if self._begun else self._begin(piece.answer)
+        news = b"".join(map(self._blocks.write, self._parser.events(piece)))
         if piece.finish is None:
             return opening + news
-        ended = named_event(self._form.ended(piece.answer, called=parser.called))
-        return opening + news + self._blocks.close() + ended + MESSAGE_ENDS
+        return opening + news + self._blocks.close() + self._form.ended(piece.answer, called=self._parser.called)
+
+    def _begin(self, answer: RequestOutput) -> bytes:
+        """The first events; none where this stream resumes another, which has sent them and some text."""
+        self._begun = True
+        block = self._blocks.begin(TextBlock(text="")) if self._form.answers.plain else b""
+        if not answer.resumed:
+            return self._form.begun(answer) + block + PING
+        for past in self._parser.replay(answer.resumed_text):
+            self._blocks.write(past)
+        return b""
 
     def end(self) -> bytes:
         return b""  # everything was sent with the last piece
@@ -234,21 +239,22 @@ class MessageWriter:
 
 def broken_stream(failure: Failure) -> bytes:
     """The last event of a stream that cannot go on."""
-    return b"event: error\ndata: %b\n\n" % encode_json(anthropic_shape(failure))
+    return named_event(anthropic_shape(failure))
 
 
-def stop_of(answer: RequestOutput, *, called: bool = False) -> tuple[StopReason, str | None]:
-    """Why the answer ended, and at which of the client's stop sequences; `called`: it has calls. An aborted one is
-    none: it raises."""
+def stop_of(answer: RequestOutput, *, called: bool) -> dict[str, Any]:
+    """Why the answer ended, and at which of the client's stop sequences; `called`: it has calls. Raises for an aborted
+    answer, for which the protocol has no reason."""
     raise_if_refused(answer)
+    reason, sequence = "tool_use" if called else "end_turn", None
     match answer.finish:
-        case FinishStop(matched=str(sequence)):
-            return "stop_sequence", sequence
+        case FinishStop(matched=str(matched)):
+            reason, sequence = "stop_sequence", matched
         case FinishLength():
-            return "max_tokens", None
+            reason = "max_tokens"
         case FinishAbort():
             raise RequestError("The request was aborted.", status_code=499, err_type="AbortError")
-    return "tool_use" if called else "end_turn", None
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def usage_of(answer: RequestOutput, output_tokens: int | None = None) -> Usage:

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
-from bough.client.outputs import WEIGHT_VERSION
 from bough.core.errors import RequestError
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
@@ -111,32 +110,23 @@ HEALTH_TIMEOUT_S = 20.0
 LOOK_S = 0.5  # how often to check for other requests' tokens
 
 
+HEALTH = "200 while the engine answers; 503 while it loads, drains or is stuck"
+STATUS: dict[str, Any] = {"methods": GET, "answer": Status}
+INFO: dict[str, Any] = {"methods": GET, "answer": dict[str, Any]}
+
+
 def info_routes(context: ServerContext) -> list[Endpoint]:
-    well = partial(health, context)
-    info = partial(model_info, context)
-    server = partial(server_info, context)
+    well, generates = partial(health, context), partial(health_generate, context)
+    info, server = partial(model_info, context), partial(server_info, context)
     return [
-        Endpoint(
-            "/health",
-            well,
-            "200 while the engine answers; 503 while it loads, drains or is stuck",
-            answer=Status,
-            methods=GET,
-            access="open",
-        ),
-        Endpoint(
-            "/health_generate",
-            partial(health_generate, context),
-            "Generate one token, to see that the whole way works",
-            answer=Status,
-            methods=GET,
-        ),
-        Endpoint("/model_info", info, "What is served", answer=dict[str, Any], methods=GET),
-        Endpoint("/get_model_info", info, "Same as /model_info", answer=dict[str, Any], methods=GET),
-        Endpoint("/server_info", server, "Settings, limits and load", answer=dict[str, Any], methods=GET),
-        Endpoint("/get_server_info", server, "Same as /server_info", answer=dict[str, Any], methods=GET),
-        Endpoint("/ping", well, "Same as /health, for SageMaker", answer=Status, methods=GET, access="open"),
-        Endpoint("/", here, "That there is a server", answer=Status, methods=GET, access="open"),
+        Endpoint("/health", well, HEALTH, access="open", **STATUS),
+        Endpoint("/health_generate", generates, "Generate one token, to see that the whole way works", **STATUS),
+        Endpoint("/model_info", info, "What is served", **INFO),
+        Endpoint("/get_model_info", info, "Same as /model_info", **INFO),
+        Endpoint("/server_info", server, "Settings, limits and load", **INFO),
+        Endpoint("/get_server_info", server, "Same as /server_info", **INFO),
+        Endpoint("/ping", well, "Same as /health, for SageMaker", access="open", **STATUS),
+        Endpoint("/", here, "That there is a server", access="open", **STATUS),
     ]
 
 
@@ -175,7 +165,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
 
 
 async def _answered(context: ServerContext, inputs: Inputs) -> None:
-    """Returns with the token. A full queue refuses it, which is no hang: then others' tokens must show that."""
+    """Returns with the token. A full queue refuses the request, which is no hang: then other requests' tokens count."""
     try:
         await context.client.answers(inputs)
     except RequestError as error:
@@ -185,16 +175,8 @@ async def _answered(context: ServerContext, inputs: Inputs) -> None:
 
 
 def describe_model(context: ServerContext) -> dict[str, Any]:
-    model = context.model
     return {
-        "model_path": model.path,
-        "tokenizer_path": model.tokenizer_path,
-        "served_model_name": model.name,
-        "is_generation": True,
-        "weight_version": WEIGHT_VERSION,
-        "architecture": model.architecture,
-        "context_length": model.context_length,
-        "vocab_size": model.vocab_size,
+        **context.model.to_dict(),
         "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
         "chat_template": describe_template(context.tokenizer),
         "preferred_sampling_params": None,

@@ -35,25 +35,14 @@ MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
 
 
 def token_routes(context: ServerContext) -> list[Endpoint]:
+    reading: dict[str, Any] = {"body": TokenizeBody, "answer": TokenizeOutput}
+    writing: dict[str, Any] = {"body": DetokenizeBody, "answer": DetokenizeOutput}
     made: list[Endpoint] = []
     for prefix in ("", "/v1"):
+        shape = shape_of(f"{prefix}/tokenize")
         made += [
-            Endpoint(
-                f"{prefix}/tokenize",
-                partial(tokenize, context),
-                "Text to token ids",
-                body=TokenizeBody,
-                answer=TokenizeOutput,
-                shape=shape_of(f"{prefix}/tokenize"),
-            ),
-            Endpoint(
-                f"{prefix}/detokenize",
-                partial(detokenize, context),
-                "Token ids to text",
-                body=DetokenizeBody,
-                answer=DetokenizeOutput,
-                shape=shape_of(f"{prefix}/detokenize"),
-            ),
+            Endpoint(f"{prefix}/tokenize", partial(tokenize, context), "Text to token ids", shape=shape, **reading),
+            Endpoint(f"{prefix}/detokenize", partial(detokenize, context), "Token ids to text", shape=shape, **writing),
         ]
     return made
 

@@ -151,7 +151,6 @@ def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
 
 
 def read_chat(request: ChatRequest) -> list[Message]:
-    """The conversation, as plain text."""
     turns = read_messages(request.messages, roles=ROLES)
     for i, message in enumerate(turns):
         if message.get("images"):

@@ -18,14 +18,6 @@ from bough.server.errors import set_field_names
 from bough.server.grammars import ollama_format
 from bough.server.messages import Message, continues
 from bough.server.model_info import ModelInfo
-from bough.server.ollama.objects import (
-    ChatAnswer,
-    GenerateAnswer,
-    ModelDescription,
-    ModelDetails,
-    ModelEntry,
-    ModelList,
-)
 from bough.server.ollama.requests import (
     NAMES,
     AnswerFields,
@@ -39,7 +31,20 @@ from bough.server.ollama.requests import (
     sampling_of,
     template_variables,
 )
-from bough.server.ollama.writing import KEEP_ALIVE, LINES, AnswerForm, LineWriter, broken_stream, timestamp
+from bough.server.ollama.writing import (
+    KEEP_ALIVE,
+    LINES,
+    AnswerForm,
+    ChatAnswer,
+    GenerateAnswer,
+    LineWriter,
+    ModelDescription,
+    ModelDetails,
+    ModelEntry,
+    ModelList,
+    broken_stream,
+    timestamp,
+)
 from bough.server.parsing import AnswerPlan, any_of, plan_answers, read_functions
 from bough.server.streaming import stream_answers, whole_response
 
@@ -94,7 +99,6 @@ def model_details(model: ModelInfo) -> ModelDetails:
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    """Every endpoint of Ollama's API that this server has."""
     api = Ollama(context)
     return [
         Endpoint(
@@ -153,7 +157,6 @@ class Ollama:
         return AnswerForm(self._context.model.name, chat, bool(body.return_timings), answers=answers)
 
     def _read(self, body: AnswerFields) -> dict[str, Any]:
-        """The sampling parameters of a request that can be served."""
         check_request(body, self._context.settings)
         return {
             **sampling_of(body.options or Options(), self._context.model.context_length),

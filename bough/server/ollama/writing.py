@@ -1,4 +1,7 @@
-"""From the engine's answers to Ollama's objects: one, or a stream of lines of which the last has the figures."""
+"""What Ollama's clients get back: one object, or a stream of lines of which the last has the figures.
+
+Durations are in nanoseconds. Fields that are `UNSET` do not appear at all.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
@@ -17,12 +20,95 @@ from bough.core.finish import finish_to_dict
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, in_client_names, ollama_shape
-from bough.server.ollama.objects import CalledFunction, ChatAnswer, ChatMessage, GenerateAnswer, ToolCall
 from bough.server.parsing import StreamParser
 
 LINES = "application/x-ndjson"
 # Clients read line by line, and JSON may begin with a space: this keeps a connection open without making a line.
 KEEP_ALIVE = b" "
+
+
+class AnswerObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, or what is new in it. `load_duration` is the time in the queue: the model is always loaded."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "abort", "load"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    timings: Any = UNSET
+    warnings: Any = UNSET
+
+
+class GenerateAnswer(AnswerObject, frozen=True, kw_only=True):
+    """The answer of /api/generate."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: CalledFunction
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatAnswer(AnswerObject, frozen=True, kw_only=True):
+    """The answer of /api/chat."""
+
+    message: ChatMessage
+
+
+class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server does not know is empty."""
+
+    parent_model: str = ""
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The answer of /api/tags."""
+
+    models: list[ModelEntry]
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /api/show."""
+
+    modelfile: str
+    parameters: str = ""
+    template: str = ""
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
 
 
 def line(content: Any) -> bytes:
@@ -45,9 +131,6 @@ class AnswerForm:
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     def whole(self, answer: RequestOutput) -> ChatAnswer | GenerateAnswer:
-        """The answer that is not streamed."""
-        if self.answers.plain:
-            return self._finished(answer, self.message(answer.text))
         parsed = self.answers.parse(answer.text)
         return self._finished(answer, self.message(parsed.text, parsed.reasoning, parsed.calls))
 
@@ -94,14 +177,13 @@ class LineWriter:
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._parser = None if form.answers.plain else StreamParser(form.answers)
+        self._parser = StreamParser(form.answers)
         self._name = ""  # of the call that is being written
         self._arguments: list[str] = []
 
     def chunk(self, piece: Piece) -> bytes:
         """A line for new text; with the last piece the figures, on a line of their own."""
-        events = [Text(piece.text)] if self._parser is None else self._parser.events(piece)
-        news = b"".join(map(self._line, events))
+        news = b"".join(map(self._line, self._parser.events(piece)))
         return news if piece.finish is None else news + line(self._form.last(piece.answer))
 
     def _line(self, event: Event) -> bytes:

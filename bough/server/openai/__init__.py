@@ -4,8 +4,4 @@
 `completions`, `chat` and `responses` connect both ends, and `routes` lists what they offer.
 """
 
-from __future__ import annotations
-
-from bough.server.openai.routes import routes
-
-__all__ = ["routes"]
+from bough.server.openai.routes import routes as routes

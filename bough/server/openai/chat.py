@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint
 from bough.server.messages import Rendered, read_messages
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
@@ -42,20 +42,18 @@ from bough.server.openai.requests import (
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.usage import (
+from bough.server.openai.writing import (
+    AnswerForm,
+    ChunkWriter,
     broken_stream,
-    finish_word,
-    make_usage,
-    matched_stop,
     usage_of,
     warnings_of,
     whole_piece,
 )
 from bough.server.parsing import AnswerPlan, CallIds, StreamParser, plan_answers
 from bough.server.streaming import (
-    DONE,
     PreparedChunk,
-    event,
+    json_event,
     read_resumption,
     resumable,
     slowest_timings,
@@ -88,16 +86,14 @@ def template_variables(request: ChatRequest) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatForm:
+class ChatForm(AnswerForm):
     """What one call's answers look like."""
 
-    identity: Identity
-    shown: Shown
-    speller: TokenSpeller
+    chunk_type = ChatChunk
+
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     def whole(self, answers: Sequence[RequestOutput]) -> ChatCompletion:
-        """The answer that is not streamed."""
         for answer in answers:
             raise_if_refused(answer)
         messages = [self.message(answer) for answer in answers]
@@ -123,7 +119,7 @@ class ChatForm:
         )
 
     def message(self, answer: RequestOutput) -> ChatMessage:
-        """A finished answer's text, thinking and calls. A message that is nothing but one of the others has no text."""
+        """A finished answer's text, thinking and calls; the text is null where there is only one of the others."""
         if self.answers.plain:
             return ChatMessage(content=answer.text)
         parsed, ids = self.answers.parse(answer.text), CallIds()
@@ -141,15 +137,6 @@ class ChatForm:
         if self.shown.logprobs is None:
             return None
         return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self.speller))
-
-    def ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
-        """The fields that show how an answer ended; `called`: with calls."""
-        assert answer.finish is not None
-        return {
-            "finish_reason": finish_word(answer.finish, called=called),
-            "matched_stop": matched_stop(answer.finish),
-            "meta_info": answer.meta_info() if self.shown.meta_info else UNSET,
-        }
 
 
 def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
@@ -170,114 +157,84 @@ def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
             return None
 
 
-class ChatWriter:
+class ChatWriter(ChunkWriter):
     """Writes one call's stream: for each answer a chunk with the role (unless a broken stream has shown it, which this
-    one resumes), its text, and a chunk with its finish reason.
-
-    The first two and the last two are sent together, so the extra chunks cost no extra write.
-    """
+    one resumes), its text, and a chunk with its finish reason. The first two and the last two are sent together."""
 
     def __init__(self, form: ChatForm) -> None:
+        super().__init__(form)
         self._form = form
-        self._answers: dict[int, RequestOutput] = {}
         self._prepared: dict[int, dict[type[Event], PreparedChunk]] = {}  # by answer, for text and for thinking
-        self._parsers: dict[int, StreamParser] = {}  # empty where answers are plain text
-        self._fast = form.shown.logprobs is None and not form.shown.usage_throughout
+        self._parsers: dict[int, StreamParser] = {}
 
     def chunk(self, piece: Piece) -> bytes:
-        """The events for a piece. Between its first and last, text fills in a prepared one."""
-        if piece.index in self._prepared and self._fast and piece.finish is None:
+        if self._fast and piece.finish is None and piece.index in self._prepared:
             return self._quick(piece)
-        return b"".join(event(encode_json(chunk)) for chunk in self.full_chunks(piece))
+        return b"".join(map(json_event, self.full_chunks(piece)))
 
     def _quick(self, piece: Piece) -> bytes:
-        prepared, parser = self._prepared[piece.index], self._parsers.get(piece.index)
-        if parser is None:
+        prepared, parser = self._prepared[piece.index], self._parsers[piece.index]
+        if self._form.answers.plain:
             return prepared[Text].fill(piece.text, piece.ids)
         events = parser.events(piece)
         if len(events) == 1 and isinstance(events[0], Text | Reasoning):
             return prepared[type(events[0])].fill(events[0].text, piece.ids)
-        return b"".join(event(encode_json(chunk)) for chunk in self._parsed(piece, parser, events))
+        return b"".join(map(json_event, self._parsed(piece, parser, events)))
 
     def full_chunks(self, piece: Piece) -> list[ChatChunk]:
         """The same through the schema."""
-        answer = piece.answer
+        answer, chunks = piece.answer, []
         if piece.finish is not None:
             raise_if_refused(answer)
-        chunks = []
         if piece.index not in self._answers:
             self._begin(piece)
             if not answer.resumed:
-                chunks.append(self._chunk(piece, ChatDelta(role="assistant", content="")))
-        parser = self._parsers.get(piece.index)
-        if parser is not None:
+                chunks.append(self._delta(piece, ChatDelta(role="assistant", content="")))
+        parser = self._parsers[piece.index]
+        if not self._form.answers.plain:
             chunks += self._parsed(piece, parser, parser.events(piece))
         elif piece.text or piece.ids:
-            chunks.append(self._chunk(piece, ChatDelta(content=piece.text), **self._token_fields(piece)))
+            chunks.append(self._delta(piece, ChatDelta(content=piece.text), **self._token_fields(piece)))
         if piece.finish is not None:
-            called = parser is not None and parser.called
-            chunks.append(self._chunk(piece, ChatDelta(), **self._form.ending(answer, called=called)))
+            chunks.append(self._delta(piece, ChatDelta(), **self._form.ending(answer, called=parser.called)))
         return chunks
 
     def _parsed(self, piece: Piece, parser: StreamParser, events: Sequence[Event]) -> list[ChatChunk]:
         """The chunks for what a parser makes of a piece. What is shown of its tokens goes with the first of them; where
         the text is held back, that gets a chunk of its own."""
-        details, shown = self._token_fields(piece), self._form.shown
         deltas = [delta for event in events if (delta := delta_of(event, parser.ids)) is not None]
-        if not deltas and piece.ids and (shown.logprobs is not None or shown.token_ids):
+        if not deltas and piece.ids and (self._shown.logprobs is not None or self._shown.token_ids):
             deltas = [ChatDelta(content="")]
-        first = [self._chunk(piece, delta, **details) for delta in deltas[:1]]
-        return first + [self._chunk(piece, delta) for delta in deltas[1:]]
+        first = [self._delta(piece, delta, **self._token_fields(piece)) for delta in deltas[:1]]
+        return first + [self._delta(piece, delta) for delta in deltas[1:]]
 
     def _token_fields(self, piece: Piece) -> dict[str, Any]:
-        """What an answer shows of its tokens."""
         return {
             "logprobs": self._form.logprobs(piece),
-            "token_ids": piece.ids if self._form.shown.token_ids else UNSET,
+            "token_ids": piece.ids if self._shown.token_ids else UNSET,
         }
 
-    def end(self) -> bytes:
-        """After the last piece."""
-        if not self._form.shown.usage_at_end:
-            return DONE
-        answers = [self._answers[i] for i in sorted(self._answers)]
-        thought = sum(self._form.speller.count(parser.reasoning) for parser in self._parsers.values())
-        return event(encode_json(self._envelope([], usage_of(answers, self._form.shown.samples, thought)))) + DONE
+    def _reasoning_tokens(self) -> int:
+        return sum(self._form.speller.count(parser.reasoning) for parser in self._parsers.values())
 
     def _begin(self, piece: Piece) -> None:
         self._answers[piece.index] = piece.answer
-        if not self._form.answers.plain:
-            parser = self._parsers[piece.index] = StreamParser(self._form.answers)
-            for past in parser.replay(piece.answer.resumed_text):
-                delta_of(past, parser.ids)  # reserves the ids of its calls
+        parser = self._parsers[piece.index] = StreamParser(self._form.answers)
+        for past in parser.replay(piece.answer.resumed_text):
+            delta_of(past, parser.ids)  # reserves the ids of its calls
         self._prepared[piece.index] = {
-            Text: self._prepare(piece.index, ChatDelta(content=""), "content"),
-            Reasoning: self._prepare(piece.index, ChatDelta(reasoning_content=""), "reasoning_content"),
+            Text: self._prepared_delta(piece, ChatDelta(content=""), "content"),
+            Reasoning: self._prepared_delta(piece, ChatDelta(reasoning_content=""), "reasoning_content"),
         }
 
-    def _prepare(self, index: int, delta: ChatDelta, text_field: str) -> PreparedChunk:
-        empty = ChatChunkChoice(index=index, delta=delta, token_ids=[] if self._form.shown.token_ids else UNSET)
-        return PreparedChunk(event(encode_json(self._envelope([empty], self._no_usage()))), text_field)
+    def _prepared_delta(self, piece: Piece, delta: ChatDelta, text_field: str) -> PreparedChunk:
+        ids: list[int] | UnsetType = [] if self._shown.token_ids else UNSET
+        return self._prepare(ChatChunkChoice(index=piece.index, delta=delta, token_ids=ids), text_field)
 
-    def _chunk(self, piece: Piece, delta: ChatDelta, **more: Any) -> ChatChunk:
-        shown, answer = self._form.shown, piece.answer
-        usage = self._no_usage()
-        if shown.usage_throughout:
-            done = piece.first + len(piece.ids)
-            usage = make_usage(prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=done)
-        last: dict[str, Any] = {}
-        if "finish_reason" in more:
-            last["timings"] = answer.timings.to_dict() if shown.timings else UNSET
-            last["warnings"] = warnings_of([answer])
-        return self._envelope([ChatChunkChoice(index=piece.index, delta=delta, **more)], usage, **last)
-
-    def _no_usage(self) -> Any:
-        """Where the usage comes at the end, the chunks before it say null."""
-        return None if self._form.shown.usage_at_end else UNSET
-
-    def _envelope(self, choices: list[ChatChunkChoice], usage: Any, **more: Any) -> ChatChunk:
-        name = self._form.identity
-        return ChatChunk(id=name.id, created=name.created, model=name.model, choices=choices, usage=usage, **more)
+    def _delta(self, piece: Piece, delta: ChatDelta, **fields: Any) -> ChatChunk:
+        choice = ChatChunkChoice(index=piece.index, delta=delta, **fields)
+        chunk: ChatChunk = self._chunk(piece, choice, last="finish_reason" in fields)
+        return chunk
 
 
 class Chats:

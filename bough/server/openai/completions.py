@@ -17,7 +17,7 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint, encode_json
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
 from bough.server.openai.requests import (
@@ -29,19 +29,17 @@ from bough.server.openai.requests import (
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.usage import (
+from bough.server.openai.writing import (
+    AnswerForm,
+    ChunkWriter,
     broken_stream,
-    finish_word,
-    make_usage,
-    matched_stop,
     usage_of,
     warnings_of,
     whole_piece,
 )
 from bough.server.streaming import (
-    DONE,
     PreparedChunk,
-    event,
+    json_event,
     read_resumption,
     resumable,
     slowest_timings,
@@ -95,12 +93,11 @@ def _prompts(given: str | list[Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionForm:
+class CompletionForm(AnswerForm):
     """What one call's answers look like."""
 
-    identity: Identity
-    shown: Shown
-    speller: TokenSpeller
+    chunk_type = Completion
+
     kept: int  # of `shown.samples` answers per prompt
     echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
 
@@ -115,12 +112,8 @@ class CompletionForm:
         ]
         timings = slowest_timings(answers).to_dict() if self.shown.timings else UNSET
         usage = usage_of(answers, self.shown.samples)
-        return self.envelope(choices, usage=usage, timings=timings, warnings=warnings_of(chosen))
-
-    def envelope(self, choices: list[CompletionChoice], **more: Any) -> Completion:
-        return Completion(
-            id=self.identity.id, created=self.identity.created, model=self.identity.model, choices=choices, **more
-        )
+        whole: Completion = self.chunk(choices, usage=usage, timings=timings, warnings=warnings_of(chosen))
+        return whole
 
     def _best(self, answers: Sequence[RequestOutput]) -> list[RequestOutput]:
         """Of each prompt's samples the likeliest ones, best first; all of them in their order if all are shown."""
@@ -135,58 +128,35 @@ class CompletionForm:
         return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self.kept]]
 
 
-class CompletionWriter:
+class CompletionWriter(ChunkWriter):
     """Writes one call's stream; remembers how far each answer has come."""
 
     def __init__(self, form: CompletionForm) -> None:
+        super().__init__(form)
         self._form = form
-        self._answers: dict[int, RequestOutput] = {}
         self._prepared: dict[int, PreparedChunk] = {}
         self._offsets: dict[int, TextOffsets] = {}
-        shown = form.shown
-        self._fast = shown.logprobs is None and not shown.usage_throughout
 
     def chunk(self, piece: Piece) -> bytes:
-        """The event for a piece. Between its first and last, a plain stream fills in a prepared one."""
         prepared = self._prepared.get(piece.index)
         if prepared is not None and self._fast and piece.finish is None:
             return prepared.fill(piece.text, piece.ids)
-        return event(encode_json(self.full_chunk(piece)))
+        return json_event(self.full_chunk(piece))
 
     def full_chunk(self, piece: Piece) -> Completion:
         """The same through the schema."""
-        shown, answer = self._form.shown, piece.answer
         if piece.finish is not None:
-            raise_if_refused(answer)
+            raise_if_refused(piece.answer)
         choice = self.choice(piece)
-        usage: Any = None if shown.usage_at_end else UNSET
-        if piece.index not in self._prepared:
-            empty = CompletionChoice(index=piece.index, text="", token_ids=[] if shown.token_ids else UNSET)
-            self._prepared[piece.index] = PreparedChunk(
-                event(encode_json(self._form.envelope([empty], usage=usage))), "text"
-            )
-        self._answers[piece.index] = answer
-        if shown.usage_throughout:
-            usage = make_usage(
-                prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=piece.first + len(piece.ids)
-            )
-        if piece.finish is None:
-            return self._form.envelope([choice], usage=usage)
-        timings = answer.timings.to_dict() if shown.timings else UNSET
-        return self._form.envelope([choice], usage=usage, timings=timings, warnings=warnings_of([answer]))
-
-    def end(self) -> bytes:
-        """After the last piece."""
-        if not self._form.shown.usage_at_end:
-            return DONE
-        answers = [self._answers[i] for i in sorted(self._answers)]
-        usage = usage_of(answers, self._form.shown.samples)
-        return event(encode_json(self._form.envelope([], usage=usage))) + DONE
+        if piece.index not in self._answers:
+            self._answers[piece.index] = piece.answer
+            empty = CompletionChoice(index=piece.index, text="", token_ids=[] if self._shown.token_ids else UNSET)
+            self._prepared[piece.index] = self._prepare(empty, "text")
+        chunk: Completion = self._chunk(piece, choice, last=piece.finish is not None)
+        return chunk
 
     def choice(self, piece: Piece) -> CompletionChoice:
-        """What is new in one answer."""
-        shown, finish = self._form.shown, piece.finish
-        echo = ""
+        shown, echo = self._shown, ""
         if self._form.echoes and piece.index not in self._answers and not piece.answer.resumed:
             echo = self._form.echoes[piece.index // shown.samples]
         return CompletionChoice(
@@ -194,9 +164,7 @@ class CompletionWriter:
             text=echo + piece.text,
             logprobs=None if shown.logprobs is None else self._logprobs(piece),
             token_ids=piece.ids if shown.token_ids else UNSET,
-            finish_reason=None if finish is None else finish_word(finish),
-            matched_stop=UNSET if finish is None else matched_stop(finish),
-            meta_info=piece.answer.meta_info() if shown.meta_info and finish is not None else UNSET,
+            **({} if piece.finish is None else self._form.ending(piece.answer)),
         )
 
     def _logprobs(self, piece: Piece) -> CompletionLogprobs:

@@ -16,11 +16,19 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_BIAS, MAX_LOGPROBS, MAX_TEMPERATURE
+from bough.core.sampling_params import (
+    GRAMMAR_FIELDS,
+    INT32_MAX,
+    INT64_MAX,
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_TEMPERATURE,
+    SamplingParams,
+)
 from bough.server.bodies import TOP_K, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
-from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_function, read_functions
+from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
 from bough.server.streaming import Resume
 
 MAX_CHOICES = 1024
@@ -235,20 +243,8 @@ def chat_tools(request: ChatRequest) -> ToolUse:
 
 
 def response_tools(request: ResponsesRequest) -> ToolUse:
-    """Here a function's fields stand in the tool itself."""
-    return _choose(_flat_functions(request.tools), request.tool_choice, request.parallel_tool_calls, None)
-
-
-def _flat_functions(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    read = []
-    for i, tool in enumerate(tools or ()):
-        if tool.get("type", "function") != "function":
-            kind = tool["type"]
-            raise RequestError(
-                f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field="tools"
-            )
-        read.append(read_function(tool, f"tools[{i}]"))
-    return read
+    tools = read_functions(request.tools, nested=False)
+    return _choose(tools, request.tool_choice, request.parallel_tool_calls, None)
 
 
 def _choose(tools: Sequence[Tool], choice: Any, parallel: bool | None, inside: str | None) -> ToolUse:
@@ -294,22 +290,10 @@ OPENAI_NAMES = {
     "top_logprobs_num": "top_logprobs",
     "input_ids": "prompt",
 }
-SAME_NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "no_stop_trim",
-    "ignore_eos",
-    "skip_special_tokens",
-    "custom_params",
+SAME_NAMES = tuple(
+    name
+    for name in SamplingFields.__struct_fields__
+    if name in SamplingParams.__struct_fields__ and name not in GRAMMAR_FIELDS
 )
 
 
@@ -370,7 +354,6 @@ def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 
 
 
 def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
-    """The reader's options that all three APIs share."""
     return {
         "rid": identity.id,
         "priority": request.priority,

@@ -1,39 +1,32 @@
 """The items of a response: from input items to the messages of a conversation, and from an answer to output items.
 
-`ItemWriter` turns a parser's events into the events of a stream and keeps the items that these amount to; a response
-that is not streamed is made by the same steps, whose events are dropped.
+`ItemWriter` turns a parser's events into the events of a stream and keeps the items; a response that is not streamed is
+made the same way, without its events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bough.core.errors import RequestError
 from bough.parsers import CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.messages import ROLES, Message, check_size, read_content, read_message, read_messages
+from bough.server.messages import ROLES, Message, check_size, joined_turns, read_content, read_message, read_messages
+from bough.server.openai.objects import TokenLogprob
 from bough.server.openai.response_objects import (
-    ArgumentsDeltaEvent,
-    ArgumentsDoneEvent,
     FunctionCallItem,
     Item,
-    ItemEvent,
     ItemStatus,
     OutputMessage,
     OutputText,
-    PartEvent,
-    ReasoningDeltaEvent,
-    ReasoningDoneEvent,
     ReasoningItem,
     ReasoningText,
-    StreamEvent,
-    TextDeltaEvent,
-    TextDoneEvent,
 )
 from bough.server.parsing import CallIds
 
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
+StreamEvent = dict[str, Any]
 
 
 def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -44,30 +37,35 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
         read_messages(given, "input")  # which refuses it
     check_size(given, "input")
     names = {item.get("call_id"): item.get("name") for item in given if item.get("type") == "function_call"}
-    runs: list[_Run] = []
+    runs: list[list[Message]] = []
     for i, item in enumerate(given):
         turn = _read_item(item, f"input[{i}]", names)
-        if not runs or not runs[-1].takes(turn):
-            runs.append(_Run())
-        runs[-1].add(turn)
-    return [run.joined() for run in runs]
+        if runs and _is_same_turn(runs[-1], turn):
+            runs[-1].append(turn)
+        else:
+            runs.append([turn])
+    return [joined_turns(run) for run in runs]
+
+
+def _is_same_turn(run: list[Message], turn: Message) -> bool:
+    """Whether a turn goes on with the assistant's: with calls or thinking among them, not two plain texts."""
+    if not run[-1]["role"] == turn["role"] == "assistant":
+        return False
+    return len(run) > 1 or any("tool_calls" in each or "reasoning_content" in each for each in (run[0], turn))
 
 
 def output_messages(output: Sequence[Item]) -> list[Message]:
     """The assistant's messages that these items amount to, for the turns that follow. A failed call is text, too."""
-    run = _Run()
+    turns: list[Message] = []
     for item in output:
         match item:
             case OutputMessage():
-                turn: Message = {"role": "assistant", "content": "".join(part.text for part in item.content)}
-            case FunctionCallItem() if item.status != "completed":
-                continue
-            case FunctionCallItem():
-                turn = _call_turn(item.call_id, item.name, item.arguments, "output")
+                turns.append({"role": "assistant", "content": "".join(part.text for part in item.content)})
+            case FunctionCallItem() if item.status == "completed":
+                turns.append(_call_turn(item.call_id, item.name, item.arguments, "output"))
             case ReasoningItem():
-                turn = _thinking_turn("".join(part.text for part in item.content))
-        run.add(turn)
-    return [run.joined()] if run.turns else []
+                turns.append(_thinking_turn("".join(part.text for part in item.content)))
+    return [joined_turns(turns)] if turns else []
 
 
 def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) -> Message:
@@ -103,33 +101,6 @@ def _thinking_turn(text: str) -> Message:
     return {"role": "assistant", "content": "", "reasoning_content": text}
 
 
-class _Run:
-    """Turns that are one. Joined at once: two by two, their texts would be copied over and over."""
-
-    def __init__(self) -> None:
-        self.turns: list[Message] = []
-        self._more_than_said = False  # there is a call, or thinking, among them
-
-    def takes(self, turn: Message) -> bool:
-        """Whether the turn belongs to this run: all are the assistant's, and not all of them plain text."""
-        both = self.turns[-1]["role"] == turn["role"] == "assistant"
-        return both and (self._more_than_said or _more_than_said(turn))
-
-    def add(self, turn: Message) -> None:
-        self.turns.append(turn)
-        self._more_than_said = self._more_than_said or _more_than_said(turn)
-
-    def joined(self) -> Message:
-        joined: Message = {name: value for turn in self.turns for name, value in turn.items()}
-        joined["content"] = "".join(turn["content"] for turn in self.turns)
-        calls = [call for turn in self.turns for call in turn.get("tool_calls", ())]
-        return {**joined, "tool_calls": calls} if calls else joined
-
-
-def _more_than_said(turn: Message) -> bool:
-    return "tool_calls" in turn or "reasoning_content" in turn
-
-
 @dataclass(slots=True)
 class _Open:
     """The item that is being written: a call if it has a name, else text of one of two kinds."""
@@ -141,118 +112,102 @@ class _Open:
     call_id: str = ""
     pieces: list[str] = field(default_factory=list)
 
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
+    def part(self) -> OutputText | ReasoningText:
+        text = "".join(self.pieces)
+        return ReasoningText(text=text) if self.is_reasoning else OutputText(text=text)
 
-    def item(self, status: ItemStatus) -> Item:
+    def item(self, status: ItemStatus, part: OutputText | ReasoningText | None) -> Item:
         if self.name:
+            arguments = "".join(self.pieces)
             return FunctionCallItem(
-                id=self.id, call_id=self.call_id, name=self.name, arguments=self.text, status=status
+                id=self.id, call_id=self.call_id, name=self.name, arguments=arguments, status=status
             )
         if self.is_reasoning:
-            content = [ReasoningText(text=self.text)] if self.pieces else []
-            return ReasoningItem(id=self.id, content=content, status=status)
-        return OutputMessage(id=self.id, status=status, content=[OutputText(text=self.text)] if self.pieces else [])
-
-    def part(self) -> OutputText | ReasoningText:
-        return ReasoningText(text=self.text) if self.is_reasoning else OutputText(text=self.text)
+            thought = [part] if isinstance(part, ReasoningText) and part.text else []
+            return ReasoningItem(id=self.id, content=thought, status=status)
+        return OutputMessage(id=self.id, status=status, content=[part] if isinstance(part, OutputText) else [])
 
 
 class ItemWriter:
-    """Writes one response's items; one is open at a time."""
+    """Writes one response's items, one at a time, as events of its stream; the events' order of fields is OpenAI's."""
 
-    def __init__(self, suffix: str, number: Callable[[], int]) -> None:
-        """`suffix` makes ids of this response; `number` counts the events of its stream."""
+    def __init__(self, suffix: str) -> None:
+        """`suffix` makes the items' ids unique to this response."""
         self.items: list[Item] = []  # those that are complete, and what failed to become a call
         self.failed: list[Item] = []  # of them, the latter
+        self.events = 0  # how many there are so far
         self._suffix = suffix
-        self._number = number
         self._ids = CallIds()
         self._open: _Open | None = None
 
-    def write(self, event: Event) -> Iterator[StreamEvent]:
+    def event(self, kind: str, **fields: Any) -> StreamEvent:
+        number, self.events = self.events, self.events + 1
+        return {"type": f"response.{kind}", **fields, "sequence_number": number}
+
+    def write(self, event: Event) -> list[StreamEvent]:
         match event:
-            case Text():
-                yield from self._say(event.text, is_reasoning=False)
-            case Reasoning():
-                yield from self._say(event.text, is_reasoning=True)
+            case Text() | Reasoning():
+                return self.say(event.text, is_reasoning=isinstance(event, Reasoning)) if event.text else []
             case CallBegin():
-                yield from self._end("completed")
-                self._open = _Open(self._id("fc"), len(self.items), name=event.name, call_id=self._ids.name(event))
-                yield self._added()
+                return [*self._end("completed"), self._begin("fc", name=event.name, call_id=self._ids.name(event))]
             case CallArguments():
-                opened = self._opened()
-                opened.pieces.append(event.text)
-                kind = "response.function_call_arguments.delta"
-                yield ArgumentsDeltaEvent(kind, opened.id, opened.index, event.text, self._number())
+                self._opened.pieces.append(event.text)
+                return [self._of_item("function_call_arguments.delta", delta=event.text)]
             case CallEnd():
-                yield from self._end("completed")
+                return self._end("completed")
             case CallFailed():
-                yield from self._end("incomplete")
+                ended = self._end("incomplete")
                 self.failed.append(self.items[-1])
-                yield from self._say(event.text, is_reasoning=False)
+                return [*ended, *self.write(Text(event.text))]
 
-    def close(self, status: ItemStatus) -> Iterator[StreamEvent]:
-        """After the last event. A response without anything in it has an empty message."""
-        if not self.items and self._open is None:
-            yield from self._begin_text(is_reasoning=False)
-        yield from self._end(status)
-
-    def _say(self, text: str, *, is_reasoning: bool) -> Iterator[StreamEvent]:
+    def say(self, text: str, *, is_reasoning: bool = False, logprobs: Sequence[TokenLogprob] = ()) -> list[StreamEvent]:
         """More text of this kind, in a new item if something else is open."""
-        if not text:
-            return
+        opening: list[StreamEvent] = []
         if self._open is None or self._open.name or self._open.is_reasoning is not is_reasoning:
-            yield from self._end("completed")
-            yield from self._begin_text(is_reasoning=is_reasoning)
-        opened = self._opened()
-        opened.pieces.append(text)
+            opening = [*self._end("completed"), *self.begin_text(is_reasoning=is_reasoning)]
+        self._opened.pieces.append(text)
         if is_reasoning:
-            kind = "response.reasoning_text.delta"
-            yield ReasoningDeltaEvent(kind, opened.id, opened.index, 0, text, self._number())
-        else:
-            yield TextDeltaEvent("response.output_text.delta", opened.id, opened.index, 0, text, [], self._number())
+            return [*opening, self._of_item("reasoning_text.delta", content_index=0, delta=text)]
+        return [*opening, self._of_item("output_text.delta", content_index=0, delta=text, logprobs=logprobs)]
 
-    def _begin_text(self, *, is_reasoning: bool) -> Iterator[StreamEvent]:
-        self._open = _Open(self._id("rs" if is_reasoning else "msg"), len(self.items), is_reasoning)
-        yield self._added()
-        yield self._part_event("response.content_part.added")
+    def begin_text(self, *, is_reasoning: bool = False) -> list[StreamEvent]:
+        added = self._begin("rs" if is_reasoning else "msg", is_reasoning=is_reasoning)
+        return [added, self._of_item("content_part.added", content_index=0, part=self._opened.part())]
 
-    def _end(self, status: ItemStatus) -> Iterator[StreamEvent]:
+    def close(self, status: ItemStatus, part: OutputText | None = None) -> list[StreamEvent]:
+        """After the last event; `part` is the whole text where an answer is nothing else. A response without anything
+        in it has an empty message."""
+        opening = self.begin_text() if not self.items and self._open is None else []
+        return [*opening, *self._end(status, part)]
+
+    def _begin(self, prefix: str, **fields: Any) -> StreamEvent:
+        suffix = f"{self._suffix}_{len(self.items)}" if self.items else self._suffix
+        opened = self._open = _Open(f"{prefix}_{suffix}", len(self.items), **fields)
+        return self.event("output_item.added", output_index=opened.index, item=opened.item("in_progress", None))
+
+    def _end(self, status: ItemStatus, whole: OutputText | None = None) -> list[StreamEvent]:
         opened = self._open
         if opened is None:
-            return
+            return []
+        part = whole or opened.part()
+        item = opened.item(status, part)
         if opened.name:
-            kind = "response.function_call_arguments.done"
-            yield ArgumentsDoneEvent(kind, opened.id, opened.index, opened.name, opened.text, self._number())
+            done = [self._of_item("function_call_arguments.done", name=opened.name, arguments=part.text)]
         else:
-            yield self._text_done(opened)
-            yield self._part_event("response.content_part.done")
-        item = opened.item(status)
-        if isinstance(item, OutputMessage) and not item.content:
-            item = OutputMessage(id=opened.id, status=status, content=[OutputText(text="")])
+            extra = {"logprobs": part.logprobs or []} if isinstance(part, OutputText) else {}
+            kind = "reasoning_text.done" if opened.is_reasoning else "output_text.done"
+            done = [
+                self._of_item(kind, content_index=0, text=part.text, **extra),
+                self._of_item("content_part.done", content_index=0, part=part),
+            ]
         self.items.append(item)
         self._open = None
-        yield ItemEvent("response.output_item.done", opened.index, item, self._number())
+        return [*done, self.event("output_item.done", output_index=opened.index, item=item)]
 
-    def _text_done(self, opened: _Open) -> StreamEvent:
-        if opened.is_reasoning:
-            kind = "response.reasoning_text.done"
-            return ReasoningDoneEvent(kind, opened.id, opened.index, 0, opened.text, self._number())
-        return TextDoneEvent("response.output_text.done", opened.id, opened.index, 0, opened.text, [], self._number())
+    def _of_item(self, kind: str, **fields: Any) -> StreamEvent:
+        return self.event(kind, item_id=self._opened.id, output_index=self._opened.index, **fields)
 
-    def _added(self) -> StreamEvent:
-        opened = self._opened()
-        return ItemEvent("response.output_item.added", opened.index, opened.item("in_progress"), self._number())
-
-    def _part_event(self, kind: str) -> StreamEvent:
-        opened = self._opened()
-        return PartEvent(kind, opened.id, opened.index, 0, opened.part(), self._number())
-
+    @property
     def _opened(self) -> _Open:
         assert self._open is not None
         return self._open
-
-    def _id(self, prefix: str) -> str:
-        return f"{prefix}_{self._suffix}_{len(self.items)}" if self.items else f"{prefix}_{self._suffix}"

@@ -50,17 +50,15 @@ class Record:
     response: ResponseObject
     messages: Sequence[Message]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    size: int = field(init=False)  # characters
-    counted: int = 0  # of them, those that the store has counted
 
-    def __post_init__(self) -> None:
-        self.size = text_size(self.messages) + len(self.response.instructions or "")
+    @property
+    def size(self) -> int:
+        """Characters that it keeps."""
+        return text_size(self.messages) + len(self.response.instructions or "")
 
     def end(self, response: ResponseObject) -> None:
         """Keeps the final form; its output joins the conversation."""
-        output = output_messages(response.output)
-        self.messages = [*self.messages, *output]
-        self.size += text_size(output)
+        self.messages = [*self.messages, *output_messages(response.output)]
         self.response = response
         self.ended.set()
 
@@ -70,27 +68,33 @@ class ResponseStore:
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
         self._records: dict[str, Record] = {}
-        self._size = 0  # characters of all records
+        self._sizes: dict[str, int] = {}  # characters of each record
         self._max_responses = max_responses
         self._max_characters = max_characters
 
     def add(self, record: Record) -> None:
         """Remembers a response. Its id may be that of an ended one, which it replaces."""
         id = record.response.id
-        earlier = self._records.pop(id, None)
+        earlier = self._records.get(id)
         if earlier is not None and not earlier.ended.is_set():
-            self._records[id] = earlier
             raise RequestError(f"rid {id!r} is in use by another response; choose another.", field="rid")
-        self._size -= 0 if earlier is None else earlier.counted
+        self.forget(id)
         self._records[id] = record
         self.update(record)
 
     def update(self, record: Record) -> None:
-        """Counts what a response has become; one that is not stored, or was replaced, does not matter."""
-        if self._records.get(record.response.id) is record:
-            self._size += record.size - record.counted
-            record.counted = record.size
-            self._trim()
+        """A response has grown; one that is not stored, or was replaced, does not matter. Forgets the oldest finished
+        responses until the rest fits; the newest stays, however large it is."""
+        if self._records.get(record.response.id) is not record:
+            return
+        self._sizes[record.response.id] = record.size
+        size = sum(self._sizes.values())
+        for id, old in list(self._records.items())[:-1]:
+            if len(self._records) <= self._max_responses and size <= self._max_characters:
+                return
+            if old.ended.is_set():
+                size -= self._sizes[id]
+                self.forget(id)
 
     def find(self, id: str) -> Record:
         record = self._records.get(id)
@@ -99,24 +103,11 @@ class ResponseStore:
         return record
 
     def forget(self, id: str) -> None:
-        record = self._records.pop(id, None)
-        self._size -= 0 if record is None else record.counted
+        self._records.pop(id, None)
+        self._sizes.pop(id, None)
 
     def __len__(self) -> int:
         return len(self._records)
-
-    def _trim(self) -> None:
-        """Forgets the oldest finished responses until the rest fits. The newest stays, however large it is."""
-        if self._fits():
-            return
-        for id, record in list(self._records.items())[:-1]:
-            if record.ended.is_set():
-                self.forget(id)
-            if self._fits():
-                return
-
-    def _fits(self) -> bool:
-        return len(self._records) <= self._max_responses and self._size <= self._max_characters
 
 
 CANCEL_WAIT_S = 5.0
@@ -207,7 +198,6 @@ class Responses:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _earlier(self, body: ResponsesRequest) -> Sequence[Message]:
-        """The conversation that the request continues."""
         if body.previous_response_id is None:
             return ()
         name = "previous_response_id"
@@ -265,7 +255,7 @@ class Responses:
             self._store.update(record)
 
     def _stream(self, form: ResponseForm, record: Record) -> Response:
-        def keep(answer: RequestOutput, items: Sequence[Item] | None) -> ResponseObject:
+        def keep(answer: RequestOutput, items: Sequence[Item]) -> ResponseObject:
             record.end(form.ended(answer, items))
             return record.response
 
@@ -282,7 +272,7 @@ class Responses:
     def _settle(self, form: ResponseForm, record: Record) -> None:
         """After success, failure or a disconnect: no record of an ended request stays open."""
         if not record.ended.is_set():
-            record.end(form.cancelled())
+            record.end(form.begun("cancelled"))  # its client has left
             if self._store is not None:
                 self._store.forget(form.identity.id)
         elif self._store is not None:

@@ -1,12 +1,9 @@
 """/v1/responses: from request to inputs, from an answer to a response, and the events of its stream in OpenAI's order
-(created, item and part added, text, and all of it done again).
-
-Text comes with every token, so its event is made of prepared bytes; the others come once.
-"""
+(created, item and part added, text, and all of it done again)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,35 +16,27 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.parsers import AnswerFormat, AnswerParser
-from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
 from bough.server.grammars import format_fields, meant
 from bough.server.messages import Message, read_messages
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import TokenLogprob
 from bough.server.openai.requests import Identity, ResponsesRequest, check_request, options_of, sampling_of
-from bough.server.openai.response_items import ItemWriter
+from bough.server.openai.response_items import ItemWriter, StreamEvent
 from bough.server.openai.response_objects import (
     IncompleteDetails,
     InputTokensDetails,
     Item,
-    ItemEvent,
     ItemStatus,
-    LifeEvent,
-    OutputMessage,
     OutputText,
     OutputTokensDetails,
-    PartEvent,
     ReasoningItem,
     ResponseError,
     ResponseObject,
     ResponseUsage,
     Status,
-    StreamEvent,
-    TextDeltaEvent,
-    TextDoneEvent,
 )
-from bough.server.openai.usage import warnings_of
+from bough.server.openai.writing import warnings_of
 from bough.server.parsing import StreamParser
 from bough.server.streaming import named_event
 
@@ -119,16 +108,11 @@ class ResponseForm:
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
     @property
-    def message_id(self) -> str:
-        return f"msg_{self.id_suffix}"
-
-    @property
     def id_suffix(self) -> str:
         """What the ids of this response's items have in common."""
         return self.identity.id.removeprefix("resp_")
 
     def begun(self, status: Status) -> ResponseObject:
-        """Before there is an answer."""
         request, sampling = self.request, self.inputs.prompts[0].sampling
         return ResponseObject(
             id=self.identity.id,
@@ -167,49 +151,38 @@ class ResponseForm:
             warnings=warnings_of([answer]),
         )
 
-    def cancelled(self) -> ResponseObject:
-        """The client has left before there was an answer to keep."""
-        return self.begun("cancelled")
-
     def failed(self, failure: Failure) -> ResponseObject:
         code = "rate_limit_exceeded" if failure.status == 429 else "invalid_prompt"
         error = ResponseError("server_error" if failure.status >= 500 else code, failure.message)
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
     def items(self, answer: RequestOutput) -> list[Item]:
-        """The output of a finished answer."""
-        if self.answers.plain:
-            return [self.message(answer)]
-        parser, writer = AnswerParser(self.answers), ItemWriter(self.id_suffix, lambda: 0)
+        """The output of a finished answer that was not streamed."""
+        parser, writer = AnswerParser(self.answers), ItemWriter(self.id_suffix)
         for event in [*parser.feed(answer.text), *parser.finish()]:
-            list(writer.write(event))
-        list(writer.close(item_status(answer)))
+            writer.write(event)
+        writer.close(*self.ending(answer))
         return [item for item in writer.items if item not in writer.failed]
 
-    def message(self, answer: RequestOutput) -> OutputMessage:
-        return OutputMessage(id=self.message_id, status=item_status(answer), content=[self.part(answer)])
-
-    def _thought(self, item: Item) -> int:
-        """The tokens of an item that are reasoning."""
-        return self.speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
-
-    def part(self, answer: RequestOutput) -> OutputText:
-        """The text of a finished answer."""
-        return OutputText(
+    def ending(self, answer: RequestOutput) -> tuple[ItemStatus, OutputText | None]:
+        """What the last item of a finished answer shows; its text, if the answer is nothing else."""
+        status: ItemStatus = "completed" if _status(answer) == "completed" else "incomplete"
+        if not self.answers.plain:
+            return status, None
+        shown = wants_logprobs(self.request)
+        return status, OutputText(
             text=answer.text,
-            logprobs=self.logprobs(answer, 0, len(answer.ids)) if wants_logprobs(self.request) else None,
+            logprobs=self.logprobs(answer, 0, len(answer.ids)) if shown else None,
             token_ids=answer.ids if self.request.return_token_ids else UNSET,
         )
+
+    def _thought(self, item: Item) -> int:
+        return self.speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
 
     def logprobs(self, answer: RequestOutput, start: int, end: int) -> list[TokenLogprob]:
         if not wants_logprobs(self.request):
             return []
         return chat_logprobs(answer.output_logprobs, start, end, self.speller)
-
-
-def item_status(answer: RequestOutput) -> ItemStatus:
-    """Of the last item of a finished answer."""
-    return "completed" if _status(answer) == "completed" else "incomplete"
 
 
 def _status(answer: RequestOutput) -> Status:
@@ -231,90 +204,45 @@ def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
     )
 
 
-DELTA = "response.output_text.delta"
-# The items are those that were shown, where there are parsers.
-Keep = Callable[[RequestOutput, Sequence[Item] | None], ResponseObject]
-
-
 class ResponseWriter:
-    """Writes one response's stream; counts its events."""
+    """Writes one response's stream."""
 
-    def __init__(self, form: ResponseForm, keep: Keep | None = None) -> None:
-        """`keep` makes the response of the whole answer, before its last events show it."""
+    def __init__(
+        self, form: ResponseForm, keep: Callable[[RequestOutput, Sequence[Item]], ResponseObject] | None = None
+    ) -> None:
+        """`keep` makes the response of the whole answer and its items, before the last event shows it."""
         self._form = form
         self._keep = keep or form.ended
         self._answer: RequestOutput | None = None
-        self._number = 0
-        self._parser = None if form.answers.plain else StreamParser(form.answers)
-        self._items = ItemWriter(form.id_suffix, self._next)
-        self._fast = not wants_logprobs(form.request)
-        # The text and the number are the only parts that change.
-        empty = named_event(TextDeltaEvent(DELTA, form.message_id, 0, 0, "", [], 0))
-        before, _, after = empty.partition(b'"delta":""')
-        self._before_text = before + b'"delta":'
-        self._after_text = after.removesuffix(b"0}\n\n")
+        self._parser = StreamParser(form.answers)
+        self._items = ItemWriter(form.id_suffix)
 
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece, up to the last text."""
         if piece.finish is not None:
             raise_if_refused(piece.answer)
             self._answer = piece.answer
-        opening = b"" if self._number else b"".join(map(named_event, self._opening()))
-        if self._parser is not None:
-            events = [shown for event in self._parser.events(piece) for shown in self._items.write(event)]
-            return opening + b"".join(map(named_event, events))
-        if not piece.text and not piece.ids:
-            return opening
-        if not self._fast:
-            return opening + named_event(self.delta(piece))
-        number = b"%d}\n\n" % self._next()
-        return b"".join((opening, self._before_text, encode_json(piece.text), self._after_text, number))
-
-    def delta(self, piece: Piece) -> TextDeltaEvent:
-        """The event for new text, through the schema."""
-        logprobs = self._form.logprobs(piece.answer, piece.first, piece.first + len(piece.ids))
-        return TextDeltaEvent(DELTA, self._form.message_id, 0, 0, piece.text, logprobs, self._next())
+        events = [] if self._items.events else self._opening()
+        if not self._form.answers.plain:
+            events += [shown for event in self._parser.events(piece) for shown in self._items.write(event)]
+        elif piece.text or piece.ids:
+            end = piece.first + len(piece.ids)
+            events += self._items.say(piece.text, logprobs=self._form.logprobs(piece.answer, piece.first, end))
+        return b"".join(map(named_event, events))
 
     def end(self) -> bytes:
-        """After the last piece."""
         assert self._answer is not None
-        if self._parser is None:
-            return b"".join(map(named_event, self._closing(self._answer, self._keep(self._answer, None))))
-        last = list(self._items.close(item_status(self._answer)))
-        return b"".join(map(named_event, [*last, self._life(self._keep(self._answer, self._items.items))]))
+        last = self._items.close(*self._form.ending(self._answer))
+        response = self._keep(self._answer, self._items.items)
+        # OpenAI has no event for a cancelled response: it is one that is not complete.
+        kind = "completed" if response.status == "completed" else "incomplete"
+        return b"".join(map(named_event, [*last, self._items.event(kind, response=response)]))
 
     def failure(self, failure: Failure) -> bytes:
         """The last event of a stream that cannot go on."""
-        return named_event(LifeEvent("response.failed", self._form.failed(failure), self._next()))
+        return named_event(self._items.event("failed", response=self._form.failed(failure)))
 
-    def _opening(self) -> Iterator[StreamEvent]:
-        form = self._form
-        response = form.begun("in_progress")
-        yield LifeEvent("response.created", response, self._next())
-        yield LifeEvent("response.in_progress", response, self._next())
-        if self._parser is not None:
-            return
-        item = OutputMessage(id=form.message_id, status="in_progress", content=[])
-        yield ItemEvent("response.output_item.added", 0, item, self._next())
-        part = OutputText(text="")
-        yield PartEvent("response.content_part.added", form.message_id, 0, 0, part, self._next())
-
-    def _closing(self, answer: RequestOutput, response: ResponseObject) -> Iterator[StreamEvent]:
-        form = self._form
-        part = form.part(answer)
-        done = TextDoneEvent(
-            "response.output_text.done", form.message_id, 0, 0, part.text, part.logprobs or [], self._next()
-        )
-        yield done
-        yield PartEvent("response.content_part.done", form.message_id, 0, 0, part, self._next())
-        yield ItemEvent("response.output_item.done", 0, form.message(answer), self._next())
-        yield self._life(response)
-
-    def _life(self, response: ResponseObject) -> LifeEvent:
-        """OpenAI has no event for a cancelled response: it is one that is not complete."""
-        kind = "response.completed" if response.status == "completed" else "response.incomplete"
-        return LifeEvent(kind, response, self._next())
-
-    def _next(self) -> int:
-        number, self._number = self._number, self._number + 1
-        return number
+    def _opening(self) -> list[StreamEvent]:
+        response = self._form.begun("in_progress")
+        life = [self._items.event(kind, response=response) for kind in ("created", "in_progress")]
+        return [*life, *self._items.begin_text()] if self._form.answers.plain else life

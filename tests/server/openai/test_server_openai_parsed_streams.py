@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishLength, FinishStop
 from bough.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
-from bough.server.endpoint import encode_json
 from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
 from bough.server.openai.requests import ChatRequest, Shown
-from bough.server.streaming import event
+from bough.server.streaming import json_event
 from tests.fakes.scripted_engine import fresh_answer
 from tests.server.openai.test_server_openai_streams import ENGINE, ME, SPELLER, flat, parsed, pieces_of, plain
 from tests.server.stream_scripts import Script
@@ -49,7 +48,7 @@ def test_parsed_chat_streams(scripts: list[Script], turns: list[int], ids: bool)
     writer, slow, stream = ChatWriter(form), ChatWriter(form), b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
-        full = b"".join(event(encode_json(each)) for each in slow.full_chunks(piece))
+        full = b"".join(json_event(each) for each in slow.full_chunks(piece))
         assert without_ids(chunk) == without_ids(full)
         stream += chunk
     chunks = parsed(stream)

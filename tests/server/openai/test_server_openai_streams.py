@@ -20,7 +20,7 @@ from bough.server.openai.completions import CompletionForm, CompletionWriter, re
 from bough.server.openai.logprobs import TokenSpeller
 from bough.server.openai.requests import ChatRequest, CompletionRequest, Identity, ResponsesRequest, Shown
 from bough.server.openai.responses import ResponseForm, ResponseWriter, read_response_request
-from bough.server.streaming import DONE, event, named_event
+from bough.server.streaming import DONE, json_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 from tests.server.stream_scripts import SCRIPTS, Script
 
@@ -91,7 +91,7 @@ def test_completion_streams(
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
-        assert chunk == event(encode_json(slow.full_chunk(piece)))
+        assert chunk == json_event(slow.full_chunk(piece))
         stream += chunk
     chunks, end = parsed(stream), writer.end()
     assert end.endswith(DONE)
@@ -131,7 +131,7 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
-        assert chunk == b"".join(event(encode_json(full)) for full in slow.full_chunks(piece))
+        assert chunk == b"".join(json_event(full) for full in slow.full_chunks(piece))
         stream += chunk
     chunks, end = parsed(stream), writer.end()
     whole = plain(form.whole(answers))
@@ -155,15 +155,8 @@ def test_response_streams(script: Script, top: int | None) -> None:
     inputs = ENGINE.reader.read(input_ids=[1, 2], **read_response_request(request, ME, 512))
     form = ResponseForm(request, ME, inputs, SPELLER, stored=True)
     answer = fresh_answer(ENGINE.tokenizer, inputs.prompts[0])
-    writer, slow = ResponseWriter(form), ResponseWriter(form)
-    stream = b""
-    for piece in pieces_of([answer], [script], []):
-        first = not stream
-        chunk = writer.chunk(piece)
-        if not first and (piece.text or piece.ids):
-            slow._number = writer._number - 1
-            assert chunk == named_event(slow.delta(piece))
-        stream += chunk
+    writer = ResponseWriter(form)
+    stream = b"".join(map(writer.chunk, pieces_of([answer], [script], [])))
     whole = form.ended(answer)
     events = parsed(stream + writer.end())
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
@@ -175,6 +168,8 @@ def test_response_streams(script: Script, top: int | None) -> None:
         "response.content_part.added",
     ]
     deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    fields = ["type", "item_id", "output_index", "content_index", "delta", "logprobs", "sequence_number"]
+    assert all(list(e) == fields and e["item_id"] == plain(whole)["output"][0]["id"] for e in deltas)
     part = plain(whole)["output"][0]["content"][0]
     assert "".join(e["delta"] for e in deltas) == part["text"] == events[-4]["text"] == events[-3]["part"]["text"]
     assert flat(e["logprobs"] for e in deltas) == (part["logprobs"] or [])

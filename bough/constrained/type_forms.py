@@ -1,0 +1,255 @@
+"""The plain form of every type but objects: what several subschemas together say, in the type's own keywords.
+
+Each function takes the parts that hold at one place (`schema_lowering`) and gives a schema with a single `type`, or
+None where no value of that type satisfies them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from bough.constrained.automata import TooLarge
+from bough.constrained.limits import MAX_ITEMS
+from bough.constrained.pattern_tree import Node
+from bough.constrained.regexes import parse_regex
+from bough.constrained.scalar_grammar import has_text, number_node, string_node
+from bough.constrained.schema_parts import (
+    NO_KEYWORDS,
+    Lowering,
+    Part,
+    Parts,
+    Plain,
+    least_and_most,
+    pattern_for,
+    read_pattern,
+    said,
+)
+from bough.constrained.schema_source import join
+
+# ---- `format` as patterns: they allow no text that the format forbids, and may forbid a few that it allows (29
+# February, quoted local parts of addresses). Other formats cannot be enforced.
+
+_DAY_28 = "(?:0[1-9]|1\\d|2[0-8])"
+_YEAR = "(?:[1-9]\\d{3}|0(?:[1-9]\\d{2}|0(?:[1-9]\\d|0[1-9])))"  # there is no year 0000
+_DATE = f"{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|02-{_DAY_28})"
+_OFFSET = "(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
+_TIME = "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,9})?" + _OFFSET
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9]|[a-zA-Z0-9]{1,10}-[a-zA-Z0-9]{1,10}|[a-zA-Z0-9]{0,20})"
+_HOST = f"{_LABEL}(?:\\.{_LABEL}){{0,4}}"
+_BYTE = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)"
+_IPV4 = f"{_BYTE}(?:\\.{_BYTE}){{3}}"
+_GROUP = "[0-9a-fA-F]{1,4}"
+_IPV6 = f"(?:(?:{_GROUP}:){{7}}{_GROUP}|::(?:{_GROUP}:){{0,5}}{_GROUP}|(?:{_GROUP}:){{1,5}}:{_GROUP}|::)"
+_PATH = "(?:[a-zA-Z0-9._~!$&'()*+,;=:@/-]|%[0-9a-fA-F]{2})*"
+_DURATION_DATE = "(?:\\d+Y(?:\\d+M(?:\\d+D)?)?|\\d+M(?:\\d+D)?|\\d+D)"
+_DURATION_TIME = "T(?:\\d+H(?:\\d+M(?:\\d+S)?)?|\\d+M(?:\\d+S)?|\\d+S)"
+
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}[Tt]{_TIME}",
+    "duration": f"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|\\d+W)",
+    "email": f"[a-zA-Z0-9_+-]+(?:\\.[a-zA-Z0-9_+-]+)*@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": f"[a-zA-Z][a-zA-Z0-9+.-]*://{_HOST}(?::\\d{{1,5}})?(?:/{_PATH})?(?:\\?{_PATH})?(?:#{_PATH})?",
+}
+FORMATS["idn-email"] = FORMATS["email"]
+FORMATS["idn-hostname"] = FORMATS["hostname"]
+FORMATS["iri"] = FORMATS["uri"]
+FORMATS["uri-reference"] = FORMATS["iri-reference"] = f"(?:/{_PATH}|{FORMATS['uri']})"
+FORMATS["json-pointer"] = "(?:/(?:[^~/]|~[01])*)*"
+
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+Bound = tuple[int | float, bool]  # the value, and whether it is itself excluded
+
+
+def plain_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
+    """Null and boolean: nothing to say about them."""
+    del lowering, parts
+    return {"type": name}
+
+
+# ---- numbers
+
+
+def number_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
+    low, high = _bound(lowering, parts, "inimum", max), _bound(lowering, parts, "aximum", min)
+    step = _step(lowering, parts, name)
+    if isinstance(step, int):
+        name = "integer"  # its multiples are whole
+    if name == "integer":
+        low = None if low is None else (math.floor(low[0]) + 1 if low[1] else math.ceil(low[0]), False)
+        high = None if high is None else (math.ceil(high[0]) - 1 if high[1] else math.floor(high[0]), False)
+    if low and high and (low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))):
+        return None
+    plain: Plain = {"type": name}
+    if low is not None:
+        plain["exclusiveMinimum" if low[1] else "minimum"] = low[0]
+    if high is not None:
+        plain["exclusiveMaximum" if high[1] else "maximum"] = high[0]
+    if step is not None:
+        plain["multipleOf"] = step
+    return _writable(lowering, parts, plain)
+
+
+def _writable(lowering: Lowering, parts: Parts, plain: Plain) -> Plain | None:
+    """The form with what cannot be written taken out; None where it has no number."""
+    try:
+        if number_node(plain) is not None:
+            return plain
+    except TooLarge:
+        _gap_all(lowering, parts, ("multipleOf",), "cannot be enforced here: it is too much to count")
+        return _writable(lowering, parts, {key: value for key, value in plain.items() if key != "multipleOf"})
+    if "multipleOf" in plain:
+        return None
+    _gap_all(lowering, parts, BOUNDS, "cannot be enforced: no number can be told from the bounds on both sides")
+    return {"type": plain["type"]}
+
+
+def _bound(lowering: Lowering, parts: Parts, rest: str, tighter: Callable[..., Any]) -> Bound | None:
+    """The tightest bound. Drafts up to 4 wrote `exclusiveMinimum: true` beside `minimum`."""
+    plain, exclusive = ("m" + rest, "exclusiveM" + rest)
+    found = []
+    for part in parts:
+        node = lowering.node(part)
+        if plain in node:
+            found.append((node[plain], node.get(exclusive) is True))
+        if exclusive in node and not isinstance(node[exclusive], bool):
+            found.append((node[exclusive], True))
+    found = [(value, strict) for value, strict in found if not math.isinf(value)]
+    if not found:
+        return None
+    value = tighter(value for value, _ in found)
+    return value, any(strict for other, strict in found if other == value)
+
+
+def _step(lowering: Lowering, parts: Parts, name: str) -> int | float | None:
+    """The one `multipleOf` that says the same as all."""
+    steps = [Fraction(str(step)) for _, step in said(lowering, parts, "multipleOf")]
+    if not steps:
+        return None
+    if any(step.denominator & (step.denominator - 1) for step in steps):
+        reason = "cannot be guaranteed: floats round such fractions, so that clients find other multiples"
+        _gap_all(lowering, parts, ("multipleOf",), reason)
+    if name == "integer":
+        steps.append(Fraction(1))
+    numerator = math.lcm(*(step.numerator for step in steps))
+    denominator = math.gcd(*(step.denominator for step in steps))
+    return numerator if denominator == 1 else numerator / denominator
+
+
+def _gap_all(lowering: Lowering, parts: Parts, keywords: tuple[str, ...], reason: str) -> None:
+    for keyword in keywords:
+        for pointer, _ in said(lowering, parts, keyword):
+            lowering.gap(pointer, keyword, reason)
+
+
+# ---- strings
+
+
+def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
+    least, most = least_and_most(lowering, parts, "minLength", "maxLength")
+    if most is not None and least > most:
+        return None
+    lengths: Plain = {"minLength": least} if least else {}
+    if most is not None:
+        lengths["maxLength"] = most
+    plain = {"type": name, **_all_of([pattern_for(tree) for tree in _patterns(lowering, parts)]), **lengths}
+    return plain if has_text(string_node(plain)) else None
+
+
+def _all_of(patterns: list[str]) -> Plain:
+    different = list(dict.fromkeys(patterns))
+    if len(different) == 1:
+        return {"pattern": different[0]}
+    return {"allOf": [{"pattern": pattern} for pattern in different]} if patterns else {}
+
+
+def _patterns(lowering: Lowering, parts: Parts) -> list[Node]:
+    """The trees of all patterns and formats."""
+    found = []
+    for pointer, pattern in said(lowering, parts, "pattern"):
+        tree = read_pattern(lowering, pointer, "pattern", pattern)
+        if tree is not None:
+            found.append(tree)
+    for pointer, named in said(lowering, parts, "format"):
+        if named in FORMATS:
+            found.append(parse_regex(FORMATS[named]))
+        else:
+            lowering.gap(pointer, "format", f"{named!r} cannot be enforced")
+    return found
+
+
+# ---- arrays: tuples are `prefixItems` and `items`; earlier drafts wrote a list in `items`, and `additionalItems`
+
+Layout = tuple[list[Part], Part | None]  # the schemas of the first items, and of all that follow
+
+
+def array_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
+    least, most = least_and_most(lowering, parts, "minItems", "maxItems", MAX_ITEMS)
+    layouts = [_layout(lowering, part) for part in parts]
+    prefix: list[Plain] = []
+    for index in range(max(len(first) for first, _ in layouts)):
+        item = lowering.lower(_at(layouts, index))
+        if item is None:
+            break
+        prefix.append(item)
+    else:
+        rest = lowering.lower([then for _, then in layouts if then is not None])
+        return _array(lowering, parts, prefix, rest, least, most)
+    return _array(lowering, parts, prefix, None, least, most)
+
+
+def _array(
+    lowering: Lowering, parts: Parts, prefix: list[Plain], rest: Plain | None, least: int, most: int | None
+) -> Plain | None:
+    if rest is None:
+        most = len(prefix) if most is None else min(most, len(prefix))
+    if most is not None:
+        prefix = prefix[:most]
+        if least > most:
+            return None
+    _note_gaps(lowering, parts, most)
+    plain: Plain = {"type": "array"}
+    if prefix:
+        plain["prefixItems"] = prefix
+    plain["items"] = False if rest is None or (prefix and most == len(prefix)) else rest
+    if least:
+        plain["minItems"] = least
+    if most is not None:
+        plain["maxItems"] = most
+    return plain
+
+
+def _layout(lowering: Lowering, part: Part) -> Layout:
+    node, pointer = lowering.node(part), part[0]
+    keyword, then = ("prefixItems", "items")
+    if isinstance(node.get("items"), list):
+        keyword, then = ("items", "additionalItems")
+    first = [(join(pointer, keyword, index), NO_KEYWORDS) for index in range(len(node.get(keyword, ())))]
+    return first, (join(pointer, then), NO_KEYWORDS) if then in node else None
+
+
+def _at(layouts: list[Layout], index: int) -> list[Part]:
+    found = [first[index] if index < len(first) else then for first, then in layouts]
+    return [part for part in found if part is not None]
+
+
+def _note_gaps(lowering: Lowering, parts: Parts, most: int | None) -> None:
+    for pointer, value in said(lowering, parts, "uniqueItems"):
+        if value and (most is None or most > 1):
+            lowering.gap(pointer, "uniqueItems")
+    for part in parts:
+        node = lowering.node(part)
+        if "contains" in node and (node.get("minContains", 1) > 0 or "maxContains" in node):
+            lowering.gap(part[0], "contains")
+    for pointer, value in said(lowering, parts, "unevaluatedItems"):
+        if value is not True and value != {}:
+            lowering.gap(pointer, "unevaluatedItems")

@@ -1,0 +1,144 @@
+"""The messages of `gateway.proto`, and from them to /v1/completions and back.
+
+The classes are made at run time from the proto's compiled description, so that no generated code ties the gateway to
+one version of protobuf. A test compiles the proto and compares.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, struct_pb2
+
+from bough.core.errors import RequestError
+
+PACKAGE = "bough.gateway.v1"
+SERVICE = f"{PACKAGE}.Gateway"
+
+
+def described() -> descriptor_pb2.FileDescriptorProto:
+    """The compiled form of `gateway.proto`."""
+    raw = files("bough.gateway.grpc").joinpath("gateway.desc").read_bytes()
+    return descriptor_pb2.FileDescriptorSet.FromString(raw).file[0]
+
+
+def _messages() -> dict[str, Any]:
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+    file = pool.Add(described()) or pool.FindFileByName(described().name)
+    return {name: message_factory.GetMessageClass(kind) for name, kind in file.message_types_by_name.items()}
+
+
+_made = _messages()
+GenerateRequest: Any = _made["GenerateRequest"]
+GenerateReply: Any = _made["GenerateReply"]
+HealthRequest: Any = _made["HealthRequest"]
+HealthReply: Any = _made["HealthReply"]
+
+# Fields that would change the shape of the answer, which is fixed here.
+SET_HERE = ("model", "prompt", "stream", "stream_options", "return_token_ids", "n", "best_of", "echo")
+# HTTP status → the name of a gRPC status.
+CODES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    413: "INVALID_ARGUMENT",
+    422: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """What is read of an answer of /v1/completions, whole or a piece of a stream."""
+
+    id: str = ""
+    model: str = ""
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+read_completion = msgspec.json.Decoder(Completion).decode
+
+
+def completion_body(request: Any, stream: bool) -> bytes:
+    """The JSON body of the same request."""
+    more = json_format.MessageToDict(request.more)
+    for name in SET_HERE:
+        if name in more:
+            raise RequestError(f"more.{name} cannot be set: the gRPC front sets it itself.", field=f"more.{name}")
+    prompt: Any
+    if request.WhichOneof("prompt") is None:
+        raise RequestError("Give a prompt: text or token_ids.", field="text")
+    prompt = request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids)
+    body: dict[str, Any] = {name: _plain(value) for name, value in more.items()}
+    for field, value in request.sampling.ListFields():  # what was given, defaults left out
+        body[field.name] = list(value) if field.name in ("stop", "stop_token_ids") else value
+    body |= {"prompt": prompt, "stream": stream, "return_token_ids": True}
+    if request.model:
+        body["model"] = request.model
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    return msgspec.json.encode(body)
+
+
+def _plain(value: Any) -> Any:
+    """A Struct knows no whole numbers; what is whole was meant to be."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
+
+
+def reply_of(completion: Completion) -> Any:
+    reply = GenerateReply(id=completion.id, model=completion.model)
+    for choice in completion.choices[:1]:
+        reply.text = choice.text or ""
+        reply.token_ids.extend(choice.token_ids or ())
+        reply.finish_reason = choice.finish_reason or ""
+    usage = completion.usage
+    if usage is not None:
+        details = usage.prompt_tokens_details
+        reply.usage.prompt_tokens = usage.prompt_tokens
+        reply.usage.completion_tokens = usage.completion_tokens or 0
+        reply.usage.cached_tokens = (details.cached_tokens if details is not None else None) or 0
+    return reply
+
+
+def error_text(body: bytes) -> str:
+    """The sentence in an error of any of the gateway's shapes, and in its readiness."""
+    try:
+        content = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return body.decode(errors="replace")
+    error = content.get("error", content) if isinstance(content, dict) else content
+    message = error.get("message") or error.get("status") if isinstance(error, dict) else error
+    return str(message) if message else body.decode(errors="replace")

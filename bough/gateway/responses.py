@@ -1,0 +1,185 @@
+"""The result of one attempt: a whole response, an open stream, or a failure; and what counts as which.
+
+A worker that answers 200 with something else than it was asked for has failed. Errors in plain text are put into the
+shape of OpenAI's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from bough.gateway.call import Call
+from bough.gateway.headers import downstream_headers
+from bough.gateway.peek import ResponseFields, read_response_fields
+from bough.gateway.upstream_response import UpstreamResponse
+from bough.gateway.worker import Lease
+from bough.server.endpoint import encode_json
+from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
+
+JSON = b"application/json"
+STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
+EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n", b"{")
+# Answers of these are JSON, whatever the worker is; anything else that comes with a 200 is garbage.
+JSON_PATHS = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/classify",
+    }
+)
+BUSY_STATUSES = frozenset({408, 429})
+NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
+INFO_PATHS = frozenset({"/server_info", "/get_server_info"})
+SHORTEST_SECRET = 8  # characters
+LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    fields: ResponseFields | None = None  # what the gateway reads in it
+
+
+@dataclass(slots=True, eq=False)
+class OpenStream:
+    """A response that is still coming; its owner must end it."""
+
+    lease: Lease
+    response: UpstreamResponse
+    headers: list[tuple[bytes, bytes]]
+    first: bytes  # what has come of it
+    counted: bool | None = None  # as a success on trial; None before its first event
+
+    def prove(self) -> None:
+        """An event has come. That is enough for a worker on trial, which gets one request at a time; for any other the
+        whole stream counts."""
+        if self.counted is None:
+            self.counted = self.lease.worker.breaker.proved(time.monotonic())
+
+    def succeed(self) -> None:
+        if not self.counted:
+            self.lease.worker.breaker.succeeded(time.monotonic())
+        self._end()
+
+    def fail(self, reason: str) -> None:
+        worker = self.lease.worker
+        worker.last_error = reason
+        worker.breaker.failed(time.monotonic())
+        worker.suspect()
+        self._end()
+
+    def abandon(self) -> None:
+        """Nobody wants the rest; the worker sees the connection close and aborts the request."""
+        if not self.counted:
+            self.lease.worker.breaker.abandoned()
+        self._end()
+
+    def _end(self) -> None:
+        self.response.close()
+        self.lease.release()
+
+
+class AttemptFailedError(Exception):
+    """One worker did not answer as it should."""
+
+    def __init__(self, reason: str, status: int, response: Response | None = None, *, moved: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.moved = moved  # called back from a worker that is gone: goes on elsewhere at once
+        self._response = response
+
+    @property
+    def settled(self) -> bool:
+        """Whether only another worker could do better."""
+        return self.status == NOT_IMPLEMENTED
+
+    @property
+    def blames_worker(self) -> bool:
+        """A worker that says it is busy works, and so does one that does not know what it is asked for."""
+        return not self.moved and self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED
+
+    def final_response(self) -> Response:
+        """What the client gets if no other worker does better: the worker's own error, or ours, which is raised."""
+        if self._response is not None:
+            return self._response
+        kind = "GatewayTimeoutError" if self.status == 504 else "BadGatewayError"
+        raise HttpError(self.status, f"No worker answered: {self.reason}.", kind)
+
+
+async def read_response(call: Call, lease: Lease, response: UpstreamResponse) -> Response | OpenStream:
+    """Reads a response until it is whole or, if it is a stream, until its first bytes are there."""
+    key = lease.worker.api_key
+    headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.headers)]
+    if response.status == 200 and response.content_type in STREAM_TYPES:
+        first = await response.read_some()
+        if not first.startswith(EVENT_BEGINNINGS):
+            raise AttemptFailedError("the worker's stream is not made of events", 502)
+        return OpenStream(lease, response, headers, first)
+    body = await response.read()
+    if response.status == 200:
+        fields = None
+        if call.path in JSON_PATHS and response.header(b"content-encoding") is None:
+            fields = read_response_fields(body)
+            if fields is None:
+                raise AttemptFailedError("the worker's answer is not JSON", 502)
+        if call.path in INFO_PATHS:
+            body = _without_keys(body)
+        return Response(200, headers, scrubbed(body, key), fields)
+    if response.status in (401, 403):
+        raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
+    answer = _error_response(call, lease, response.status, headers, body)
+    if response.status in BUSY_STATUSES or response.status >= 500:
+        raise AttemptFailedError(f"the worker answered {response.status}", response.status, answer)
+    return answer
+
+
+def _error_response(call: Call, lease: Lease, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Response:
+    """A worker's error as the client gets it: JSON, and without the key that only the worker should know."""
+    key = lease.worker.api_key
+    if key is not None:
+        body = body.replace(key.encode(), b"***")
+    encoded = any(name == b"content-encoding" for name, _ in headers)
+    if status < 400 or encoded or read_response_fields(body) is not None:
+        return Response(status, headers, body)
+    text = body.decode("utf-8", "replace").strip()[:LONGEST_QUOTE] or f"The worker answered {status}."
+    kept = [(name, value) for name, value in headers if name != b"content-type"]
+    shaped = encode_json(error_shape(call.path)(Failure(status, text, "WorkerError")))
+    return Response(status, [*kept, (b"content-type", JSON)], shaped)
+
+
+def scrubbed(data: bytes, key: str | None) -> bytes:
+    """Without the key that only the worker should know. A short one could be any word, so it is removed only where it
+    stands as in a request."""
+    if key is None:
+        return data
+    secret = key if len(key) >= SHORTEST_SECRET else f"Bearer {key}"
+    return data.replace(secret.encode(), b"***")
+
+
+def _without_keys(body: bytes) -> bytes:
+    """A worker's /server_info without any key that it was started with."""
+    try:
+        info = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return body
+    kept = {name: value for name, value in info.items() if not name.endswith("api_key")}
+    return body if len(kept) == len(info) else msgspec.json.encode(kept)
+
+
+def error_shape(path: str) -> Shape:
+    """Anthropic's clients get errors in their shape, all others in OpenAI's."""
+    return anthropic_shape if path.startswith("/v1/messages") else openai_shape

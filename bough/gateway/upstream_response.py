@@ -1,0 +1,196 @@
+"""One response of a worker as its bytes come in, however the network has cut them.
+
+httptools parses (in C). The body's bytes are handed on as they are, less HTTP's own framing. A slow reader slows the
+worker down. Owns what has come and was not read yet; the connection belongs to `http_client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httptools
+
+READ_BUFFER = 1 << 18  # bytes that wait for their reader before the worker is slowed down
+LARGEST_HEAD = 1 << 16
+NO_BODY = (204, 304)
+
+
+class ProtocolError(ConnectionError):
+    """What came is no HTTP response."""
+
+
+class ReadInterruptedError(Exception):
+    """The reader was woken before more has come; nothing is lost."""
+
+
+class UpstreamResponse:
+    """Fed by its connection. Status and headers (names in lower case) are there when `head` has returned. The methods
+    that begin with `on_` are called by the parser."""
+
+    def __init__(
+        self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
+    ) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.begun = False  # a byte has come
+        self.complete = False
+        self.reusable = False  # the connection can take another request once this is complete
+        self.ends_with_connection = False  # nothing else marks the end of the body
+        self._transport = transport
+        self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
+        self._on_close = on_close
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_bytes = 0
+        self._headed = self._interim = False
+        self._pieces: list[bytes] = []
+        self._waiting_bytes = 0
+        self._paused = self._closed = self._interrupted = False
+        self._error: ConnectionError | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    # ---- for its reader
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for known, value in self.headers if known == name), None)
+
+    @property
+    def content_type(self) -> str:
+        """Without its parameters, in lower case."""
+        return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
+
+    async def head(self) -> None:
+        """Waits for status and headers. Raises a `ConnectionError` where none come."""
+        while not self._headed:
+            await self._more()
+
+    async def read_some(self) -> bytes:
+        """What has come of the body since the last call; waits for something. Empty at its end. Raises a
+        `ConnectionError` where it ends too early, once everything before that was read."""
+        while not self._pieces:
+            if self.complete:
+                return b""
+            await self._more()
+        pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
+        self._go_on()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def read(self) -> bytes:
+        """All of the body."""
+        pieces = []
+        while piece := await self.read_some():
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def interrupt(self) -> None:
+        """Wakes a waiting reader with a `ReadInterruptedError`."""
+        if self._reader is not None:
+            self._interrupted = True
+            self._wake()
+
+    def close(self) -> None:
+        """Nobody reads on. A connection with nothing left to come over it can be used again; any other is closed, by
+        which the worker learns that the request is not wanted any more."""
+        if not self._closed:
+            self._closed = True
+            self._go_on()
+            self._on_close(self)
+
+    def _go_on(self) -> None:
+        """Ends what slowed the worker down."""
+        if self._paused:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+            interrupted, self._interrupted = self._interrupted, False
+        if interrupted:
+            raise ReadInterruptedError
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # ---- for its connection
+
+    def feed(self, data: bytes) -> None:
+        """Bytes have come."""
+        self.begun = True
+        if self.complete:
+            self.reusable = False  # nobody has asked for more
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(ProtocolError(f"an answer that cannot be read ({error.__context__ or error})"))
+        if not self._headed:
+            self._head_bytes += len(data)
+            if self._head_bytes > LARGEST_HEAD:
+                self._fail(ProtocolError("an answer whose headers are too long"))
+        if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection has ended, by itself or by an error."""
+        if error is None and self._headed and self.ends_with_connection and self._error is None:
+            self.complete = True
+        else:
+            self._fail(ConnectionError(str(error) if error is not None else "the connection was closed"))
+        self.reusable = False
+        self._wake()
+
+    def _fail(self, error: ConnectionError) -> None:
+        """Whatever comes from here on is not believed."""
+        self.reusable = False
+        if not self.complete and self._error is None:
+            self._error = error
+
+    # ---- for the parser
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self.reusable = False  # another response than the one that was asked for
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._headed:  # else a trailer
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._headed:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:  # the real one follows
+            self._interim = True
+            self.headers.clear()
+            return
+        self.status, self._headed = status, True
+        if self._to_head:
+            self.complete = True
+        else:
+            self.ends_with_connection = status not in NO_BODY and not any(map(_tells_end, self.headers))
+
+    def on_body(self, body: bytes) -> None:
+        if not self.complete and self._error is None:
+            self._pieces.append(body)
+            self._waiting_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+        elif not self.complete:
+            self.complete, self.reusable = True, self._parser.should_keep_alive()
+
+
+def _tells_end(header: tuple[bytes, bytes]) -> bool:
+    name, value = header
+    return name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))

@@ -1,0 +1,114 @@
+"""Formats that name the tool outside of JSON and write its arguments as a JSON object."""
+
+from __future__ import annotations
+
+import re
+
+from bough.parsers.calls import Calls, read_blocks, read_section
+from bough.parsers.formats.base import Shape
+from bough.parsers.formats.json_calls import call_list
+from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
+
+
+class Mistral:
+    """`[TOOL_CALLS]` and then a JSON list of calls, or, in later models, `name[ARGS]{...}` for each call. A forced call
+    is written in the later way, which names the tool before any JSON."""
+
+    OPENING = Markers("[TOOL_CALLS]", before=SPACE)
+    NAME = re.compile(r"[\w.\-]*")
+    shape = Shape(begin=lambda name: f"[TOOL_CALLS]{name}[ARGS]", end="", trigger="[TOOL_CALLS]")
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self._block)
+
+    def _block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from source.skip_space()
+        if (yield from source.peek()) == "[":
+            yield from call_list(source, calls)
+            return
+        name, id = (yield from source.word(self.NAME)), None
+        if (yield from source.skip("[CALL_ID]")):
+            id = yield from source.word(self.NAME)
+        if not (yield from source.skip("[ARGS]")) and (yield from source.peek()) != "{":
+            raise MalformedError("no arguments")
+        yield calls.begin(name, id or None)
+        yield from calls.json_arguments(source)
+        yield calls.end()
+
+
+class DeepSeek:
+    """DeepSeek V3, R1 and V3.1: a section of calls, each with its name, a separator and its arguments. `fenced` is how
+    V3 writes it: `function`, the separator, the name, and the arguments in a code block."""
+
+    SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    SEPARATOR, FENCE, FENCE_END = "<｜tool▁sep｜>", "```json", "```"
+    OPENING = Markers(SECTION, before=SPACE)
+
+    def __init__(self, *, fenced: bool) -> None:
+        self._name_end = Markers("\n" if fenced else self.SEPARATOR)
+        self._fenced = fenced
+        self.shape = Shape(
+            begin=lambda name: (
+                f"{self.CALL}function{self.SEPARATOR}{name}\n{self.FENCE}\n"
+                if fenced
+                else f"{self.CALL}{name}{self.SEPARATOR}"
+            ),
+            end=f"\n{self.FENCE_END}{self.CALL_END}" if fenced else self.CALL_END,
+            before=self.SECTION,
+            between="\n" if fenced else "",
+            after=self.SECTION_END,
+            trigger=self.SECTION,
+        )
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self._section)
+
+    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_section(source, calls, self.CALL, self._call, self.SECTION_END)
+
+    def _call(self, source: Source, calls: Calls) -> Steps[None]:
+        if self._fenced:
+            yield from source.expect("function" + self.SEPARATOR)
+        name, _ = yield from source.until(self._name_end, MOST_NAME)
+        yield calls.begin(name.strip())
+        yield from source.skip_space()
+        if self._fenced:
+            yield from source.expect(self.FENCE)
+        yield from calls.json_arguments(source)
+        yield calls.end()
+        yield from source.skip_space()
+        if self._fenced and (yield from source.skip_end(self.FENCE_END)):
+            yield from source.skip_space()
+        yield from source.skip_end(self.CALL_END)
+
+
+class KimiK2:
+    """A section of calls. A call is named by its id, `functions.name:0`, which clients must send back with the result,
+    so it is kept."""
+
+    SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+    OPENING, ID_END = Markers(SECTION, before=SPACE), Markers("<|tool_call_argument_begin|>")
+    shape = Shape(
+        begin=lambda name: f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
+        end=CALL_END,
+        before=SECTION,
+        after=SECTION_END,
+        trigger=SECTION,
+    )
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self._section)
+
+    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_section(source, calls, self.CALL, self._call, self.SECTION_END)
+
+    def _call(self, source: Source, calls: Calls) -> Steps[None]:
+        id = (yield from source.until(self.ID_END, MOST_NAME))[0].strip()
+        name, colon, number = id.rpartition(":")
+        yield calls.begin((name if colon and number.isdecimal() else id).removeprefix("functions."), id)
+        yield from calls.json_arguments(source)
+        yield calls.end()
+        yield from source.skip_space()
+        yield from source.skip_end(self.CALL_END)

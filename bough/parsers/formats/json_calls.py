@@ -1,0 +1,234 @@
+"""Formats that write a call as JSON, `{"name": ..., "arguments": {...}}`, alone or in a list, mostly inside tags."""
+
+from __future__ import annotations
+
+import json
+
+from bough.parsers.calls import Calls, attempt, read_blocks, read_list
+from bough.parsers.events import Text
+from bough.parsers.formats.base import Shape
+from bough.parsers.json_text import json_text
+from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
+from bough.parsers.values import read_json, to_json
+
+NAME = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters", "args")
+IGNORED = ("id", "type", "tool_call_id")
+
+
+def call_object(source: Source, calls: Calls) -> Steps[None]:
+    """One call. Its members come in any order; arguments that come before the name wait for it."""
+    name: str | None = None
+    given = False
+    waiting = ""
+    yield from source.expect("{")
+    while True:
+        key = yield from _key(source)
+        if key in NAME and name is None:
+            name = yield from _string(source)
+            yield calls.begin(name)
+            if waiting:
+                yield calls.arguments(waiting)
+        elif key in ARGUMENTS and not given:
+            given = True
+            first = yield from source.peek()
+            if first == "n":
+                yield from source.expect("null")
+                given = False
+            elif first == '"':
+                waiting = yield from _quoted_object(source)
+                if name is not None:
+                    yield calls.arguments(waiting)
+            elif name is not None:
+                yield from calls.json_arguments(source)
+            elif first == "{":
+                waiting = yield from json_text(source)
+            else:
+                raise MalformedError("arguments that are no object")
+        elif key in IGNORED:
+            yield from json_text(source)
+        else:
+            raise MalformedError(f"what is {key!r}")
+        yield from source.skip_space()
+        if not (yield from source.skip(",")):
+            break
+    yield from source.expect("}")
+    if name is None:
+        raise MalformedError("no name")
+    if not given:
+        yield calls.arguments("{}")
+    yield calls.end()
+
+
+def call_list(source: Source, calls: Calls) -> Steps[None]:
+    """`[call, call]`."""
+    yield from source.skip_space()
+    yield from source.expect("[")
+    yield from read_list(source, calls, call_object, ",", "]")
+
+
+def _quoted_object(source: Source) -> Steps[str]:
+    """The JSON of an object, which some models write as a string."""
+    text = yield from _string(source)
+    try:
+        value = read_json(text)
+        if isinstance(value, dict):
+            return to_json(value)
+    except (ValueError, RecursionError):
+        pass
+    raise MalformedError("arguments that are no object")
+
+
+def _key(source: Source) -> Steps[str]:
+    yield from source.skip_space()
+    key = yield from _string(source)
+    yield from source.skip_space()
+    yield from source.expect(":")
+    yield from source.skip_space()
+    return key
+
+
+def _string(source: Source) -> Steps[str]:
+    if (yield from source.peek()) != '"':
+        raise MalformedError("no string")
+    text = yield from json_text(source)
+    value: str = json.loads(text)
+    return value
+
+
+class JsonList:
+    """A list of calls as the whole answer: how a call is forced where the model's own format cannot be. A grammar makes
+    the model write it, so nothing stands around the list."""
+
+    shape = None
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        if (yield from source.starts_after_space("[")):
+            source.mark()
+            yield from attempt(source, calls, call_list(source, calls))
+        yield from source.rest(Text)
+
+
+class TaggedJson:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, others with other tags."""
+
+    def __init__(self, opening: str, closing: str, *, arguments: str = "arguments") -> None:
+        self._opening = Markers(opening, before=SPACE)
+        self._closing = closing
+        self.shape = Shape(
+            begin=lambda name: f'{opening}\n{{"name": {json.dumps(name)}, "{arguments}": ',
+            end=f"}}\n{closing}",
+            between="\n",
+            trigger=opening,
+        )
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self._opening, self._block)
+
+    def _block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from source.skip_space()
+        yield from call_object(source, calls)
+        source.mark()
+        yield from source.skip_space()
+        yield from source.skip_end(self._closing)
+
+
+HERMES = TaggedJson("<tool_call>", "</tool_call>")
+INTERN_S1 = TaggedJson("<|action_start|> <|plugin|>", "<|action_end|>", arguments="parameters")
+
+
+class GigaChat:
+    """GigaChat 3: a message of the role `function call`, or `<|function_call|>`, and then a call."""
+
+    SEPARATOR, ROLE, INLINE = "<|message_sep|>", "function call<|role_sep|>", "<|function_call|>"
+    OPENING = Markers(SEPARATOR, ROLE, INLINE, before=SPACE)
+    shape = Shape(
+        begin=lambda name: f'function call<|role_sep|>\n{{"name": {json.dumps(name)}, "arguments": ',
+        end="}",
+        trigger=ROLE,
+    )
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self._call)
+
+    def _call(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
+        if marker == self.SEPARATOR:
+            yield from source.skip_space()
+            if not (yield from source.skip(self.ROLE)) and not (yield from source.skip(self.INLINE)):
+                raise MalformedError("another message")
+        yield from source.skip_space()
+        yield from call_object(source, calls)
+
+
+class Llama3:
+    """Llama 3.1 and later: an answer that is a call, or calls behind `<|python_tag|>`, separated by semicolons."""
+
+    OPENING = Markers("<|python_tag|>", before=SPACE)
+    shape = Shape(begin=lambda name: f'{{"name": {json.dumps(name)}, "parameters": ', end="}", between="; ")
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        if (yield from source.starts_after_space("{")):
+            source.mark()
+            yield from attempt(source, calls, self._calls(source, calls, ""))
+        yield from read_blocks(source, calls, self.OPENING, self._calls)
+
+    def _calls(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_list(source, calls, call_object, ";", "")
+
+
+class Cohere:
+    """Command A and 4: `<|START_ACTION|>` and a list of calls; text stands between markers, too. The ids that the model
+    gives are numbers within an answer, so clients get others."""
+
+    ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
+    FRAMING = ("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    OPENING = Markers(ACTION, *FRAMING, before=SPACE)
+    shape = Shape(
+        begin=lambda name: f'{{"tool_call_id": "0", "tool_name": {json.dumps(name)}, "parameters": ',
+        end="}",
+        before=f"{ACTION}[",
+        between=", ",
+        after=f"]{ACTION_END}",
+        trigger=ACTION,
+    )
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self._list, framing=self.FRAMING)
+
+    def _list(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from call_list(source, calls)
+        yield from source.skip_space()
+        yield from source.skip_end(self.ACTION_END)
+
+
+class Apertus:
+    """`<|tools_prefix|>[{"name": {...}}]<|tools_suffix|>`: a call is an object whose one member has the tool's name."""
+
+    PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
+    OPENING = Markers(PREFIX, before=SPACE)
+    shape = Shape(
+        begin=lambda name: f"{{{json.dumps(name)}: ",
+        end="}",
+        before=f"{PREFIX}[",
+        between=", ",
+        after=f"]{SUFFIX}",
+        trigger=PREFIX,
+    )
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self._list)
+
+    def _list(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from source.skip_space()
+        yield from source.expect("[")
+        yield from read_list(source, calls, self._call, ",", "]")
+        yield from source.skip_space()
+        yield from source.skip_end(self.SUFFIX)
+
+    def _call(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from source.expect("{")
+        yield calls.begin((yield from _key(source)))
+        yield from calls.json_arguments(source)
+        yield from source.skip_space()
+        yield from source.expect("}")
+        yield calls.end()

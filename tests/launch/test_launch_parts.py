@@ -1,0 +1,68 @@
+"""Models that cannot be served are found out before anything is loaded, and for the reason that matters."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from bough.core.errors import ModelError, SettingsError
+from bough.core.settings import ModelSettings
+from bough.launch.parts import check_model
+from bough.loader.config import DEFAULTS
+from bough.loader.locate import locate
+from bough.models.registry import supported_architectures
+from tests.conftest import TINY_LLAMA
+
+
+def check(folder: Path, **settings: str) -> None:
+    check_model(locate(str(folder)), ModelSettings(**settings))  # type: ignore[arg-type]
+
+
+def test_a_whole_model_passes(tiny_model: Path, tmp_path: Path) -> None:
+    check(tiny_model)
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    save_file({"x": np.zeros(4, dtype=np.float32)}, tmp_path / "model.safetensors")
+    check(tmp_path)
+
+
+def test_an_unknown_architecture_and_a_broken_configuration_are_named(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*LlamaForCausalLM"):
+        check(tmp_path)
+    config.write_text('{"architectures": [')
+    with pytest.raises(ModelError, match=r"config\.json"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise"])
+def test_damaged_weights_are_named_unless_nobody_reads_them(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    weights = tmp_path / "model.safetensors"
+    save_file({"x": np.zeros(400, dtype=np.float32)}, weights)
+    weights.write_bytes(weights.read_bytes()[:-100] if damage == "cut" else b"\xff" * 500)
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
+        check(tmp_path)
+    check(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_overrides_must_be_an_object(tiny_model: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match="json-model-override-args"):
+        check(tiny_model, json_model_override_args=text)
+
+
+def test_every_architecture_whose_configuration_is_read_can_be_built() -> None:
+    assert DEFAULTS.keys() <= set(supported_architectures())
+
+
+def test_checking_needs_no_torch() -> None:
+    code = "import sys, bough.launch.parts, bough.launch.engine; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

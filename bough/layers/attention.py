@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from bough.attention.base import AttentionSpec, HeadTurn
+from bough.attention.base import AttentionSpec, QKNormRope
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
@@ -53,7 +53,7 @@ class SelfAttention:
         self._spec_of_ends = replace(self._spec, ends_only=True)
         rope = placement.rope(config.rope_of(layer), config.head_dim, config.context_length)
         query_norm, key_norm = self._norms or (None, None)
-        self._turn = HeadTurn(
+        self._qk_norm_rope = QKNormRope(
             None if query_norm is None else query_norm.norm.weight,
             None if key_norm is None else key_norm.norm.weight,
             config.norm_eps,
@@ -75,35 +75,36 @@ class SelfAttention:
         positions: torch.Tensor,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attends with the norm of x + residual; returns the result and that sum, of the tokens that are wanted."""
-        spec = self._spec if ctx.wanted is None else self._spec_of_ends
+        """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
+        spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
         qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
-        attended = ctx.attention.run_projected(qkv, self._turn, spec, ctx.pool) if self._has_kernels else None
+        attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool) if self._has_kernels else None
         if attended is None:
-            attended = self._turn_and_run(qkv, spec, positions, ctx)
+            attended = self._rotate_and_run(qkv, spec, positions, ctx)
         attended = attended.flatten(1)
-        if ctx.wanted is not None:
-            attended, total = self._take_rows(attended, ctx.wanted), self._take_rows(total, ctx.wanted)
+        if ctx.logits_indices is not None:
+            attended = self._take_rows(attended, ctx.logits_indices)
+            total = self._take_rows(total, ctx.logits_indices)
         return self._output(attended, ctx), total
 
-    def _turn_and_run(
+    def _rotate_and_run(
         self, qkv: torch.Tensor, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """One operation after the other."""
-        pool, turn = ctx.pool, self._turn
+        pool, qk_norm_rope = ctx.pool, self._qk_norm_rope
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         self._norm_rope_store_(
             qkv,
             spec.heads,
             spec.kv_heads,
-            turn.query_weight,
-            turn.key_weight,
-            turn.eps,
-            turn.plus_one,
-            turn.cos,
-            turn.sin,
+            qk_norm_rope.query_weight,
+            qk_norm_rope.key_weight,
+            qk_norm_rope.eps,
+            qk_norm_rope.plus_one,
+            qk_norm_rope.cos,
+            qk_norm_rope.sin,
             positions,
             ctx.batch.slots[spec.group],
             pool.keys[spec.layer],

@@ -76,8 +76,8 @@ class ParallelBlock(Block):
             return attended + self._mlp(total, None, self._mlp_norm, ctx)[0], total
         normed, total = self._input_norm(x, residual, ctx)
         attended, normed = self._attention(normed, None, NO_NORM, positions, ctx)
-        if ctx.wanted is not None:
-            total = self._take_rows(total, ctx.wanted)
+        if ctx.logits_indices is not None:
+            total = self._take_rows(total, ctx.logits_indices)
         return attended + self._mlp(normed, None, NO_NORM, ctx)[0], total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

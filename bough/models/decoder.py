@@ -32,7 +32,7 @@ class Decoder:
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x, residual = self._embedding(token_ids, ctx), None
-        inner = ctx if ctx.wanted is None else replace(ctx, wanted=None)
+        inner = ctx if ctx.logits_indices is None else replace(ctx, logits_indices=None)
         for layer, block in enumerate(self._blocks):
             # What nobody asks for is dropped as soon as no key or value depends on it: in the last layer.
             x, residual = block(x, residual, positions, ctx if layer == len(self._blocks) - 1 else inner)

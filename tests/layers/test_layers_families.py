@@ -174,7 +174,7 @@ class Adapted:
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         rows = ctx.batch.rows.repeat_interleave(torch.from_numpy(ctx.batch.query_lens))
-        rows = rows if ctx.wanted is None or len(rows) == len(x) else rows[ctx.wanted]
+        rows = rows if ctx.logits_indices is None or len(rows) == len(x) else rows[ctx.logits_indices]
         return self._inner.linear(x, ctx) + (x @ self.delta.T) * (rows == 1)[:, None]
 
     def after_norm(

@@ -60,6 +60,39 @@ class KVPool:
         self.key_scales = [key for key, _ in pairs]
         self.value_scales = [value for _, value in pairs]
 
+    @property
+    def page_bytes(self) -> int:
+        """What one page takes, over all layers."""
+        return sum(tensor.stride(0) * tensor.itemsize * self.page_size for tensor in self._tensors())
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        """What the pages hold, all layers of a page together. uint8 [pages, page_bytes], on the pool's device"""
+        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in self._tensors()], dim=1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        """Gives the pages what `read_pages` has read, there or in a pool of the same shape."""
+        begin = 0
+        for tensor in map(self._by_page, self._tensors()):
+            tensor.index_copy_(0, pages, content[:, begin : begin + tensor.shape[1]])
+            begin += tensor.shape[1]
+
+    def release(self) -> None:
+        """Gives the memory back; what the pages held is lost."""
+        for tensor in self._tensors():
+            tensor.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Takes the memory again, at other addresses."""
+        for tensor in self._tensors():
+            tensor.untyped_storage().resize_(tensor.nbytes)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [*self.keys, *self.values]
+
+    def _by_page(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[pages + 1, bytes of a page]"""
+        return tensor.view(self.pages + 1, -1).view(torch.uint8)
+
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> int:
         """What one token costs on this rank, over all layers."""

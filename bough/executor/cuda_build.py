@@ -13,7 +13,9 @@ from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.rehearsal import rehearse
 from bough.executor.sizing import size_gpu_cache
 from bough.executor.step_memory import LIBRARY_BYTES, StepShape
+from bough.executor.weights import WeightStore
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
+from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
 
 GPU_ROWS = 512
@@ -23,7 +25,7 @@ GPU_CHUNK_TOKENS = 8192
 GPU_EVEN_TOKENS = 512
 
 
-def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) -> LoadedModel:
+def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, makers: KernelMakers) -> LoadedModel:
     config, device = loaded.config, loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:
         raise ModelError(
@@ -44,13 +46,14 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         logit_itemsize=4 if widened else loaded.dtype.itemsize,
     )
     graphs = graph_sizes(loaded, settings, rows, chunk)
+    token_bytes = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
     free, total = torch.cuda.mem_get_info(device)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
         total_bytes=total,
         activation_bytes=shape.step_bytes(forward_bytes) + shape.row_bytes() + attention_bytes(loaded, settings),
-        bytes_per_token=KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology),
+        bytes_per_token=token_bytes,
         graph_bytes=LIBRARY_BYTES + shape.graph_bytes((*graphs.decode, *graphs.few_keys), graphs.mixed, forward_bytes),
     )
     limits = Limits(
@@ -63,5 +66,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         size.note,
         even_tokens=GPU_EVEN_TOKENS,
         late_plans=True,
+        page_bytes=(token_bytes * settings.memory.page_size,),
     )
-    return LoadedModel(assemble(loaded, settings, limits, graphs), config)
+    weights = WeightStore(loaded, files, settings)
+    return LoadedModel(assemble(loaded, settings, limits, graphs, weights), config)

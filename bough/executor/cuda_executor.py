@@ -10,6 +10,7 @@ then the device is at work on the forward pass, so it hardly ever waits for a gr
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.plan import (
     BatchPlan,
     InFlight,
@@ -28,6 +30,8 @@ from bough.core.plan import (
     LogprobSpec,
     TokenMasks,
 )
+from bough.executor.control import ModelControl
+from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
@@ -36,7 +40,9 @@ from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_to
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
 from bough.executor.staging import Staging
+from bough.executor.threaded import Running
 from bough.executor.warm_up import WarmUp, rare_pieces
+from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.tuned_linear.products import products_on
@@ -80,6 +86,7 @@ class CudaExecutor:
         *,
         graphs: GraphSizes,
         dtype: torch.dtype,
+        weights: WeightStore | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -107,18 +114,49 @@ class CudaExecutor:
         self._products = products_on(device)
         self._prepared = not graphs.mixed  # it is known which products to measure, or nothing is
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
+        self._control = ModelControl(weights, pool, drop=self._drop_graphs)
+        self._copies: PageCopies | None = None  # made when pages are copied for the first time
+        # Reading weights takes long, and the scheduler answers meanwhile.
+        self._commands = ThreadPoolExecutor(1, "commands", initializer=lambda: torch.cuda.set_device(device))
+        self._command: Future[CommandResult] | None = None  # the last one
 
     def limits(self) -> Limits:
         return self._limits
 
+    def control(self, command: Command) -> Ticket:
+        """Copies are queued like steps; whatever else changes weights or memory is done while nothing is in flight, and
+        later steps wait for it."""
+        self._finish_command()
+        if isinstance(command, CopyPagesOut | CopyPagesIn):
+            self._copies = self._copies or PageCopies(self._pool, self._inputs.page_table.device)
+            return self._copies.start(command)
+        torch.cuda.synchronize()
+        self._command = self._commands.submit(self._control.run, command)
+        return Running(self._command)
+
+    def _finish_command(self) -> None:
+        if self._command is not None:
+            wait([self._command])
+            self._command = None
+
+    def _drop_graphs(self) -> None:
+        """They hold addresses of weights and pages. They are captured again as after a start."""
+        for ladder in self._ladders:
+            ladder.clear()
+        self._graph_memory = torch.cuda.graph_pool_handle()
+
     def close(self) -> None:
         self._warm_up.close()
+        self._commands.shutdown()
         torch.cuda.synchronize()
 
     @torch.inference_mode()
     def idle(self) -> bool:
         """Uses a quiet moment to have rare kernels compiled, to measure a product, or to capture one graph, which keeps
         the algorithms that it was captured with; False when there is nothing left to do."""
+        self._finish_command()
+        if self._control.asleep:
+            return False
         if self._warm_up.advance():
             return True
         if not self._prepared:
@@ -137,6 +175,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:
+        self._finish_command()
         self._clock.start()
         self._staging.next_step()
         self._sampling.setup(plan.setups)

@@ -173,6 +173,13 @@ class Ladder(Generic[Graph]):
             size = self._instead[size]
         return size, self._graphs[size]
 
+    def clear(self) -> None:
+        """Forgets all graphs, and that some did not pay."""
+        self._graphs.clear()
+        self._instead.clear()
+        self._outdated.clear()
+        self._uses.clear()
+
     def outdate(self, changed: Callable[[int], bool]) -> None:
         """Rungs that were captured with what has changed are to be captured again; until then they are used."""
         self._outdated.update(size for size in self._graphs if changed(size))

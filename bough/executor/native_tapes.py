@@ -1,7 +1,8 @@
 """The tapes of one model, with the memory they work in: what a native executor runs.
 
 There are three: a step whose last tokens are asked for, with their logits; a step of which all hidden states are asked
-for; and the logits of hidden states alone. They are recorded when the weights are loaded and never change.
+for; and the logits of hidden states alone. They hold the addresses of weights and pages, so they are recorded when
+the weights are loaded, and again when either has moved.
 """
 
 from __future__ import annotations
@@ -46,12 +47,23 @@ class NativeTapes:
     ) -> None:
         self._library = library
         self.crew = _crew(library, threads)
-        self._recorder, self._model, self._pool = recorder, model, pool
+        self._recorder, self._model, self.pool = recorder, model, pool
+        self._tokens, self._most_threads = tokens, threads
+        self.record()
+
+    def record(self) -> None:
         self.last_tokens = self._record(self._forward_to_logits)
         self.all_tokens = self._record(self._forward_whole)
         self.logits = self._record(self._logits_alone)
         tapes = (self.last_tokens, self.all_tokens, self.logits)
-        self._scratch = aligned_bytes(max(recorded.tape.scratch_bytes(tokens, threads) for recorded in tapes))
+        size = max(recorded.tape.scratch_bytes(self._tokens, self._most_threads) for recorded in tapes)
+        self._scratch = aligned_bytes(size)
+
+    def drop(self) -> None:
+        """Lets go of the weights and pages that the tapes point at, and of their buffers; they cannot run before they
+        are recorded again."""
+        for name in ("last_tokens", "all_tokens", "logits"):
+            self.__dict__.pop(name, None)
 
     def set_threads(self, threads: int) -> None:
         """Another crew, of at most as many threads as the scratch memory was made for."""
@@ -88,7 +100,7 @@ class NativeTapes:
         nothing = torch.empty(1, dtype=torch.int64, device="meta")
         # A tape reads what it needs of the batch from each step.
         batch = cast(AttentionBatch, _Unread(nothing))
-        context = ForwardContext(attention, self._pool, batch, wanted)
+        context = ForwardContext(attention, self.pool, batch, wanted)
         return self._model.forward(nothing, nothing, context)
 
 

@@ -90,7 +90,7 @@ class Replica:
 
     def model_info(self) -> dict[str, Any]:
         """What is served."""
-        from bough.client.outputs import WEIGHT_VERSION
+        from bough.messages.outputs import WEIGHT_VERSION
 
         return {
             "model_path": self.model_path,

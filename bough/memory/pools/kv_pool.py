@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
+from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 
@@ -82,9 +83,13 @@ class KVPool:
             tensor.untyped_storage().resize_(0)
 
     def restore(self) -> None:
-        """Takes the memory again, at other addresses."""
-        for tensor in self._tensors():
-            tensor.untyped_storage().resize_(tensor.nbytes)
+        """Takes the memory again, at other addresses; nothing is taken where there is too little."""
+        try:
+            for tensor in self._tensors():
+                tensor.untyped_storage().resize_(tensor.nbytes)
+        except RuntimeError as error:
+            self.release()
+            raise ResourceError(f"There is not enough free memory for the KV cache: {error}") from None
 
     def _tensors(self) -> list[torch.Tensor]:
         return [*self.keys, *self.values]

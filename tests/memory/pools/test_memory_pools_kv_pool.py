@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -81,3 +82,27 @@ def test_memory_is_given_back_and_taken_again() -> None:
     pool.write_pages(torch.arange(1, 6), torch.full((5, pool.page_bytes), 1, dtype=torch.uint8))
     assert all(tensor is kept for tensor, kept in zip((*pool.keys, *pool.values), tensors, strict=True))
     assert (pool.read_pages(torch.arange(1, 6)) == 1).all()
+
+
+def test_memory_that_somebody_else_has_taken_is_said_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool(CONFIG, 5, 1, torch.float32, torch.device("cpu"), Topology())
+    pool.release()
+    sizes = [tensor.nbytes for tensor in pool._tensors()]
+    # More than any machine has: torch's allocator itself must refuse.
+    monkeypatch.setattr(pool, "_tensors", lambda: [*pool.keys, _Sized(pool.values[0], 1 << 60)])
+    with pytest.raises(ResourceError, match="not enough free memory for the KV cache"):
+        pool.restore()
+    monkeypatch.undo()
+    assert not any(tensor.untyped_storage().nbytes() for tensor in pool._tensors())
+    pool.restore()
+    assert [tensor.untyped_storage().nbytes() for tensor in pool._tensors()] == sizes
+
+
+class _Sized:
+    """A tensor that says it is larger."""
+
+    def __init__(self, tensor: torch.Tensor, nbytes: int) -> None:
+        self._tensor, self.nbytes = tensor, nbytes
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self._tensor.untyped_storage()

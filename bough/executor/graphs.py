@@ -174,7 +174,7 @@ class Ladder(Generic[Graph]):
         return size, self._graphs[size]
 
     def clear(self) -> None:
-        """Forgets all graphs, and that some did not pay."""
+        """Forgets all graphs; they are captured again when they are due."""
         self._graphs.clear()
         self._instead.clear()
         self._outdated.clear()

@@ -14,12 +14,14 @@ from typing import Any, Protocol, assert_never
 
 from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
+from bough.core.control import ProfileStart, Sleep, SwapWeights, Wake, memory_tags
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
 from bough.messages.requests import (
     Abort,
     Command,
+    Control,
     FlushCache,
     Generate,
     GetState,
@@ -139,11 +141,36 @@ class EngineClient:
     async def resume(self) -> Reply:
         return await self._call(Resume)
 
-    async def start_profile(self, **options: Any) -> Reply:
-        return await self._call(lambda call: StartProfile(call=call, **options))
+    async def start_profile(self, start_step: int = 0, num_steps: int | None = None, **options: Any) -> Reply:
+        profile = ProfileStart(**options)
+        return await self._call(lambda call: StartProfile(call, start_step, num_steps, profile))
 
     async def stop_profile(self) -> Reply:
         return await self._call(StopProfile)
+
+    async def update_weights(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        *,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
+        weight_version: str | None = None,
+    ) -> Reply:
+        """Returns when the requests before it have ended and the weights are those of another checkpoint."""
+        facts = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
+        command = SwapWeights(model_path, load_format)
+        options = {"abort_all": abort_all_requests, "flush_cache": flush_cache}
+        return await self._call(lambda call: Control(call=call, command=command, wait=True, facts=facts, **options))
+
+    async def release_memory(self, tags: Sequence[str] | None) -> Reply:
+        command = Sleep(memory_tags(tags))
+        flush_cache = "kv_cache" in command.tags
+        return await self._call(lambda call: Control(call=call, command=command, flush_cache=flush_cache))
+
+    async def resume_memory(self, tags: Sequence[str] | None) -> Reply:
+        command = Wake(memory_tags(tags))
+        return await self._call(lambda call: Control(call=call, command=command))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those

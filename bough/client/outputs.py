@@ -20,7 +20,7 @@ import numpy as np
 from bough.client.inputs import Prompt
 from bough.client.timings import LatencyRecorder, Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
-from bough.messages.outputs import Delta, LogprobRun, Started
+from bough.messages.outputs import WEIGHT_VERSION, Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -83,7 +83,6 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 ID_BYTES = 4  # of a token id on the wire
-WEIGHT_VERSION = "default"  # weights are loaded once; SGLang's clients expect the field
 
 
 class UpdateQueue:
@@ -272,7 +271,7 @@ class RequestOutput:
             "cached_tokens": self.cached_tokens,
             "reasoning_tokens": 0,
             "num_retractions": self._retractions,
-            "weight_version": WEIGHT_VERSION,
+            "weight_version": WEIGHT_VERSION if self._started is None else self._started.weight_version,
             "queue_time": 0.0 if self._started is None else self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }

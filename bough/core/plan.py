@@ -32,6 +32,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bough.core.control import Command, Ticket
 from bough.core.kv_group import FULL_ATTENTION, KVGroup
 from bough.core.sampling_params import SamplingParams
 
@@ -185,6 +186,7 @@ class Limits:
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
+    page_bytes: tuple[int, ...] = ()  # per group: what one page holds, over all layers
 
 
 class InFlight(Protocol):
@@ -198,7 +200,7 @@ class InFlight(Protocol):
 
 
 class Executor(Protocol):
-    """Runs plans, strictly in order."""
+    """Runs plans and does commands, strictly in order."""
 
     def limits(self) -> Limits: ...
 
@@ -209,6 +211,10 @@ class Executor(Protocol):
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         """Lets the newest step launched, which has masked rows, sample; comes once for each such step, before its
         `wait` and before the next launch."""
+        ...
+
+    def control(self, command: Command) -> Ticket:
+        """Returns at once; the command is done after all plans launched before it and before those launched later."""
         ...
 
     def idle(self) -> bool:

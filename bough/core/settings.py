@@ -149,6 +149,9 @@ class MemorySettings:
         None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
     )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
+    enable_memory_saver: bool = setting(
+        False, "accepted for SGLang's users; memory can always be released (/release_memory_occupation)"
+    )
     kv_events_config: str | None = setting(
         None, 'JSON object that turns on the publishing of cache events, such as {"endpoint": "tcp://127.0.0.1:5557"}'
     )

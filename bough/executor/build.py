@@ -17,6 +17,7 @@ from bough.executor.sizing import CacheShape, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
+from bough.executor.weights import WeightStore
 from bough.loader.load import packed_formats
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
@@ -43,7 +44,8 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     here = torch.cuda.current_device()
     try:
         with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
-            return build_cuda(load_model(files, settings, resolve_config(files, settings), device), settings, makers)
+            loaded = load_model(files, settings, resolve_config(files, settings), device)
+            return build_cuda(loaded, files, settings, makers)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ResourceError(
@@ -112,14 +114,19 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
         chunk_tokens=chunk,
         note=size.note,
         groups=config.kv_groups,
+        page_bytes=tuple(size * settings.memory.page_size for size in per_token),
     )
     pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
+    weights = WeightStore(loaded, files, settings)
     if library is not None and recorder is not None:
         deterministic = settings.model.enable_deterministic_inference
-        native = build_native(library, loaded.model, recorder, pool, threads, limits, deterministic=deterministic)
+        native = build_native(
+            library, loaded.model, recorder, pool, threads, limits, deterministic=deterministic, weights=weights
+        )
         if settings.model.cpu_threads is None:
             measure_threads(native, native.set_threads, threads)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config)
-    return LoadedModel(ThreadedExecutor(TorchExecutor(loaded.model, pool, TorchAttention(), limits)), config)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights)
+    return LoadedModel(ThreadedExecutor(torch_executor), config)

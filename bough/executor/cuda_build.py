@@ -13,7 +13,9 @@ from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.rehearsal import rehearse
 from bough.executor.sizing import CacheShape, size_gpu_cache
 from bough.executor.step_memory import GRAPH_BYTES, LIBRARY_BYTES, StepShape
+from bough.executor.weights import WeightStore
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
+from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
 
 GPU_ROWS = 512
@@ -23,7 +25,7 @@ GPU_CHUNK_TOKENS = 8192
 GPU_EVEN_TOKENS = 512
 
 
-def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) -> LoadedModel:
+def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, makers: KernelMakers) -> LoadedModel:
     config, device = loaded.config, loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:
         raise ModelError(
@@ -65,5 +67,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         even_tokens=GPU_EVEN_TOKENS,
         late_plans=True,
         groups=config.kv_groups,
+        page_bytes=tuple(size * settings.memory.page_size for size in per_token),
     )
-    return LoadedModel(assemble(loaded, settings, limits, graphs), config)
+    weights = WeightStore(loaded, files, settings)
+    return LoadedModel(assemble(loaded, settings, limits, graphs, weights), config)

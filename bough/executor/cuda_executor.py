@@ -10,6 +10,7 @@ then the device is at work on the forward pass, so it hardly ever waits for a gr
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.plan import (
     BatchPlan,
     InFlight,
@@ -28,6 +30,8 @@ from bough.core.plan import (
     LogprobSpec,
     TokenMasks,
 )
+from bough.executor.control import ModelControl
+from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
@@ -36,7 +40,9 @@ from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_to
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
 from bough.executor.staging import Staging
+from bough.executor.threaded import Running
 from bough.executor.warm_up import WarmUp, rare_pieces
+from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
@@ -75,6 +81,7 @@ class CudaExecutor:
         graphs: GraphSizes,
         hidden_size: int,
         dtype: torch.dtype,
+        weights: WeightStore | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -93,24 +100,54 @@ class CudaExecutor:
         self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # in the order of capture
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
+        self._scratch_bytes = graphs.scratch_bytes
         self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
         # Every graph writes here, so that no graph keeps memory of its own.
         self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
+        self._control = ModelControl(weights, pool, drop=self._drop_graphs)
+        self._copies: PageCopies | None = None  # made when pages are copied for the first time
+        # Reading weights takes long, and the scheduler answers meanwhile.
+        self._commands = ThreadPoolExecutor(1, "commands", initializer=lambda: torch.cuda.set_device(device))
+        self._command: Future[CommandResult] | None = None  # the last one
 
     def limits(self) -> Limits:
         return self._limits
 
+    def control(self, command: Command) -> Ticket:
+        """Copies are queued like steps; whatever else changes weights or memory is done while nothing is in flight, and
+        later steps wait for it."""
+        self._finish_command()
+        if isinstance(command, CopyPagesOut | CopyPagesIn):
+            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device)
+            return self._copies.start(command)
+        torch.cuda.synchronize()
+        self._command = self._commands.submit(self._control.run, command)
+        return Running(self._command)
+
+    def _finish_command(self) -> None:
+        if self._command is not None:
+            wait([self._command])
+            self._command = None
+
+    def _drop_graphs(self) -> None:
+        """They hold addresses of weights and pages. They are captured again as after a start."""
+        for graphs in self._graphs:
+            graphs.clear()
+        self._graph_memory = GraphMemory(self._scratch_bytes, self._inputs.last_tokens.device)
+
     def close(self) -> None:
         self._warm_up.close()
+        self._commands.shutdown()
         torch.cuda.synchronize()
 
     @torch.inference_mode()
     def idle(self) -> bool:
         """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
-        return self._warm_up.advance() or self.capture_next()
+        self._finish_command()
+        return not self._control.asleep and (self._warm_up.advance() or self.capture_next())
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -120,6 +157,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:
+        self._finish_command()
         self._clock.start()
         self._staging.next_step()
         self._sampling.setup(plan.setups)

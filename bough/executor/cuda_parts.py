@@ -21,6 +21,7 @@ from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
 from bough.executor.step_memory import StepShape
+from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
@@ -33,7 +34,13 @@ log = logging.getLogger(__name__)
 RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
 
 
-def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: GraphSizes) -> CudaExecutor:
+def assemble(
+    loaded: LoadedWeights,
+    settings: Settings,
+    limits: Limits,
+    graphs: GraphSizes,
+    weights: WeightStore | None = None,
+) -> CudaExecutor:
     """An executor with a cache of as many pages as the limits say."""
     staging = Staging(loaded.device, RING_DEPTH)
     inputs = CudaInputs(limits, loaded.device, staging)
@@ -50,6 +57,7 @@ def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: 
         graphs=graphs,
         hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
+        weights=weights,
     )
 
 

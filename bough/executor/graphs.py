@@ -148,6 +148,11 @@ class CudaGraphs(Generic[Graph]):
             self._add(size)
         return (size, self._graphs[size]) if size in self._graphs else None
 
+    def clear(self) -> None:
+        """Forgets all graphs; they are captured again when they are due."""
+        self._graphs.clear()
+        self._uses.clear()
+
     def capture_next(self) -> bool:
         """Captures the smallest size that is missing; False when none is."""
         missing = next((size for size in self._sizes if size not in self._graphs), None)

@@ -79,7 +79,7 @@ def load_model(
     dtype = resolve_dtype(settings.model, config, device)
     topology = Topology()
     began = time.monotonic()
-    load_format = settings.model.load_format if settings.model.model_shape is None else "dummy"
+    load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     model = build_model(
@@ -111,7 +111,7 @@ def load_model(
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
-    scales = _cache_scales(settings, source, config) if cache.itemsize == 1 else None
+    scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
 
 
@@ -122,7 +122,12 @@ def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) ->
     return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
 
 
-def _cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:
+def initial_format(settings: Settings) -> str:
+    """In what format the engine's first weights are; a shape alone has random ones."""
+    return settings.model.load_format if settings.model.model_shape is None else "dummy"
+
+
+def cache_scales(settings: Settings, source: WeightSource, config: ModelConfig) -> Scales:
     path = settings.memory.quantization_param_path
     if path is not None:
         return file_scales(path, config.num_layers)

@@ -16,6 +16,7 @@ from bough.core.settings import Settings
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes, why_not_recorded
+from bough.executor.weights import WeightStore
 from bough.kernels.quant_linear.filling import FOR_FLOATS
 from bough.kernels.quant_linear.native import variant
 from bough.kernels.quant_linear.packed import Format
@@ -65,11 +66,12 @@ def build_native(
     limits: Limits,
     *,
     deterministic: bool,
+    weights: WeightStore | None = None,
 ) -> NativeExecutor:
     """Records the model, whose weights are loaded, and gives the executor that runs it."""
     torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
     tapes = NativeTapes(library, model, recorder, pool, threads, limits.chunk_tokens + limits.rows)
-    return NativeExecutor(tapes, limits, deterministic=deterministic)
+    return NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights)
 
 
 def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) -> None:

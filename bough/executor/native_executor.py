@@ -10,12 +10,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, PositionLogprobs, StepResult, TokenMasks
+from bough.executor.control import ModelControl
 from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_spans import NO_SPANS, PromptLengths, bounds_of, spans
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.verification import prompt_logprobs, sample_step
+from bough.executor.weights import WeightStore
 from bough.native.tape import Step
 from bough.sampling.masks import BatchMasks
 from bough.sampling.state import SamplingState
@@ -24,9 +27,17 @@ from bough.sampling.state import SamplingState
 class NativeExecutor:
     """Runs plans on the calling thread and those of a thread pool."""
 
-    def __init__(self, tapes: NativeTapes, limits: Limits, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        tapes: NativeTapes,
+        limits: Limits,
+        *,
+        deterministic: bool = False,
+        weights: WeightStore | None = None,
+    ) -> None:
         self._tapes = tapes
         self._limits = limits
+        self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record)
         self._mirror = RowMirror(limits)
         self._prompts = PromptLengths(limits, one_way=deterministic)
         self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
@@ -41,6 +52,9 @@ class NativeExecutor:
 
     def limits(self) -> Limits:
         return self._limits
+
+    def control(self, command: Command) -> CommandResult:
+        return self._control.run(command)
 
     @property
     def threads(self) -> int:

@@ -1,7 +1,8 @@
 """The tapes of one model, with the memory they work in: what a native executor runs.
 
 There are three: a step whose last tokens are asked for, with their logits; a step of which all hidden states are asked
-for; and the logits of hidden states alone. They are recorded when the weights are loaded and never change.
+for; and the logits of hidden states alone. They hold the addresses of weights and pages, so they are recorded when
+the weights are loaded, and again when either has moved.
 """
 
 from __future__ import annotations
@@ -77,12 +78,23 @@ class NativeTapes:
     ) -> None:
         self._library = library
         self.thread_pool = _thread_pool(library, threads)
-        self._recorder, self._model, self._pool = recorder, model, pool
+        self._recorder, self._model, self.pool = recorder, model, pool
+        self._tokens, self._most_threads = tokens, threads
+        self.record()
+
+    def record(self) -> None:
         self.last_tokens = self._record(self._forward_to_logits)
         self.all_tokens = self._record(self._forward_whole)
         self.logits = self._record(self._logits_alone)
         tapes = (self.last_tokens, self.all_tokens, self.logits)
-        self._scratch = aligned_bytes(max(recorded.tape.scratch_bytes(tokens, threads) for recorded in tapes))
+        size = max(recorded.tape.scratch_bytes(self._tokens, self._most_threads) for recorded in tapes)
+        self._scratch = aligned_bytes(size)
+
+    def drop(self) -> None:
+        """Lets go of the weights and pages that the tapes point at, and of their buffers; they cannot run before they
+        are recorded again."""
+        for name in ("last_tokens", "all_tokens", "logits"):
+            self.__dict__.pop(name, None)
 
     def set_threads(self, threads: int) -> None:
         """Another thread pool, of at most as many threads as the scratch memory was made for."""
@@ -114,7 +126,7 @@ class NativeTapes:
         return hidden, self._model.logits(hidden)
 
     def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        return record_forward(self._model, self._recorder, self._pool, logits_indices)
+        return record_forward(self._model, self._recorder, self.pool, logits_indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bough.core.control import ProfileStart
 from bough.core.errors import RequestError
-from bough.messages.requests import StartProfile
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ class TorchProfiler:
         self._path = Path()
         self._started = 0
 
-    def start(self, wanted: StartProfile) -> None:
+    def start(self, wanted: ProfileStart) -> None:
         import torch
         from torch.profiler import ProfilerActivity
 

@@ -1,4 +1,4 @@
-"""Gives a synchronous executor the asynchronous face that the scheduler expects: one thread, plans in order.
+"""Gives a synchronous executor the asynchronous face that the scheduler expects: one thread, everything in order.
 
 Torch lets go of the interpreter's lock while it computes, so the scheduler plans and sends messages meanwhile.
 """
@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
+from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
+
+Result = TypeVar("Result")
 
 
 class SynchronousExecutor(Protocol):
-    """Runs a plan to its end on the calling thread."""
+    """Runs a plan, or does a command, to its end on the calling thread."""
 
     def limits(self) -> Limits: ...
 
@@ -24,6 +27,8 @@ class SynchronousExecutor(Protocol):
         and only where the plan has masked rows."""
         ...
 
+    def control(self, command: Command) -> CommandResult: ...
+
 
 def no_masks() -> TokenMasks:
     """For plans without masked rows."""
@@ -31,20 +36,21 @@ def no_masks() -> TokenMasks:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningStep:
-    """A step on the executor's thread. An error there is raised by `wait`: it is a defect and ends the process."""
+class Running(Generic[Result]):
+    """A step or a command on a thread. An error there is raised by `wait`: of a step it is a defect and ends the
+    process."""
 
-    future: Future[StepResult]
+    future: Future[Result]
 
     def ready(self) -> bool:
         return self.future.done()
 
-    def wait(self) -> StepResult:
+    def wait(self) -> Result:
         return self.future.result()
 
 
 class ThreadedExecutor:
-    """Owns the one thread on which all plans run."""
+    """Owns the one thread on which everything runs."""
 
     def __init__(self, inner: SynchronousExecutor) -> None:
         self._inner = inner
@@ -54,14 +60,17 @@ class ThreadedExecutor:
     def limits(self) -> Limits:
         return self._inner.limits()
 
-    def launch(self, plan: BatchPlan) -> RunningStep:
+    def launch(self, plan: BatchPlan) -> Running[StepResult]:
         masks: Future[TokenMasks] = Future()
         if plan.masked is not None:
             self._masks[plan.step] = masks
-        return RunningStep(self._thread.submit(self._run, plan, masks))
+        return Running(self._thread.submit(self._run, plan, masks))
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._masks.pop(step).set_result(masks)
+
+    def control(self, command: Command) -> Running[CommandResult]:
+        return Running(self._thread.submit(self._inner.control, command))
 
     def _run(self, plan: BatchPlan, masks: Future[TokenMasks]) -> StepResult:
         """A plan, and when it ran: the thread is the device here."""

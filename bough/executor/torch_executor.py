@@ -12,10 +12,13 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
+from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, StepResult, TokenMasks
+from bough.executor.control import ModelControl
 from bough.executor.device_rows import DeviceRows
 from bough.executor.layout import LongArray, sampled_tokens
 from bough.executor.verification import prompt_logprobs, sample_step
+from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.masks import BatchMasks
@@ -26,16 +29,27 @@ from bough.sampling.state import SamplingState
 class TorchExecutor:
     """Runs plans on the calling thread."""
 
-    def __init__(self, model: CausalLM, pool: KVPool, attention: AttentionBackend, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: KVPool,
+        attention: AttentionBackend,
+        limits: Limits,
+        weights: WeightStore | None = None,
+    ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
         self._rows = DeviceRows(limits)
         self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
+        self._control = ModelControl(weights, pool)
 
     def limits(self) -> Limits:
         return self._limits
+
+    def control(self, command: Command) -> CommandResult:
+        return self._control.run(command)
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:

@@ -47,7 +47,7 @@ class Clients:
     def identify(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> ClientKey | None:
         """Whose key the request carries; None where none is needed. Raises a 401 for a wrong or missing one, and a 403
         for management that no key opens."""
-        if access == "admin":
+        if access in ("admin", "admin_only"):
             self._check_admin(headers)
             return None
         if access == "open" or not self._keys:

@@ -16,12 +16,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, 
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.replica import Replica
+from bough.messages.outputs import Reply, facts_of
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -49,6 +50,14 @@ UNBUILT_ARGUMENTS = frozenset(
         "bootstrap_room",
     }
 )
+
+
+class WeightUpdate(NamedTuple):
+    """What became of an update of the weights, as SGLang's engine returns it."""
+
+    success: bool
+    message: str
+    num_paused_requests: int
 
 
 class Engine:
@@ -129,9 +138,39 @@ class Engine:
         """Forgets all cached prefixes. False, and nothing happens, while requests run or wait."""
         return self._wait(self._client.flush_cache()).ok
 
+    def update_weights_from_disk(
+        self,
+        model_path: str | Path,
+        load_format: str | None = None,
+        flush_cache: bool = True,
+        *,
+        abort_all_requests: bool = False,
+        weight_version: str | None = None,
+    ) -> WeightUpdate:
+        """Reads another checkpoint of the same model in the place of its weights, once the requests that run have ended
+        (`abort_all_requests` ends them). Where it does not fit, `success` is false and the old weights serve on."""
+        updating = self._client.update_weights(
+            str(model_path),
+            load_format,
+            flush_cache=flush_cache,
+            abort_all_requests=abort_all_requests,
+            weight_version=weight_version,
+        )
+        reply = self._wait(updating)
+        return WeightUpdate(reply.ok, reply.message, reply.data["num_paused_requests"])
+
+    def release_memory_occupation(self, tags: list[str] | None = None) -> None:
+        """Gives the memory of `weights`, `kv_cache` or both back, until `resume_memory_occupation`. Raises a
+        `RequestError` while requests run; requests in between are refused."""
+        _raise_if_refused(self._wait(self._client.release_memory(tags)))
+
+    def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
+        """Takes the memory again. Weights are read from the files that they came from; the cache is empty."""
+        _raise_if_refused(self._wait(self._client.resume_memory(tags)))
+
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
-        return self._replica.describe().to_dict()
+        return self._replica.describe().to_dict() | facts_of(self._wait(self._client.state()).data)
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
@@ -139,7 +178,8 @@ class Engine:
         return {
             **self.settings.to_shown(),
             **self._replica.limits,
-            **self.get_model_info(),
+            **self._replica.describe().to_dict(),
+            **facts_of(reply.data),
             "version": __version__,
             "internal_states": [reply.data],
         }
@@ -239,6 +279,11 @@ class Engine:
         """Not waited for: an abandoned stream may be closed by the garbage collector, on the link's own thread."""
         if not self._closed:
             self._schedule(_close(outputs))
+
+
+def _raise_if_refused(reply: Reply) -> None:
+    if not reply.ok:
+        raise RequestError(reply.message)
 
 
 def _with_fields(sampling_params: Any, fields: dict[str, Any]) -> Any:

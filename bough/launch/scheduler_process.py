@@ -74,7 +74,6 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
 
     trace = open_trace(settings.process)
 
-    from bough.executor.profiler import TorchProfiler
     from bough.sampling.custom_logit_processor import load_processor
     from bough.scheduler.loop import Scheduler
 
@@ -97,7 +96,6 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         eos_ids=eos_ids,
         events=events,
         timeline=trace,
-        profiler=TorchProfiler(),
         grammars=grammars,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from tqdm import tqdm
@@ -51,12 +51,13 @@ def open_source(
     raise ModelError(f"{files.folder} holds no {wanted}; choose another model, or --load-format dummy for random ones.")
 
 
-def packed_cache(files: ModelFiles, quantization: str) -> PackedCache | None:
-    """Where the packed weights of these files are kept; None for what has no files, or is dequantised."""
+def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
+    """Where the packed weights of these files are kept; None for what has no files, or is dequantised. Without `keep`
+    it is only read."""
     weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
     if quantization == "none" or not weights:
         return None
-    return PackedCache(cache_path(home(), weights, quantization, cpu_name()))
+    return PackedCache(cache_path(home(), weights, quantization, cpu_name()), keep=keep)
 
 
 def packed_formats(slots: Iterable[WeightSlot]) -> Counter[Format]:
@@ -75,7 +76,7 @@ def load_weights(
     """Copies each slot's part of the checkpoint to its target on `device`. `progress` allows a bar on a terminal. What
     is packed comes from `cache` if it is there, and goes there if not."""
     wanted = list(slots)
-    _check(wanted, source)
+    check_weights(wanted, source)
     total = sum(slot.target.nbytes for slot in wanted)
     # disable=None shows the bar on a terminal only.
     with tqdm(
@@ -118,7 +119,8 @@ def _fill_packed(slot: WeightSlot, weight: FillingWeight, source: WeightSource, 
         cache.add(slot.name, weight.weight)
 
 
-def _check(slots: list[WeightSlot], source: WeightSource) -> None:
+def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
+    """Raises unless the source has every tensor that the slots need, in its shape."""
     available = set(source.names())
     missing = [slot.name for slot in slots if slot.name not in available]
     if missing:

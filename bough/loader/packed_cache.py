@@ -39,8 +39,9 @@ CHECKED_BYTES = 4096  # at each place that is looked at of a weight whose file n
 class PackedCache:
     """The packed weights of one model: those found on disk, and those made since."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, keep: bool = True) -> None:
+        """Without `keep` nothing is written."""
+        self._path, self._keep = path, keep
         self._found = _read(path)
         self._made: dict[str, PackedWeight] = {}
 
@@ -52,7 +53,7 @@ class PackedCache:
     def add(self, name: str, weight: PackedWeight) -> None:
         """Notes a weight to be saved. Float32 is not: it is the widest form of what the checkpoint has, up to eight
         times as large."""
-        if weight.format is not Format.F32:
+        if self._keep and weight.format is not Format.F32:
             self._made[name] = weight
 
     def save(self) -> None:

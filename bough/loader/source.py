@@ -72,8 +72,10 @@ class SafetensorsSource:
             try:
                 handle: Any = safe_open(str(path), framework="pt")
                 stored = list(handle.keys())
-            except (SafetensorError, OSError) as error:
+            except SafetensorError as error:
                 raise ModelError(f"{path} is damaged or cut short ({error}); fetch it again.") from None
+            except OSError as error:
+                raise ModelError(f"{path} cannot be read ({error}); fetch it again.") from None
             self._where |= dict.fromkeys(stored, (path, handle))
 
     def names(self) -> Sequence[str]:

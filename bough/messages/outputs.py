@@ -6,6 +6,7 @@ step itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ import msgspec
 from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
 from bough.messages.requests import Ping, Shutdown
+
+WEIGHT_VERSION = "default"  # of the weights that the engine started with
 
 
 class LogprobRun(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +54,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     input_logprobs: LogprobRun | None = None
     prefill_time_s: float = 0.0  # from when it was admitted
     warnings: tuple[str, ...] = ()  # what of its grammar is not enforced
+    weight_version: str = WEIGHT_VERSION
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -102,6 +106,11 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     ok: bool
     message: str = ""
     data: dict[str, Any] = {}
+
+
+def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What commands have changed of the model's description, as the scheduler's state says it."""
+    return {name: state[name] for name in ("model_path", "weight_version") if name in state}
 
 
 ToClient = Deltas | Reply

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from bough.core.control import ClientCommand, ProfileStart
 from bough.core.sampling_params import SamplingParams
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -101,22 +102,30 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
-class StartProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class StartProfile(msgspec.Struct, frozen=True, tag=True):
     """Records what the engine does, from `start_step` steps on, for `num_steps` steps or until `StopProfile`."""
 
     call: int
-    output_dir: str | None = None
     start_step: int = 0
     num_steps: int | None = None
-    activities: tuple[str, ...] = ()  # CPU, GPU; what the machine has when left out
-    with_stack: bool = False
-    record_shapes: bool = False
+    command: ProfileStart = ProfileStart()
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag=True):
     """Ends the recording and writes it to its file."""
 
     call: int
+
+
+class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A command for the executor while nothing runs. Requests that arrive behind it wait until it is done."""
+
+    call: int
+    command: ClientCommand
+    wait: bool = False  # for the requests that arrived before it; else it is refused while there are any
+    abort_all: bool = False  # ends those requests
+    flush_cache: bool = False  # once it is done
+    facts: dict[str, str] = {}  # what the engine's state says from then on
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -131,5 +140,5 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Command = FlushCache | GetState | Ping | Pause | Resume | StartProfile | StopProfile
+Command = FlushCache | GetState | Ping | Pause | Resume | StartProfile | StopProfile | Control
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -7,14 +7,14 @@ starts, it ends, it wants logprobs).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, ranks
 from bough.core.sampling_params import SamplingParams
-from bough.messages.outputs import Ended, LogprobRun, Open, Started, StepOutput
+from bough.messages.outputs import WEIGHT_VERSION, Ended, LogprobRun, Open, Started, StepOutput
 from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
@@ -45,6 +45,7 @@ class Committer:
         eos_ids: Sequence[int],
         forget: Callable[[Request], None],
         clock: Callable[[], float] = time.monotonic,
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         self._batch = batch
         self._table = batch.table
@@ -53,6 +54,7 @@ class Committer:
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
         self._clock = clock
         self._forget = forget  # called for each request that has ended
+        self._facts: Mapping[str, str] = {} if facts is None else facts  # of the engine, at any moment
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -210,6 +212,7 @@ class Committer:
                         else None,
                         request.ran_s + self._clock() - request.since,
                         () if request.constraint is None else request.constraint.warnings,
+                        self._facts.get("weight_version", WEIGHT_VERSION),
                     )
                 )
         return started

@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn, assert_never
 
-from bough.core.errors import RequestError
+from bough.core.errors import BoughError, RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, InFlight
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
+    Control,
     FlushCache,
     Garbled,
     Generate,
@@ -39,12 +40,13 @@ from bough.messages.requests import (
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
+from bough.scheduler.control import ControlQueue
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
-from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Profiler, Proposer
+from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Proposer
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
@@ -78,7 +80,6 @@ class Scheduler:
         seed: int = 0,
         events: CacheEvents | None = None,
         timeline: Timeline | None = None,
-        profiler: Profiler | None = None,
         grammars: Grammars | None = None,
         load_processor: Callable[[str], object] | None = None,
         proposer: Proposer | None = None,
@@ -100,13 +101,15 @@ class Scheduler:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
         self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
-        self._committer = Committer(self._batch, self._grammar_steps, outbox, eos_ids, self._forget, clock)
+        self._control = ControlQueue(executor)
+        facts = self._control.facts
+        self._committer = Committer(self._batch, self._grammar_steps, outbox, eos_ids, self._forget, clock, facts)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
         self._timeline = timeline or Silence()
-        self._recording = Recording(profiler)
+        self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks
         self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
@@ -121,6 +124,8 @@ class Scheduler:
             self.turn()
         for request in list(self._requests.values()):
             self._abort(request, "The engine was shut down.", 503)
+        for held in self._control.drop(Abort()):
+            self._committer.refuse(held.handle, FinishAbort("The engine was shut down.", 503, "AbortError"))
         self._commit_all()
         self._recording.close()
 
@@ -129,6 +134,7 @@ class Scheduler:
         with self._timeline.phase("messages"):
             for message in self._messages():
                 self._handle(message)
+            self._advance_control()
             self._expire()
             self._open_gate()
         self._await_late_arrivals()
@@ -142,9 +148,11 @@ class Scheduler:
 
     def _messages(self) -> list[ToScheduler]:
         """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
+        if self._control.running:
+            return self._inbox.receive(POLL_S)
         if self._paused and self._requests:
             return self._inbox.receive(QUIET_S)  # and no longer: their time may run out meanwhile
-        if self._in_flight or len(self._requests) > len(self._gate):
+        if self._in_flight or len(self._requests) > len(self._gate) or self._control.message is not None:
             return self._inbox.receive(0.0)
         if self._requests:
             return self._inbox.receive(POLL_S)
@@ -177,7 +185,7 @@ class Scheduler:
                 self._open_gate()
 
     def _launch_next(self) -> None:
-        if self._paused:
+        if self._paused or self._control.running:
             return
         held, begun_at = self._grammar_steps.release(), self._clock()
         with self._timeline.phase("plan"):
@@ -267,12 +275,16 @@ class Scheduler:
     # Messages ---------------------------------------------------------------------------------------------------------
 
     def _handle(self, message: ToScheduler) -> None:
+        if self._control.hold(message):
+            return
         match message:
             case Generate():
                 self._take(message)
             case Abort():
                 for request in self._meant(message):
                     self._abort(request, message.message, 499)
+                for held in self._control.drop(message):
+                    self._committer.refuse(held.handle, FinishAbort(message.message, 499, "AbortError"))
             case StreamEnded():
                 ended = self._requests.get(message.handle)
                 if ended is not None:  # else it has just ended by itself
@@ -287,10 +299,14 @@ class Scheduler:
             case Pause():
                 self._pause(message)
             case Resume():
-                self._paused = False
-                self._outbox.reply(Reply(message.call, True, "Generation goes on."))
+                self._resume(message)
             case StartProfile() | StopProfile():
                 self._outbox.reply(self._recording.obey(message))
+            case Control():
+                self._control.message = message
+                if message.abort_all:
+                    for request in list(self._requests.values()):
+                        self._abort(request, "All requests were aborted for a command.", 499)
             case Shutdown():
                 self._closing = True
             case Garbled():
@@ -300,6 +316,7 @@ class Scheduler:
 
     def _take(self, message: Generate) -> None:
         try:
+            self._control.check()
             request = self._intake.request(message, len(self._queue) + len(self._gate), self._clock())
             ticket = self._gate.ticket(message.sampling)
         except RequestError as error:
@@ -355,11 +372,56 @@ class Scheduler:
         self._paused = True
         self._outbox.reply(Reply(message.call, True, f"Generation is paused ({message.mode})."))
 
+    def _resume(self, message: Resume) -> None:
+        try:
+            self._control.check()
+        except RequestError as error:
+            self._outbox.reply(Reply(message.call, False, error.message))
+            return
+        self._paused = False
+        self._outbox.reply(Reply(message.call, True, "Generation goes on."))
+
+    def _advance_control(self) -> None:
+        """Begins the command that waits once the requests before it have ended, or are paused; answers it when it is
+        done, and then takes in what arrived behind it."""
+        control = self._control
+        while (message := control.message) is not None:
+            if not control.running and message.wait and self._requests and not self._paused:
+                return
+            ok, data = False, {"num_paused_requests": len(self._requests)}
+            try:
+                if not control.running:
+                    self._commit_all()
+                    self._refuse_if_busy(message)
+                    control.start()
+                done = control.finish()
+                if done is None:
+                    return
+                ok, text = True, done.message
+                if message.flush_cache:
+                    self._cache.flush()
+            except BoughError as error:
+                text = str(error)
+            self._outbox.reply(Reply(message.call, ok, text, data))
+            for held in control.close():
+                self._handle(held)
+
+    def _refuse_if_busy(self, message: Control) -> None:
+        """A command that needs all pages, or cannot wait, is not for an engine in use."""
+        if self._busy and (message.flush_cache or not message.wait):
+            raise RequestError(
+                f"{self._busy} requests run or wait; wait until they have ended or abort them (/abort_request), and "
+                "try again."
+            )
+
+    @property
+    def _busy(self) -> int:
+        """Requests that hold pages or could take some at any moment: while the engine is paused, only running ones."""
+        return self._table.running if self._paused else len(self._requests)
+
     def _flush(self, message: FlushCache) -> None:
-        # Requests that wait hold no pages; only those that could start at any moment are in the way.
-        busy = self._table.running if self._paused else len(self._requests)
-        if busy:
-            text = f"The cache can only be flushed when nothing runs or waits; {busy} requests do."
+        if self._busy:
+            text = f"The cache can only be flushed when nothing runs or waits; {self._busy} requests do."
             self._outbox.reply(Reply(message.call, False, text))
             return
         self._commit_all()
@@ -371,7 +433,7 @@ class Scheduler:
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + len(self._gate),
+            "num_waiting_reqs": len(self._queue) + len(self._gate) + len(self._control),
             "num_used_tokens": self._cache.used_tokens,
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
@@ -384,4 +446,5 @@ class Scheduler:
             "generated_tokens": self._committer.generated_tokens,
             "last_gen_throughput": self._stats.throughput,
             "device_busy_share": self._stats.busy.share,
+            **self._control.facts,
         }

@@ -9,9 +9,9 @@ from bough.constrained.interface import GrammarSpec, Ticket
 from bough.core.plan import Executor, InFlight, IntArray
 from bough.memory.tree import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import Ping, StartProfile, ToScheduler
+from bough.messages.requests import Ping, ToScheduler
 
-__all__ = ["CacheEvents", "Executor", "Grammars", "InFlight", "Inbox", "Outbox", "Profiler", "Proposer"]
+__all__ = ["CacheEvents", "Executor", "Grammars", "InFlight", "Inbox", "Outbox", "Proposer"]
 
 
 class Inbox(Protocol):
@@ -48,18 +48,6 @@ class Proposer(Protocol):
     def propose(self, known: IntArray, in_flight: int, most: int) -> IntArray:
         """Up to `most` drafts for a request whose `known` tokens, prompt and output, are followed by up to `in_flight`
         tokens of steps that have not ended."""
-        ...
-
-
-class Profiler(Protocol):
-    """Records what the process does."""
-
-    def start(self, wanted: StartProfile) -> None:
-        """Raises a `RequestError` for what it cannot record."""
-        ...
-
-    def stop(self) -> str:
-        """Writes the recording; the path of its file."""
         ...
 
 

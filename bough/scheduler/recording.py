@@ -1,7 +1,7 @@
-"""Profiles on demand: which steps are recorded. How they are is the profiler's business.
+"""Profiles on demand: which steps are recorded. How they are is the executor's business.
 
-Owns the one recording that may be under way. A recording that fails never harms the requests, whatever the profiler
-raises: its error is the reply.
+Owns the one recording that may be under way. A recording that fails never harms the requests, whatever the executor's
+profiler raises: its error is the reply.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from bough.core.control import ProfileStop
 from bough.core.errors import RequestError
+from bough.core.plan import Executor
 from bough.messages.outputs import Reply
 from bough.messages.requests import StartProfile, StopProfile
-from bough.scheduler.ports import Profiler
 
 log = logging.getLogger(__name__)
 
 
 class Recording:
-    """Starts and stops the profiler at the steps that were asked for."""
+    """Has the executor record the steps that were asked for."""
 
-    def __init__(self, profiler: Profiler | None) -> None:
-        self._profiler = profiler
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self._wanted: StartProfile | None = None
         self._running = False
         self._steps = 0  # until it begins, then until it ends
@@ -46,8 +47,6 @@ class Recording:
             self.obey(StopProfile(0))
 
     def _begin(self, message: StartProfile) -> str:
-        if self._profiler is None:
-            raise RequestError("This engine has no profiler.")
         if self._wanted is not None:
             raise RequestError("A profile is being recorded already; stop it first (/stop_profile).")
         if message.start_step > 0:
@@ -56,9 +55,8 @@ class Recording:
         return self._start(message)
 
     def _start(self, wanted: StartProfile) -> str:
-        assert self._profiler is not None
         self._wanted = None  # should it fail
-        self._profiler.start(wanted)
+        self._executor.control(wanted.command).wait()
         self._wanted, self._running = wanted, True
         self._steps = wanted.num_steps or 0  # 0 is never reached by counting down: until stopped
         return "The profile is being recorded."
@@ -67,9 +65,9 @@ class Recording:
         if self._wanted is None:
             raise RequestError("No profile is being recorded; start one first (/start_profile).")
         running, self._wanted, self._running = self._running, None, False
-        if not running or self._profiler is None:
+        if not running:
             return "The profile had not begun yet; nothing was written."
-        return f"The profile is in {self._profiler.stop()}."
+        return f"The profile is in {self._executor.control(ProfileStop()).wait().message}."
 
 
 def _reply(call: int, act: Callable[[], str]) -> Reply:

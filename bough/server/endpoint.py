@@ -45,7 +45,8 @@ def error_response(failure: Failure, shape: Shape) -> Response:
 Handler = Callable[[Request], Awaitable[Response]]
 EVENTS = "text/event-stream"
 GET = ("GET",)
-Access = Literal["open", "api", "admin"]  # no key; the API's key; the key for management
+# No key; the API's key; the key for management; the same, but an API key never takes its place.
+Access = Literal["open", "api", "admin", "admin_only"]
 # What all endpoints of a protocol share.
 OPENAI: dict[str, Any] = {"shape": openai_shape, "tag": "openai"}
 ANTHROPIC: dict[str, Any] = {"shape": anthropic_shape, "tag": "anthropic"}
@@ -106,7 +107,8 @@ class Endpoint:
 
 
 class Keys:
-    """With only an API key, that opens management too; with both, only the admin key does."""
+    """With only an API key, that opens management too, but not what is the operator's alone; with both, only the admin
+    key does."""
 
     def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
         self._one_for_all = admin_api_key is None
@@ -114,10 +116,15 @@ class Keys:
             "open": None,
             "api": _encoded(api_key),
             "admin": _encoded(admin_api_key if admin_api_key is not None else api_key),
+            "admin_only": _encoded(admin_api_key),
         }
+        self._closed = api_key is not None and admin_api_key is None  # to all that an API key must not open
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises a 401 unless the headers carry the key that `access` needs."""
+        """Raises a 401 unless the headers carry the key that `access` needs, and a 403 where no key would do."""
+        if access == "admin_only" and self._closed:
+            message = "This route is refused to clients; start the server with --admin-api-key and send that key."
+            raise HttpError(403, message, "PermissionDeniedError")
         needed = self._needed[access]
         if needed is None:
             return
@@ -134,7 +141,7 @@ def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def unauthorised(access: Access, given: list[bytes]) -> HttpError:
-    what = "admin key" if access == "admin" else "API key"
+    what = "API key" if access == "api" else "admin key"
     problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
     hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
     return HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})

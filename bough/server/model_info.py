@@ -21,7 +21,7 @@ class ModelInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """For SGLang's /model_info, as far as every user of an engine knows it."""
-        from bough.client.outputs import WEIGHT_VERSION
+        from bough.messages.outputs import WEIGHT_VERSION
 
         return {
             "model_path": self.path,

@@ -140,6 +140,6 @@ def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 
 def _needs_key(endpoint: Endpoint, settings: ServerSettings) -> bool:
-    if endpoint.access == "admin":
+    if endpoint.access in ("admin", "admin_only"):
         return settings.api_key is not None or settings.admin_api_key is not None
     return endpoint.access == "api" and settings.api_key is not None

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bough.core.control import Command, Ticket
+from bough.core.errors import RequestError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import BatchPlan, IntArray, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
@@ -80,6 +82,9 @@ class NullExecutor:
         assert plan.masked is not None
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, bitorder="little")
         tokens[plan.masked[plan.sample]] = bits.argmax(axis=1)
+
+    def control(self, command: Command) -> Ticket:
+        raise RequestError("This executor has nothing to control.")
 
     def idle(self) -> bool:
         return False

@@ -6,16 +6,19 @@ waits, and that early launches keep their order, only a device can tell (`test_n
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.model_config import ModelConfig
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
@@ -24,13 +27,17 @@ from bough.executor import cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_parts import assemble, graph_sizes, layer_weights
 from bough.executor.graphs import GraphSizes
-from bough.executor.load_model import LoadedWeights
+from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.step_memory import StepShape
+from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.projected_decode import triton as projected
+from bough.loader.locate import locate
 from bough.models.registry import build_model
 from tests.executor.test_executor_mixed_inputs import CONFIG
+from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.one_row import tokens_of as greedy_tokens
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
 CPU = torch.device("cpu")
@@ -180,3 +187,33 @@ def test_prompts_of_a_small_model_have_graphs_up_to_a_full_chunk(config: ModelCo
     step = StepShape(512, 8192, config.vocab_size, config.hidden_size, config.context_length, 1, 2, 2)
     assert layer_weights(config) == weights
     assert graph_sizes(loaded, SETTINGS, step, forward_bytes=0).mixed[-1] == mixed
+
+
+@pytest.mark.slow
+def test_weights_are_swapped_under_graphs_and_memory_is_released_with_them(tmp_path: Path) -> None:
+    """That the addresses in real graphs hold, only a device can tell (`test_control_gpu.py`)."""
+    settings = Settings.from_flat({"dtype": "float16"})
+    folders = [write_checkpoint(tmp_path / str(seed), seed) for seed in (1, 2)]
+    executors, graphs_of = [], GraphSizes(decode=(1,), mixed=(16,), few_keys=(1,))
+    for folder in folders:
+        files = locate(str(folder))
+        loaded = load_model(files, settings, resolve_config(files, settings), CPU)
+        limits = dataclasses.replace(LIMITS, vocab_size=loaded.config.vocab_size)
+        executors.append(assemble(loaded, settings, limits, graphs_of, WeightStore(loaded, files, settings)))
+        while executors[-1].idle():
+            pass
+    first, second = executors
+    before, wanted = greedy_tokens(first, 2), greedy_tokens(second, 2)
+    assert before != wanted
+    captured = [dict(graphs._graphs) for graphs in first._graphs]
+    first.control(SwapWeights(str(folders[1])))
+    assert greedy_tokens(first, 2) == wanted, "a step waits for the command before it"
+    assert [dict(graphs._graphs) for graphs in first._graphs] == captured
+    assert "weights and kv_cache" in first.control(Sleep()).wait().obstacle
+    assert not first.idle() and not any(graphs._graphs for graphs in first._graphs)
+    assert not any(tensor.untyped_storage().nbytes() for tensor in first._pool.keys)
+    first.control(Wake()).wait()
+    assert greedy_tokens(first, 2) == wanted
+    assert first.idle(), "graphs are captured again"
+    for executor in executors:
+        executor.close()

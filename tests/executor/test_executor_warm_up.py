@@ -10,9 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from bough.executor import warm_up
-from bough.executor.cuda_executor import TUNING_TOKENS
 from bough.executor.warm_up import WarmUp, rare_pieces
-from bough.kernels.skinny_linear.tiling import fused_worth, worth
 
 
 class Board:
@@ -104,9 +102,3 @@ def test_each_kind_of_logits_is_sampled_penalised_scored_and_masked(
         piece()
     assert len(set(seen)) == 4 * kinds
     assert set(drawn) >= {(dtype, True), (torch.float32, True), (torch.float32, False)}
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 1024), (28_672, 4096), (151_936, 1024)])
-def test_the_pass_that_shows_the_weights_leaves_every_product_to_the_library(outputs: int, inputs: int) -> None:
-    """However few rows may run: products by few rows have kernels of their own, and would hide the weights."""
-    assert not worth(TUNING_TOKENS, outputs, inputs) and not fused_worth(TUNING_TOKENS, outputs, inputs)

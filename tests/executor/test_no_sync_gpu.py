@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bough.core.control import Command, Ticket
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
@@ -76,6 +77,9 @@ class Watched:
             self._inner.supply_masks(step, masks)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+    def control(self, command: Command) -> Ticket:
+        return self._inner.control(command)
 
     def idle(self) -> bool:
         return self._inner.idle()

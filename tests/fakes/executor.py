@@ -20,26 +20,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bough.core.control import (
+    Command,
+    CommandResult,
+    CopyPagesIn,
+    CopyPagesOut,
+    MemoryTag,
+    ProfileStart,
+    ProfileStop,
+    Sleep,
+    SwapWeights,
+    Wake,
+)
+from bough.core.errors import BoughError, ModelError
 from bough.core.kv_group import FULL_ATTENTION, KVGroup
 from bough.core.plan import BatchPlan, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks, mask_words
 
 VOCAB = 97
 
 
-def next_token(sequence: np.ndarray, allowed: np.ndarray | None = None) -> int:
+def next_token(sequence: np.ndarray, allowed: np.ndarray | None = None, weights: str = "") -> int:
     """The token after a sequence; under a mask the next one that it allows, -1 when it allows none."""
-    token = zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % VOCAB
+    token = zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes(), len(weights)) % VOCAB
     if allowed is None:
         return token
     tokens = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little")[:VOCAB])
     return -1 if not len(tokens) else int(tokens[np.searchsorted(tokens, token) % len(tokens)])
 
 
-def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset()) -> list[int]:
+def oracle(prompt: list[int], max_new: int, stops: frozenset[int] = frozenset(), weights: str = "") -> list[int]:
     """What the fake model generates after `prompt`, with the stop token, if one ends it."""
     sequence = list(prompt)
     for _ in range(max_new):
-        sequence.append(next_token(np.array(sequence, dtype=np.int32)))
+        sequence.append(next_token(np.array(sequence, dtype=np.int32), None, weights))
         if sequence[-1] in stops:
             break
     return sequence[len(prompt) :]
@@ -131,7 +144,27 @@ class Done:
         return self.result
 
 
+@dataclass
+class FakeTicket:
+    """A command that is done at once, and says so only when it was asked a few times."""
+
+    result: CommandResult | BoughError
+    looks: int = 0
+
+    def ready(self) -> bool:
+        self.looks = max(0, self.looks - 1)
+        return self.looks == 0
+
+    def wait(self) -> CommandResult:
+        self.looks = 0
+        if isinstance(self.result, BoughError):
+            raise self.result
+        return self.result
+
+
 class FakeExecutor:
+    """Its weights are a text, of which the length counts; the checkpoint `missing` is none."""
+
     def __init__(
         self,
         *,
@@ -149,9 +182,15 @@ class FakeExecutor:
         self._limits = Limits(
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
+            page_bytes=(4 * page_size,),
         )
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
         self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
+        self.weights = ""
+        self.asleep: set[MemoryTag] = set()
+        self.command_looks = 0  # how often a ticket must be looked at
+        self.tickets: list[FakeTicket] = []
+        self.order: list[int | str] = []  # steps and commands
         self._draw = random.Random(5)
         self.counts: list[int] = []  # tokens that decodes gave, one after the other
         self.page_size = page_size
@@ -180,8 +219,40 @@ class FakeExecutor:
     def close(self) -> None:
         pass
 
+    def control(self, command: Command) -> FakeTicket:
+        self.order.append(type(command).__name__)
+        try:
+            result: CommandResult | BoughError = self._obey(command)
+        except BoughError as error:
+            result = error
+        self.tickets.append(FakeTicket(result, self.command_looks))
+        return self.tickets[-1]
+
+    def _obey(self, command: Command) -> CommandResult:
+        pages = self.slots.reshape(-1, self.page_size)
+        match command:
+            case SwapWeights():
+                if command.model_path == "missing":
+                    raise ModelError("There is no such model.")
+                self.weights = command.model_path
+            case Sleep():
+                self.asleep |= {*command.tags}
+                if "kv_cache" in command.tags:
+                    self.slots.fill(-1)
+            case Wake():
+                self.asleep -= {*command.tags}
+            case CopyPagesOut():
+                command.buffer[:] = pages[command.pages].view(np.uint8)
+            case CopyPagesIn():
+                pages[command.pages] = command.buffer.view(np.int32)
+            case ProfileStart() | ProfileStop():
+                pass
+        return CommandResult("done", "asleep" if self.asleep else "")
+
     def launch(self, plan: BatchPlan) -> Done:
         assert self.unmasked is None, "masks come before the next launch"
+        assert not self.asleep and not any(ticket.looks for ticket in self.tickets), "a command was overtaken"
+        self.order.append(plan.step)
         assert len({setup.row for setup in plan.setups}) == len(plan.setups)
         self.plans.append(plan)
         for setup in plan.setups:
@@ -322,7 +393,7 @@ class FakeExecutor:
         return run
 
     def next_token(self, row: int, sequence: np.ndarray, allowed: np.ndarray | None = None) -> int:
-        return next_token(sequence, allowed)
+        return next_token(sequence, allowed, self.weights)
 
     def _input_logprobs(self, plan: BatchPlan, want) -> PositionLogprobs:  # type: ignore[no-untyped-def]
         """The "logprob" of a prompt token is minus its value."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from bough.core.control import Command, CommandResult, ProfileStart
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Open, StepOutput
 from bough.messages.requests import Abort, FlushCache, PauseMode, Ping, Resume, StartProfile, StopProfile
 from bough.messages.requests import Pause as PauseMessage
 from bough.scheduler.recording import Recording
+from tests.fakes.executor import FakeExecutor, FakeTicket
 from tests.fakes.scheduler_bench import Bench
 
 
@@ -78,32 +80,28 @@ def test_a_ping_is_handed_on() -> None:
     assert passed == [Ping(5)] and not any(isinstance(m, Open | StepOutput) for m in passed)
 
 
-class FakeProfiler:
+class ProfiledExecutor(FakeExecutor):
     """Notes what it is told; refuses what it is told to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.log: list[str] = []
         self.refuse = ""
         self.defect: Exception | None = None
 
-    def start(self, wanted: StartProfile) -> None:
+    def control(self, command: Command) -> FakeTicket:
         if self.refuse:
-            raise RequestError(self.refuse)
+            return FakeTicket(RequestError(self.refuse))
         if self.defect is not None:
             raise self.defect
-        self.log.append(f"start {wanted.output_dir}")
-
-    def stop(self) -> str:
-        if self.defect is not None:
-            raise self.defect
-        self.log.append("stop")
-        return "trace.json"
+        self.log.append(f"start {command.output_dir}" if isinstance(command, ProfileStart) else "stop")
+        return FakeTicket(CommandResult("trace.json"))
 
 
 def test_a_recording_covers_the_steps_that_were_asked_for() -> None:
-    profiler = FakeProfiler()
+    profiler = ProfiledExecutor()
     recording = Recording(profiler)
-    assert recording.obey(StartProfile(call=1, output_dir="o", start_step=2, num_steps=3)).ok
+    assert recording.obey(StartProfile(1, 2, 3, ProfileStart(output_dir="o"))).ok
     assert not recording.obey(StartProfile(call=2)).ok
     for expected in ([], ["start o"], ["start o"], ["start o"], ["start o", "stop"], ["start o", "stop"]):
         recording.after_step()
@@ -112,7 +110,7 @@ def test_a_recording_covers_the_steps_that_were_asked_for() -> None:
 
 
 def test_a_recording_goes_on_until_it_is_stopped_or_the_engine_is() -> None:
-    profiler = FakeProfiler()
+    profiler = ProfiledExecutor()
     recording = Recording(profiler)
     assert recording.obey(StartProfile(call=1)).ok
     recording.after_step()
@@ -124,13 +122,12 @@ def test_a_recording_goes_on_until_it_is_stopped_or_the_engine_is() -> None:
     assert recording.obey(StartProfile(call=5)).ok
     recording.close()
     assert profiler.log == ["start None", "stop", "start None", "stop"]
-    assert not Recording(None).obey(StartProfile(call=1)).ok
 
 
 @pytest.mark.parametrize("defect", [AssertionError("no activities"), ValueError("embedded null byte"), KeyError()])
 @pytest.mark.parametrize("delay", [0, 1])
 def test_a_profiler_that_fails_harms_nobody(defect: Exception, delay: int) -> None:
-    profiler = FakeProfiler()
+    profiler = ProfiledExecutor()
     recording = Recording(profiler)
     profiler.defect = defect
     assert recording.obey(StartProfile(call=1, start_step=delay)).ok == bool(delay)

@@ -13,6 +13,7 @@ from bough.core.finish import FinishAbort, FinishReason
 from bough.messages.outputs import Delta, Reply
 from bough.messages.requests import (
     Abort,
+    Control,
     FlushCache,
     Generate,
     GetState,
@@ -66,16 +67,18 @@ class NativeEngine(ScriptedEngine):
                     self._later([Delta(m.handle, "", b"", finish=gone) for m in named])
                 case Abort():
                     super().send(message)
-                case FlushCache() | GetState() | Ping() | Pause() | Resume() | StartProfile() | StopProfile():
+                case (
+                    FlushCache() | GetState() | Ping() | Pause() | Resume() | StartProfile() | StopProfile() | Control()
+                ):
                     self.commands.append(message)
                     if not self.silent:
                         self._reply(message)
 
     def _reply(self, message: Any) -> None:
         ok = True
-        if isinstance(message, FlushCache):
+        if isinstance(message, FlushCache | Control):
             ok, self.busy = self.busy <= 0, self.busy - 1
-        reply = Reply(message.call, ok, "done" if ok else "busy", self.state)
+        reply = Reply(message.call, ok, "done" if ok else "busy", self.state | {"num_paused_requests": 0})
         asyncio.get_running_loop().call_soon(self.client.receive, reply)
 
 

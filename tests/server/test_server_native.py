@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Delta, Deltas
-from bough.messages.requests import Pause, StartProfile
+from bough.messages.requests import Control, Pause, StartProfile
 from bough.server.app import App
 from bough.server.native import info
 from bough.server.protocols import all_endpoints
@@ -392,7 +393,73 @@ def test_a_profiles_folder_is_the_operators_to_choose() -> None:
             assert (await http.post("/start_profile", json=body, headers={"x-api-key": "a"})).status_code == 200
         async with open_server(engine) as http:
             assert (await http.post("/start_profile", json=body)).status_code == 200
-        folders = [c.output_dir for c in engine.commands if isinstance(c, StartProfile)]
+        folders = [c.command.output_dir for c in engine.commands if isinstance(c, StartProfile)]
         assert folders == [None, "/somewhere", "/somewhere"]
+
+    asyncio.run(go())
+
+
+def test_weights_and_memory_are_commands_for_the_engine() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        async with open_server(engine) as http:
+            body = {"model_path": "/new", "load_format": "safetensors", "weight_version": "7", "keep_pause": False}
+            reply = await http.post("/update_weights_from_disk", json=body)
+            assert reply.json() == {"success": True, "message": "done", "num_paused_requests": 0}
+            await http.post(
+                "/update_weights_from_disk", json={"model_path": "b", "flush_cache": False, "abort_all_requests": True}
+            )
+            for tags in (None, [], ["kv_cache"], ["weights"]):
+                for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+                    assert (await http.post(path, json={"tags": tags})).json() == {"success": True, "message": "done"}
+            commands = [c for c in engine.commands if isinstance(c, Control)]
+            update, other, *memory = commands
+            assert update.command == SwapWeights("/new", "safetensors")
+            assert (update.wait, update.flush_cache, update.abort_all) == (True, True, False)
+            assert update.facts == {"model_path": "/new", "weight_version": "7"}
+            assert (other.flush_cache, other.abort_all, other.facts) == (False, True, {"model_path": "b"})
+            both, cache, weights = ("weights", "kv_cache"), ("kv_cache",), ("weights",)
+            expected = [kind(tags) for tags in (both, both, cache, weights) for kind in (Sleep, Wake)]
+            assert [c.command for c in memory] == expected and not any(c.wait for c in memory)
+            assert [c.flush_cache for c in memory] == [True, False, True, False, True, False, False, False]
+            engine.busy = 2
+            refused = await http.post("/update_weights_from_disk", json={"model_path": "b"})
+            assert refused.status_code == 400 and refused.json()["success"] is False
+            assert refused.json()["message"] == refused.json()["error"]["message"] == "busy"
+            assert (await http.post("/release_memory_occupation")).status_code == 400
+            for wrong in ({}, {"model_path": 3}, {"model_path": "b", "model_pth": ""}):
+                assert (await http.post("/update_weights_from_disk", json=wrong)).status_code == 400
+            wrong = await http.post("/release_memory_occupation", json={"tags": ["graphs"]})
+            assert wrong.status_code == 400 and "tags" in wrong.json()["error"]["param"]
+            engine.state |= {"model_path": "/new", "weight_version": "7"}
+            info = (await http.get("/get_model_info")).json()
+            assert (info["model_path"], info["weight_version"]) == ("/new", "7")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "path", ["/update_weights_from_disk", "/release_memory_occupation", "/resume_memory_occupation"]
+)
+@pytest.mark.parametrize(
+    ("keys", "sent", "status"),
+    [
+        ({}, None, 200),
+        ({"api_key": "k"}, "k", 403),
+        ({"api_key": "k"}, None, 403),
+        ({"api_key": "k", "admin_api_key": "a"}, "k", 401),
+        ({"api_key": "k", "admin_api_key": "a"}, "a", 200),
+        ({"admin_api_key": "a"}, None, 401),
+    ],
+)
+def test_weights_and_memory_are_never_a_clients(path: str, keys: dict[str, str], sent: str | None, status: int) -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        async with open_server(engine, **keys) as http:
+            body = {"model_path": "x"} if "weights" in path else {}
+            reply = await http.post(path, json=body, headers={} if sent is None else {"x-api-key": sent})
+            assert reply.status_code == status and len(engine.commands) == (status == 200)
+            if status == 403:
+                assert "--admin-api-key" in reply.json()["error"]["message"]
 
     asyncio.run(go())

@@ -52,10 +52,14 @@ class FillingWeight:
         """Takes a weight that was packed earlier."""
         self._weight = weight
 
+    def release(self) -> None:
+        """Forgets the weight; another may be read."""
+        self._weight = None
+
     def store(self, first: int, rows: npt.NDArray[np.uint8], stored: GGMLQuantizationType) -> None:
         """Packs rows as the checkpoint has them, from number `first` on. [rows, bytes of a row]"""
         library = linear_library()
-        if self._weight is None:
+        if self._weight is None or first == 0:  # another checkpoint may have another type
             form = self.format_of(stored)
             size = library.bough_weight_bytes(form, self.outputs, self.inputs)
             self._weight = PackedWeight(form, self.outputs, self.inputs, aligned_bytes(size))

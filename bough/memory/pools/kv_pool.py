@@ -14,9 +14,11 @@ with what happens to be cached, as they do with any other rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
+from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 
@@ -33,8 +35,85 @@ def cache_dtype(name: str, activations: torch.dtype) -> torch.dtype:
     return activations if name == "auto" else FORMATS[name]
 
 
+class GroupPool(Protocol):
+    """The memory of one KV group: what its layers keep of a token or a sequence, page by page. All layers of a page
+    move together."""
+
+    @property
+    def page_bytes(self) -> int:
+        """What one page takes, over all layers of the group."""
+        ...
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        """What the pages hold, all layers of a page together. uint8 [pages, page_bytes], on the pool's device"""
+        ...
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        """Gives the pages what `read_pages` has read, there or in a pool of the same shape."""
+        ...
+
+    def release(self) -> None:
+        """Gives the memory back; what the pages held is lost."""
+        ...
+
+    def restore(self) -> None:
+        """Takes the memory again, at other addresses; nothing is taken where there is too little."""
+        ...
+
+
+class AttentionPool:
+    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each. A window group has fewer
+    pages than one of full attention, and is otherwise the same."""
+
+    def __init__(
+        self, layers: int, pages: int, page_size: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        slots = (pages + 1) * page_size
+        self._page_size = page_size
+        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+        self._tensors = (*self.keys, *self.values)
+        self._clear_scratch()
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(tensor.stride(0) * tensor.itemsize * self._page_size for tensor in self._tensors)
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in self._tensors], dim=1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        begin = 0
+        for tensor in map(self._by_page, self._tensors):
+            tensor.index_copy_(0, pages, content[:, begin : begin + tensor.shape[1]])
+            begin += tensor.shape[1]
+
+    def release(self) -> None:
+        for tensor in self._tensors:
+            tensor.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        try:
+            for tensor in self._tensors:
+                tensor.untyped_storage().resize_(tensor.nbytes)
+        except RuntimeError as error:
+            self.release()
+            raise ResourceError(f"There is not enough free memory for the KV cache: {error}") from None
+        self._clear_scratch()
+
+    def _clear_scratch(self) -> None:
+        """A page table has page 0 where a window has passed. Nobody attends to that, but kernels read blocks that begin
+        there, and a stray NaN would survive a weight of 0."""
+        for tensor in self._tensors:
+            tensor[: self._page_size].zero_()
+
+    def _by_page(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[pages + 1, bytes of a page]"""
+        return tensor.view(len(tensor) // self._page_size, -1).view(torch.uint8)
+
+
 class KVPool:
-    """Keys and values of every layer, for the key/value heads of this rank. A layer has as many pages as its KV group.
+    """Keys and values of every layer, for the key/value heads of this rank, in the pools of the KV groups.
 
     `scales` has a pair for each layer, for keys and for values; without it, they are stored as they are.
     """
@@ -51,22 +130,34 @@ class KVPool:
     ) -> None:
         self.page_size = page_size
         self.dtype = dtype
-        heads = _local_kv_heads(config, topology)
-
-        def empty(layer: int) -> torch.Tensor:
-            slots = (pages[config.kv_group(layer)] + 1) * page_size
-            tensor = torch.empty((slots, heads, config.head_dim), dtype=dtype, device=device)
-            # A page table has page 0 where a window has passed. Nobody attends to that, but kernels read blocks that
-            # begin there, and a stray NaN would survive a weight of 0.
-            tensor[:page_size].zero_()
-            return tensor
-
-        self.keys = [empty(layer) for layer in range(config.num_layers)]
-        self.values = [empty(layer) for layer in range(config.num_layers)]
+        group_of = [config.kv_group(layer) for layer in range(config.num_layers)]
+        shape = (_local_kv_heads(config, topology), config.head_dim)
+        attention = [
+            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device)
+            for group in range(len(config.kv_groups))
+        ]
+        self.groups: tuple[GroupPool, ...] = tuple(attention)
+        places = [group_of[:layer].count(group) for layer, group in enumerate(group_of)]
+        self.keys = [attention[group].keys[place] for group, place in zip(group_of, places, strict=True)]
+        self.values = [attention[group].values[place] for group, place in zip(group_of, places, strict=True)]
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [key for key, _ in pairs]
         self.value_scales = [value for _, value in pairs]
+
+    def release(self) -> None:
+        """Gives the memory of all groups back."""
+        for group in self.groups:
+            group.release()
+
+    def restore(self) -> None:
+        """Takes it again, all or nothing."""
+        try:
+            for group in self.groups:
+                group.restore()
+        except ResourceError:
+            self.release()
+            raise
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
-from bough.server.native.control import control_routes, profile_routes
+from bough.server.native.control import control_routes, memory_routes, profile_routes
 from bough.server.native.generate import generate_routes
 from bough.server.native.info import info_routes, load_routes
 from bough.server.native.text import parser_routes, token_routes
@@ -19,4 +19,5 @@ def routes(context: ServerContext) -> list[Endpoint]:
         *parser_routes(context),
         *control_routes(context),
         *profile_routes(context),
+        *memory_routes(context),
     ]

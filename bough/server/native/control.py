@@ -1,4 +1,4 @@
-"""Management: empty the cache, abort requests, pause and continue, record a profile."""
+"""Management: empty the cache, abort requests, pause and continue, record a profile, update weights, release memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import math
 import time
 from functools import partial
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,8 +17,17 @@ from bough.messages.outputs import Reply
 from bough.server.bodies import given_fields, read_body, settings_of
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
-from bough.server.errors import HttpError
-from bough.server.native.schemas import AbortBody, Nothing, Outcome, PauseBody, ProfileBody
+from bough.server.errors import HttpError, failure_of, native_shape
+from bough.server.native.schemas import (
+    AbortBody,
+    MemoryBody,
+    Nothing,
+    Outcome,
+    PauseBody,
+    ProfileBody,
+    UpdateWeightsBody,
+    WeightsOutcome,
+)
 from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
@@ -157,3 +168,57 @@ async def start_profile(context: ServerContext, request: Request) -> Response:
 async def stop_profile(context: ServerContext, request: Request) -> Response:
     await read_body(request, Nothing)
     return outcome_of(await while_connected(request, context.client.stop_profile()))
+
+
+def memory_routes(context: ServerContext) -> list[Endpoint]:
+    """Never opened by a client's key: a path is a file that is read, and a released engine serves nobody."""
+    memory: dict[str, Any] = {"access": "admin_only", "body": MemoryBody, "answer": Outcome}
+    return [
+        Endpoint(
+            "/update_weights_from_disk",
+            partial(update_weights, context),
+            "Read another checkpoint of the same model in the place of its weights",
+            access="admin_only",
+            body=UpdateWeightsBody,
+            answer=WeightsOutcome,
+        ),
+        Endpoint(
+            "/release_memory_occupation",
+            partial(release_memory, context),
+            "Give back the memory of weights and cache; 400 while requests run",
+            **memory,
+        ),
+        Endpoint(
+            "/resume_memory_occupation",
+            partial(resume_memory, context),
+            "Take the memory again; weights are read from their files",
+            **memory,
+        ),
+    ]
+
+
+async def update_weights(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, UpdateWeightsBody)
+    updating = context.client.update_weights(
+        body.model_path,
+        body.load_format,
+        flush_cache=body.flush_cache is not False,
+        abort_all_requests=bool(body.abort_all_requests),
+        weight_version=body.weight_version,
+    )
+    reply = await while_connected(request, updating)
+    outcome = msgspec.structs.asdict(WeightsOutcome(reply.ok, reply.message, reply.data["num_paused_requests"]))
+    if reply.ok:
+        return json_response(outcome)
+    failure = failure_of(RequestError(reply.message))
+    return json_response({**outcome, **native_shape(failure)}, failure.status)
+
+
+async def release_memory(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, MemoryBody)
+    return outcome_of(await while_connected(request, context.client.release_memory(body.tags)))
+
+
+async def resume_memory(context: ServerContext, request: Request) -> Response:
+    body = await read_body(request, MemoryBody)
+    return outcome_of(await while_connected(request, context.client.resume_memory(body.tags)))

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
+from bough.messages.outputs import facts_of
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
 from bough.server.context import STATE_TIMEOUT_S, ServerContext
@@ -174,12 +175,13 @@ async def _answered(context: ServerContext, inputs: Inputs) -> None:
         await asyncio.Event().wait()
 
 
-def describe_model(context: ServerContext) -> dict[str, Any]:
+def describe_model(context: ServerContext, state: State | None) -> dict[str, Any]:
     return {
         **context.model.to_dict(),
         "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
         "chat_template": describe_template(context.tokenizer),
         "preferred_sampling_params": None,
+        **facts_of(state or {}),
     }
 
 
@@ -196,7 +198,7 @@ def describe_template(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
 
 
 async def model_info(context: ServerContext, request: Request) -> Response:
-    return json_response(describe_model(context))
+    return json_response(describe_model(context, await context.state()))
 
 
 async def server_info(context: ServerContext, request: Request) -> Response:
@@ -207,7 +209,7 @@ async def server_info(context: ServerContext, request: Request) -> Response:
             "tp_size": 1,
             "dp_size": 1,
             **context.model.limits,
-            **describe_model(context),
+            **describe_model(context, state),
             "version": __version__,
             "started": context.model.created,
             "internal_states": [] if state is None else [state],

@@ -228,6 +228,36 @@ class PauseBody(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["abort", "retract", "in_place"] | None = None
 
 
+class UpdateWeightsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where the new weights are. The last five are accepted for SGLang's clients: a pause outlives an update in any
+    case, and captured graphs stay valid."""
+
+    model_path: str
+    load_format: str | None = None
+    flush_cache: bool | None = None
+    abort_all_requests: bool | None = None
+    weight_version: str | None = None
+    keep_pause: bool | None = None
+    is_async: bool | None = None
+    torch_empty_cache: bool | None = None
+    recapture_cuda_graph: bool | None = None
+    token_step: int | None = None
+
+
+class WeightsOutcome(msgspec.Struct):
+    """Whether the weights were updated; a 400 has the field `error` too."""
+
+    success: bool
+    message: str
+    num_paused_requests: int
+
+
+class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which memory is meant; all of it when left out."""
+
+    tags: list[Literal["weights", "kv_cache"]] | None = None
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """A body without fields."""
 

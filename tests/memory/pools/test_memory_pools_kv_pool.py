@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -47,3 +48,62 @@ def test_8_bits_halve_what_a_token_costs_and_come_with_scales() -> None:
     pool = KVPool(CONFIG, (5,), 16, dtype, *place, [(0.5, 0.25), (1.0, 2.0), (3.0, 4.0)])
     assert (pool.key_scales, pool.value_scales) == ([0.5, 1.0, 3.0], [0.25, 2.0, 4.0])
     assert pool.keys[0].dtype == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_move_with_all_their_layers(dtype: torch.dtype, page_size: int) -> None:
+    pools = [KVPool(CONFIG, (5,), page_size, dtype, torch.device("cpu"), Topology()) for _ in range(2)]
+    for place, pool in enumerate(pools):
+        for layer, tensor in enumerate((*pool.keys, *pool.values)):
+            numbers = torch.arange(tensor.numel()).view(tensor.shape) * (layer + 7 * place + 1) % 50
+            tensor.copy_(numbers.float())
+    source, target = (pool.groups[0] for pool in pools)
+    untouched = target.read_pages(torch.tensor([0, 1, 4, 5])).clone()
+    content = source.read_pages(torch.tensor([5, 1]))
+    assert content.shape == (2, source.page_bytes) and content.dtype == torch.uint8
+    assert (source.page_bytes,) == tuple(page_size * n for n in KVPool.bytes_per_token(CONFIG, dtype, Topology()))
+    target.write_pages(torch.tensor([2, 3]), content)
+    assert torch.equal(target.read_pages(torch.tensor([2, 3])), content)
+    assert torch.equal(target.read_pages(torch.tensor([0, 1, 4, 5])), untouched)
+    first = slice(5 * page_size, 6 * page_size)
+    assert torch.equal(pools[1].values[2].float()[2 * page_size : 3 * page_size], pools[0].values[2].float()[first]), (
+        "a page is a page of each layer"
+    )
+
+
+def test_memory_is_given_back_and_taken_again() -> None:
+    pool = KVPool(CONFIG, (5,), 1, torch.float32, torch.device("cpu"), Topology())
+    tensors = [*pool.keys, *pool.values]
+    pool.release()
+    assert not any(tensor.untyped_storage().nbytes() for tensor in tensors)
+    pool.restore()
+    (group,) = pool.groups
+    group.write_pages(torch.arange(1, 6), torch.full((5, group.page_bytes), 1, dtype=torch.uint8))
+    assert all(tensor is kept for tensor, kept in zip((*pool.keys, *pool.values), tensors, strict=True))
+    assert (group.read_pages(torch.arange(1, 6)) == 1).all()
+
+
+def test_memory_that_somebody_else_has_taken_is_said_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool(CONFIG, (5,), 1, torch.float32, torch.device("cpu"), Topology())
+    pool.release()
+    (group,), tensors = pool.groups, [*pool.keys, *pool.values]
+    sizes = [tensor.nbytes for tensor in tensors]
+    # More than any machine has: torch's allocator itself must refuse.
+    monkeypatch.setattr(group, "_tensors", (*pool.keys, _Sized(pool.values[0], 1 << 60)))
+    with pytest.raises(ResourceError, match="not enough free memory for the KV cache"):
+        pool.restore()
+    monkeypatch.undo()
+    assert not any(tensor.untyped_storage().nbytes() for tensor in tensors)
+    pool.restore()
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == sizes
+
+
+class _Sized:
+    """A tensor that says it is larger."""
+
+    def __init__(self, tensor: torch.Tensor, nbytes: int) -> None:
+        self._tensor, self.nbytes = tensor, nbytes
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self._tensor.untyped_storage()

@@ -1,0 +1,100 @@
+"""What an executor can be told beside its plans: to copy pages, swap weights, give memory back, record a profile.
+
+`Executor.control(command)` returns a ticket at once. The command takes effect in order: after every plan that was
+launched before it, before every plan that is launched later. Whoever gives the command holds what it touches (pages, a
+buffer) until the ticket is ready. A command that cannot be done raises a `BoughError` from `wait` and has changed
+nothing; anything else that is raised there is a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from bough.core.errors import RequestError
+
+if TYPE_CHECKING:  # clients start without it
+    import numpy as np
+    import numpy.typing as npt
+
+MemoryTag = Literal["weights", "kv_cache"]
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
+
+
+def memory_tags(tags: Sequence[str] | None) -> tuple[MemoryTag, ...]:
+    """Which memory is meant; all of it where nothing is named."""
+    unknown = [tag for tag in tags or () if tag not in MEMORY_TAGS]
+    if unknown:
+        raise RequestError(f"tags must be among {', '.join(MEMORY_TAGS)}, got {unknown[0]!r}.", field="tags")
+    return tuple(tag for tag in MEMORY_TAGS if not tags or tag in tags)
+
+
+class CopyPagesOut(msgspec.Struct, frozen=True, tag=True):
+    """Copies what pages hold, all layers together, to memory of the host."""
+
+    pages: npt.NDArray[np.int32]  # [n]
+    buffer: npt.NDArray[np.uint8]  # [n, Limits.page_bytes of the group], written until the ticket is ready
+    group: int = 0
+
+
+class CopyPagesIn(msgspec.Struct, frozen=True, tag=True):
+    """Gives pages the content that `CopyPagesOut` has copied."""
+
+    pages: npt.NDArray[np.int32]  # [n]
+    buffer: npt.NDArray[np.uint8]  # [n, Limits.page_bytes of the group], read until the ticket is ready
+    group: int = 0
+
+
+class SwapWeights(msgspec.Struct, frozen=True, tag=True):
+    """Reads another checkpoint of the same configuration in the place of the present one. What pages hold stays."""
+
+    model_path: str
+    load_format: str | None = None  # None: what its files hold
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Gives memory back. What pages hold is lost with `kv_cache`. No plan may be launched before `Wake`."""
+
+    tags: tuple[MemoryTag, ...] = MEMORY_TAGS
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Takes memory that was given back again; weights are read again from the files they came from."""
+
+    tags: tuple[MemoryTag, ...] = MEMORY_TAGS
+
+
+class ProfileStart(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Begins to record what the executor's process does."""
+
+    output_dir: str | None = None
+    activities: tuple[str, ...] = ()  # CPU, GPU; what the machine has when left out
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+class ProfileStop(msgspec.Struct, frozen=True, tag=True):
+    """Ends the recording; the ticket's message is the path of its file."""
+
+
+ClientCommand = SwapWeights | Sleep | Wake  # that clients send through the scheduler
+Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop
+
+
+class CommandResult(msgspec.Struct, frozen=True):
+    """What a command has led to."""
+
+    message: str = ""
+    obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
+
+
+class Ticket(Protocol):
+    """A command under way."""
+
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> CommandResult: ...

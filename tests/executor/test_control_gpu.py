@@ -1,0 +1,99 @@
+"""Commands on a GPU: captured graphs outlive a swap of the weights, and are captured again after a release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bough.core.control import CopyPagesIn, CopyPagesOut, MemoryTag, Sleep, SwapWeights, Wake
+from bough.core.errors import ModelError
+from bough.core.settings import Settings
+from bough.executor.build import build_executor
+from bough.executor.cuda_executor import CudaExecutor
+from bough.loader.locate import locate
+from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.one_row import PROMPT, go_on, tokens_of
+
+pytestmark = pytest.mark.gpu
+
+# Large enough for the memory to be seen, and for 8-bit products.
+SHAPE = {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 8192}
+TOKENS = 65_536
+
+
+def build(folder: Path, quantization: str = "auto") -> CudaExecutor:
+    flat = {"max_total_tokens": TOKENS, "max_running_requests": 8, "chunked_prefill_size": 256}
+    executor = build_executor(locate(str(folder)), Settings.from_flat({**flat, "quantization": quantization})).executor
+    assert isinstance(executor, CudaExecutor)
+    while executor.idle():
+        pass
+    return executor
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> tuple[Path, Path]:
+    first, second = (write_checkpoint(tmp_path / str(seed), seed, torch.bfloat16, **SHAPE) for seed in (1, 2))
+    return first, second
+
+
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+def test_graphs_stay_valid_over_a_swap(checkpoints: tuple[Path, Path], quantization: str) -> None:
+    if quantization == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this device has no 8-bit products")
+    first, second = (build(folder, quantization) for folder in checkpoints)
+    before, wanted = tokens_of(first), tokens_of(second)
+    assert before != wanted
+    graphs = [dict(ladder._graphs) for ladder in first._ladders]
+    assert any(graphs)
+    for folder, expected in ((checkpoints[1], wanted), (checkpoints[0], before)):
+        first.control(SwapWeights(str(folder))).wait()
+        assert tokens_of(first) == expected
+    with pytest.raises(ModelError):
+        first.control(SwapWeights("/nowhere")).wait()
+    assert tokens_of(first) == before
+    assert [dict(ladder._graphs) for ladder in first._ladders] == graphs
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("tags", [("weights",), ("kv_cache",), ("weights", "kv_cache")])
+def test_memory_is_released_and_comes_back(checkpoints: tuple[Path, Path], tags: tuple[MemoryTag, ...]) -> None:
+    executor = build(checkpoints[0])
+    before = tokens_of(executor)
+    held = {
+        "kv_cache": (TOKENS + 1) * executor.limits().page_bytes[0],
+        "weights": sum(slot.nbytes for slot in executor._model.slots()),
+    }
+    allocated, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    assert all(tag in executor.control(Sleep(tags)).wait().obstacle for tag in tags)
+    assert allocated - torch.cuda.memory_allocated() >= sum(held[tag] for tag in tags)
+    assert torch.cuda.mem_get_info()[0] > free, "the device has it, not the allocator's cache"
+    assert not executor.idle() and not any(ladder._graphs for ladder in executor._ladders)
+    # Whoever takes the memory meanwhile moves the addresses.
+    taken = torch.empty(sum(held[tag] for tag in tags) // 2, dtype=torch.uint8, device="cuda")
+    assert executor.control(Wake(tags)).wait().obstacle == ""
+    del taken
+    assert tokens_of(executor) == before, "kernel by kernel"
+    while executor.idle():
+        pass
+    assert any(ladder._graphs for ladder in executor._ladders)
+    assert tokens_of(executor) == before, "with graphs"
+    executor.close()
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pages_copied_out_and_into_others_continue_alike(checkpoints: tuple[Path, Path], pinned: bool) -> None:
+    executor = build(checkpoints[0])
+    expected = tokens_of(executor)
+    pages, elsewhere = np.arange(1, 1 + len(PROMPT), dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
+    shape = (len(PROMPT), executor.limits().page_bytes[0])
+    buffer = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned).numpy()
+    executor.control(CopyPagesOut(pages, buffer)).wait()
+    ticket = executor.control(CopyPagesIn(elsewhere[: len(PROMPT)].copy(), buffer))
+    assert go_on(executor, expected[0], elsewhere, len(PROMPT), 5) == expected[1:]
+    ticket.wait()
+    assert ticket.ready()
+    executor.close()

@@ -104,11 +104,11 @@ async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, tu
             reader.event(event, now_s)
 
     try:
-        answer = await client.post(PATHS[template.api], raw, read if template.stream else None)
-        if answer.status != 200:
-            raise HttpFailure(f"{answer.status}: {answer.text[:200]}")
+        response = await client.post(PATHS[template.api], raw, read if template.stream else None)
+        if response.status != 200:
+            raise HttpFailure(f"{response.status}: {response.text[:200]}")
         if not template.stream:
-            reader.whole(bytes(answer.body), time.monotonic() - began)
+            reader.whole(bytes(response.body), time.monotonic() - began)
         if not record.output_tokens:
             raise HttpFailure("an answer without tokens")
     except (HttpFailure, msgspec.DecodeError) as error:

@@ -42,7 +42,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpResponse:
     """What came back; `body` stays empty when it was streamed to a reader."""
 
     status: int = 0
@@ -68,12 +68,12 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._free: list[_Connection] = []
 
-    async def post(self, path: str, body: Any, on_data: OnData | None = None) -> Answer:
+    async def post(self, path: str, body: Any, on_data: OnData | None = None) -> HttpResponse:
         """Sends JSON, or bytes that are JSON already. With `on_data` the body of a 200 goes there as it comes."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return await self._request("POST", path, raw, on_data)
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpResponse:
         return await self._request("GET", path, b"", None)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class HttpClient:
             connection.close()
         self._free.clear()
 
-    async def _request(self, method: str, path: str, body: bytes, on_data: OnData | None) -> Answer:
+    async def _request(self, method: str, path: str, body: bytes, on_data: OnData | None) -> HttpResponse:
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
         if body:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -94,7 +94,7 @@ class HttpClient:
         except OSError as error:
             raise HttpFailure(str(error) or type(error).__name__) from None
 
-    async def _exchange(self, raw: bytes, on_data: OnData | None) -> Answer:
+    async def _exchange(self, raw: bytes, on_data: OnData | None) -> HttpResponse:
         while self._free:
             kept = self._free.pop()
             try:
@@ -105,9 +105,9 @@ class HttpClient:
         _, fresh = await loop.create_connection(_Connection, self._host, self._port, ssl=self._ssl)
         return await self._over(fresh, raw, on_data)
 
-    async def _over(self, connection: _Connection, raw: bytes, on_data: OnData | None) -> Answer:
+    async def _over(self, connection: _Connection, raw: bytes, on_data: OnData | None) -> HttpResponse:
         try:
-            answer = await connection.exchange(raw, on_data)
+            response = await connection.exchange(raw, on_data)
         except BaseException:
             connection.close()
             raise
@@ -115,7 +115,7 @@ class HttpClient:
             self._free.append(connection)
         else:
             connection.close()
-        return answer
+        return response
 
 
 class _StaleConnectionError(Exception):
@@ -131,14 +131,14 @@ class _Connection(asyncio.Protocol):
         self._lost = False
         self._heard = False
         self._on_data: OnData | None = None
-        self._done: asyncio.Future[Answer] | None = None  # of the request in progress
+        self._done: asyncio.Future[HttpResponse] | None = None  # of the request in progress
 
-    async def exchange(self, raw: bytes, on_data: OnData | None) -> Answer:
+    async def exchange(self, raw: bytes, on_data: OnData | None) -> HttpResponse:
         if self._lost:
             raise _StaleConnectionError
         self._parser = httptools.HttpResponseParser(self)
-        self._answer, self._on_data = Answer(), on_data
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._response, self._on_data = HttpResponse(), on_data
+        done: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         self._done = done
         self._heard = self.reusable = False
         self._transport.write(raw)
@@ -165,18 +165,18 @@ class _Connection(asyncio.Protocol):
             self._fail(HttpFailure(f"the connection was lost{f': {exc}' if exc else ''}"))
 
     def on_headers_complete(self) -> None:
-        self._answer.status = self._parser.get_status_code()
+        self._response.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        if self._on_data is not None and self._answer.status == 200:
+        if self._on_data is not None and self._response.status == 200:
             self._on_data(body)
         else:
-            self._answer.body += body
+            self._response.body += body
 
     def on_message_complete(self) -> None:
         self.reusable, self._used = self._parser.should_keep_alive(), True
         if self._done is not None and not self._done.done():
-            self._done.set_result(self._answer)
+            self._done.set_result(self._response)
 
     def _fail(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():

@@ -207,11 +207,11 @@ async def timed_completion(client: HttpClient, model: str, prompt: list[int]) ->
             timed.add(event, now)
 
     try:
-        answer = await client.post("/v1/completions", body, read)
+        response = await client.post("/v1/completions", body, read)
     except (HttpFailure, msgspec.DecodeError) as error:
         return repr(error)
-    if answer.status != 200:
-        return f"{answer.status}: {answer.text[:200]}"
+    if response.status != 200:
+        return f"{response.status}: {response.text[:200]}"
     return timed if timed.first_s is not None else "an empty stream"
 
 

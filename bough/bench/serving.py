@@ -68,24 +68,24 @@ async def _find_target(args: argparse.Namespace, api: Api) -> Target:
 
 
 async def _first_model(client: HttpClient, api: Api, url: str) -> str:
-    answer = await client.get("/v1/models")
-    if answer.status == 200:
-        listed = msgspec.json.decode(bytes(answer.body)).get("data") or []
+    response = await client.get("/v1/models")
+    if response.status == 200:
+        listed = msgspec.json.decode(bytes(response.body)).get("data") or []
         if listed:
             return str(listed[0]["id"])
     if api == "native":  # which asks for no model
         return ""
-    raise SettingsError(f"{url}/v1/models lists no model ({answer.status}); name one with --model.")
+    raise SettingsError(f"{url}/v1/models lists no model ({response.status}); name one with --model.")
 
 
 async def _flush_cache(target: Target) -> None:
     client = HttpClient(target.url, target.headers)
     try:
-        answer = await client.post("/flush_cache", {})
+        response = await client.post("/flush_cache", {})
     finally:
         client.close()
-    if answer.status != 200:
-        raise ServerError(f"The server does not flush its cache ({answer.status}): {answer.text[:200]}")
+    if response.status != 200:
+        raise ServerError(f"The server does not flush its cache ({response.status}): {response.text[:200]}")
 
 
 def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:

@@ -21,7 +21,6 @@ MENU = Menu(
             "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
         ),
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
-        "cpu": Command("this CPU, alone or beside llama.cpp", "bough.bench.cpu", starts_engine=True),
         "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
@@ -32,6 +31,7 @@ MENU = Menu(
             "what structured output costs: masks, jump-forward", "bough.bench.constrained", starts_engine=True
         ),
         # Benchmarks of single parts: they live beside the tests and run in a checkout only.
+        "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
         "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
         "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
         "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),

@@ -56,6 +56,13 @@ class KVGroup:
     def __post_init__(self) -> None:
         assert (self.kind == "window") == (self.window is not None)
 
+    def row_pages(self, page_size: int) -> int:
+        """The most pages that a row holds of a window or state group between two steps."""
+        if self.window is None:
+            return 1  # its state
+        # Windows begin inside a page, and rows keep a page more than they read, to be cut back by some tokens.
+        return -(-self.window // page_size) + 3
+
 
 FULL_ATTENTION = KVGroup()
 

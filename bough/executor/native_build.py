@@ -53,7 +53,7 @@ def native_library(
 
 def make_recorder(limits_rows: int, chunk_tokens: int) -> Recorder:
     """A recorder with room for the largest step, and for a block of prompt positions whose logprobs are asked."""
-    return Recorder(tokens=chunk_tokens + limits_rows, wanted=max(limits_rows, INPUT_BLOCK))
+    return Recorder(tokens=chunk_tokens + limits_rows, logits=max(limits_rows, INPUT_BLOCK))
 
 
 def build_native(
@@ -67,7 +67,7 @@ def build_native(
     deterministic: bool,
 ) -> NativeExecutor:
     """Records the model, whose weights are loaded, and gives the executor that runs it."""
-    torch.set_num_threads(1)  # it samples only: a second team of threads would stand in the way of the first
+    torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
     tapes = NativeTapes(library, model, recorder, pool, threads, limits.chunk_tokens + limits.rows)
     return NativeExecutor(tapes, limits, deterministic=deterministic)
 

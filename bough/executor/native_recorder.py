@@ -1,12 +1,13 @@
 """Records a model's forward pass as a tape: operations and an attention back end that note what they would compute.
 
 The model runs once over tensors without memory (torch's `meta` device), whose storages stand for buffers; views and
-splits cost nothing, as they only move addresses. When the recording ends, buffers get their memory and the operations
-their addresses. Nothing here depends on an architecture.
+splits cost nothing, as they only move addresses. When the recording ends, buffers get their memory, which those share
+that are not needed at the same time, and the operations their addresses. Nothing here depends on an architecture.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.executor.native_buffers import Arrangement, Buffer, arrange
 from bough.kernels.packed_ops import PackedOps
 from bough.kernels.quant_linear.native import structs_of
 from bough.kernels.quant_linear.packed import PackedWeight
@@ -24,6 +24,35 @@ from bough.native.tape import Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+LINE = 64  # bytes that buffers are aligned to
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """Rows of float32, written by operation `first` and read up to `last`."""
+
+    rows: int
+    width: int
+    on_logits: bool  # the rows are the tokens whose logits are asked for, not all
+    first: int = -1
+    last: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.rows * self.width * 4 // LINE) * LINE
+
+    def used_by(self, operation: int) -> None:
+        if self.first < 0:
+            self.first = operation
+        self.last = max(self.last, operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Where each buffer begins in a common piece of memory of so many bytes."""
+
+    offsets: dict[Buffer, int]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +69,14 @@ class Operation:
 
     name: str
     arguments: tuple[Any, ...]
+    on_logits: bool
 
 
 class Recorder:
-    """Owns the recording in progress. `tokens` and `wanted` are the most rows that a step can have of each."""
+    """Owns the recording in progress, for steps of up to `tokens` tokens that ask for the logits of up to `logits`."""
 
-    def __init__(self, tokens: int, wanted: int) -> None:
-        self._tokens, self._wanted = tokens, wanted
+    def __init__(self, tokens: int, logits: int) -> None:
+        self._tokens, self._logits = tokens, logits
         self._operations: list[Operation] = []
         self._buffers: dict[int, Buffer] = {}  # by their storage, which `_tensors` keeps alive
         self._tensors: list[torch.Tensor] = []
@@ -66,12 +96,12 @@ class Recorder:
 
     # ---- the beginning and the end
 
-    def rows(self, width: int, on_wanted: bool) -> torch.Tensor:
+    def rows(self, width: int, on_logits: bool) -> torch.Tensor:
         """A fresh buffer, as the tensor that stands for it."""
-        count = self._wanted if on_wanted else self._tokens
+        count = self._logits if on_logits else self._tokens
         tensor = torch.empty(count, width, device="meta")
         self._tensors.append(tensor)
-        self._buffers[_storage(tensor)] = Buffer(count, width, on_wanted)
+        self._buffers[_storage(tensor)] = Buffer(count, width, on_logits)
         return tensor
 
     def place(self, tensor: torch.Tensor) -> Place:
@@ -88,13 +118,11 @@ class Recorder:
         """Adds the operations to a tape whose memory begins at `base`, and forgets them. Returns what the tape points
         at and must be kept as long as it."""
         for operation in self._operations:
-            tape.add(
-                operation.name,
-                *(
-                    base + arrangement.offsets[a.buffer] + a.offset if isinstance(a, Place) else a
-                    for a in operation.arguments
-                ),
+            arguments = (
+                base + arrangement.offsets[a.buffer] + a.offset if isinstance(a, Place) else a
+                for a in operation.arguments
             )
+            tape.add(operation.name, *arguments, on_logits=operation.on_logits)
         kept, self._kept = self._kept, []
         self._operations, self._buffers, self._tensors = [], {}, []
         return kept
@@ -102,7 +130,7 @@ class Recorder:
     # ---- the operations
 
     def _embedding(self, token_ids: torch.Tensor, table: PackedWeight, scale: float) -> torch.Tensor:
-        out = self.rows(table.k, on_wanted=False)
+        out = self.rows(table.k, on_logits=False)
         self._add("embedding", self._structs([table]), scale, self.place(out))
         return out
 
@@ -114,20 +142,19 @@ class Recorder:
         residual: torch.Tensor | None = None,
         plus_one: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        on_wanted = self._on_wanted(x)
-        out = self.rows(x.shape[1], on_wanted)
-        stream = x if residual is None else self.rows(x.shape[1], on_wanted)
-        sides = (None, None) if residual is None else (self.place(residual), self.place(stream))
+        on_logits = self._on_logits(x)
+        out = self.rows(x.shape[1], on_logits)
+        stream = x if residual is None else self.rows(x.shape[1], on_logits)
+        before, after = (None, None) if residual is None else (self.place(residual), self.place(stream))
         settings = (self._address(weight), eps, plus_one, x.shape[1])
-        self._add("rms_norm", on_wanted, self.place(x), sides[0], *settings, self.place(out), sides[1])
+        self._add("rms_norm", self.place(x), before, *settings, self.place(out), after, on_logits=on_logits)
         return out, stream
 
     def _linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:
-        outputs, on_wanted = sum(part.n for part in parts), self._on_wanted(x)
-        y = self.rows(outputs, on_wanted)
-        weights = (self._structs(parts), len(parts))
-        bias_at = None if bias is None else self._address(bias)
-        self._add("linear", on_wanted, *weights, self.place(x), x.stride(0), bias_at, self.place(y), outputs)
+        outputs, on_logits = sum(part.n for part in parts), self._on_logits(x)
+        y = self.rows(outputs, on_logits)
+        inputs = (self._structs(parts), len(parts), self.place(x), x.stride(0), self._address(bias))
+        self._add("linear", *inputs, self.place(y), outputs, on_logits=on_logits)
         return y
 
     def _norm_rope_store(
@@ -148,69 +175,54 @@ class Recorder:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> None:
-        norms = (None if weight is None else self._address(weight) for weight in (q_weight, k_weight))
-        pointers = map(self._address, (cos, sin, k_cache, v_cache))
+        norms, pointers = map(self._address, (q_weight, k_weight)), map(self._address, (cos, sin, k_cache, v_cache))
         shape, number = (heads, kv_heads, qkv.shape[2]), CACHE_NUMBERS[k_cache.dtype]
-        self._add(
-            "norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, slots.storage_offset()
-        )
+        group = slots.storage_offset()
+        self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
-        out = self.rows(layer.heads * layer.head_dim, on_wanted=False)
+        out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        self._add(
-            "attention",
-            self.place(q),
-            q.stride(0),
-            layer.heads,
-            layer.kv_heads,
-            layer.head_dim,
-            self._address(keys),
-            self._address(values),
-            CACHE_NUMBERS[keys.dtype],
-            layer.window or 0,
-            layer.scale,
-            layer.softcap or 0.0,
-            layer.ends_only,
-            layer.group,
-            self.place(out),
-        )
+        shape = (layer.heads, layer.kv_heads, layer.head_dim)
+        caches = (self._address(keys), self._address(values), CACHE_NUMBERS[keys.dtype])
+        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, layer.ends_only)
+        self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), layer.group, self.place(out))
         return out.view(-1, layer.heads, layer.head_dim)
 
     def _gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        on_wanted, size = self._on_wanted(x), x.shape[1] // 2
-        out = self.rows(size, on_wanted)
-        self._add("gate", on_wanted, self.place(x), ACTIVATIONS[activation], size, self.place(out))
+        on_logits, size = self._on_logits(x), x.shape[1] // 2
+        out = self.rows(size, on_logits)
+        self._add("gate", self.place(x), ACTIVATIONS[activation], size, self.place(out), on_logits=on_logits)
         return out
 
     def _take_rows(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        out = self.rows(x.shape[1], on_wanted=True)
-        self._add("take_wanted", self.place(x), x.stride(0), x.shape[1], self.place(out))
+        out = self.rows(x.shape[1], on_logits=True)
+        self._add("take_rows", self.place(x), x.stride(0), x.shape[1], self.place(out), on_logits=True)
         return out
 
     def _softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
-        self._add("softcap", self._on_wanted(logits), self.place(logits), logits.shape[1], cap)
+        self._add("softcap", self.place(logits), logits.shape[1], cap, on_logits=self._on_logits(logits))
         return logits
 
     # ---- the details
 
-    def _add(self, name: str, *arguments: Any) -> None:
+    def _add(self, name: str, *arguments: Any, on_logits: bool = False) -> None:
         for argument in arguments:
             if isinstance(argument, Place):
                 argument.buffer.used_by(len(self._operations))
-        self._operations.append(Operation(name, arguments))
+        self._operations.append(Operation(name, arguments, on_logits))
 
-    def _on_wanted(self, x: torch.Tensor) -> bool:
-        return self.place(x).buffer.on_wanted
+    def _on_logits(self, x: torch.Tensor) -> bool:
+        return self.place(x).buffer.on_logits
 
-    def _address(self, tensor: torch.Tensor) -> int:
+    def _address(self, tensor: torch.Tensor | None) -> int | None:
         self._kept.append(tensor)
-        return tensor.data_ptr()
+        return None if tensor is None else tensor.data_ptr()
 
-    def _structs(self, parts: Sequence[PackedWeight]) -> Any:
+    def _structs(self, parts: Sequence[PackedWeight]) -> int:
         structs = structs_of(parts)
         self._kept.append((structs, list(parts)))
-        return structs
+        return ctypes.addressof(structs)
 
 
 class RecordingAttention(AttentionBackend):
@@ -226,6 +238,25 @@ class RecordingAttention(AttentionBackend):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
         return self._recorder.attention(q, layer, pool)
+
+
+def arrange(buffers: Iterable[Buffer]) -> Arrangement:
+    """Places buffers in the order in which they are written, each in the first gap that is wide enough. A buffer is
+    needed from the operation that writes it to the last one that reads it."""
+    offsets: dict[Buffer, int] = {}
+    end = 0
+    for buffer in sorted(buffers, key=lambda buffer: buffer.first):
+        living = sorted(
+            (offset, offset + other.nbytes) for other, offset in offsets.items() if other.last >= buffer.first
+        )
+        at = 0
+        for begin, stop in living:
+            if begin - at >= buffer.nbytes:
+                break
+            at = max(at, stop)
+        offsets[buffer] = at
+        end = max(end, at + buffer.nbytes)
+    return Arrangement(offsets, end)
 
 
 def _storage(tensor: torch.Tensor) -> int:

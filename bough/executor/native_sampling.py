@@ -16,7 +16,7 @@ import torch
 
 from bough.core.plan import BoolArray, IntArray
 from bough.kernels.quant_linear.packed import aligned_bytes
-from bough.native.tape import MAX_VOCABULARY, Crew, Sampling
+from bough.native.tape import MAX_VOCABULARY, Sampling, ThreadPool
 from bough.sampling.masks import BatchMasks, maskable
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
@@ -33,11 +33,11 @@ class Drawn:
 class NativeSampler:
     """Draws tokens for the rows of a state."""
 
-    def __init__(self, state: SamplingState, crew: Crew) -> None:
-        self._state, self._crew = state, crew
+    def __init__(self, state: SamplingState, pool: ThreadPool) -> None:
+        self._state, self._pool = state, pool
         self._fits = state.vocab_size <= MAX_VOCABULARY
         self._rows, self._mask_lines = np.zeros((2, len(state.flags.random)), dtype=np.int32)
-        self._scratch = aligned_bytes(crew.sampling_scratch_bytes(state.vocab_size) if self._fits else 0)
+        self._scratch = aligned_bytes(pool.sampling_scratch_bytes(state.vocab_size) if self._fits else 0)
         columns = state.parameters  # tensors that never move
         self._job = Sampling(
             vocabulary=state.vocab_size,
@@ -68,7 +68,7 @@ class NativeSampler:
         self._rows[: len(rows)] = rows
         job.count, job.logits = len(rows), logits.data_ptr()
         job.tokens, job.bad = drawn.tokens.ctypes.data, drawn.bad.ctypes.data
-        self._crew.sample(job)
+        self._pool.sample(job)
         return drawn
 
     @torch.inference_mode()

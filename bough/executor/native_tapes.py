@@ -16,12 +16,11 @@ import torch
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.executor.machine import usable_cores
-from bough.executor.native_buffers import Arrangement
-from bough.executor.native_recorder import Recorder, RecordingAttention
+from bough.executor.native_recorder import Arrangement, Recorder, RecordingAttention
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
-from bough.native.tape import Crew, Step, Tape
+from bough.native.tape import Step, Tape, ThreadPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,8 @@ class RecordedTape:
     kept: list[Any]
 
 
-def _crew(library: ctypes.CDLL, threads: int) -> Crew:
-    return Crew(library, threads, patient=threads < usable_cores())
+def _thread_pool(library: ctypes.CDLL, threads: int) -> ThreadPool:
+    return ThreadPool(library, threads, patient=threads < usable_cores())
 
 
 class NativeTapes:
@@ -45,7 +44,7 @@ class NativeTapes:
         self, library: ctypes.CDLL, model: CausalLM, recorder: Recorder, pool: KVPool, threads: int, tokens: int
     ) -> None:
         self._library = library
-        self.crew = _crew(library, threads)
+        self.thread_pool = _thread_pool(library, threads)
         self._recorder, self._model, self._pool = recorder, model, pool
         self.last_tokens = self._record(self._forward_to_logits)
         self.all_tokens = self._record(self._forward_whole)
@@ -54,11 +53,11 @@ class NativeTapes:
         self._scratch = aligned_bytes(max(recorded.tape.scratch_bytes(tokens, threads) for recorded in tapes))
 
     def set_threads(self, threads: int) -> None:
-        """Another crew, of at most as many threads as the scratch memory was made for."""
-        self.crew = _crew(self._library, threads)
+        """Another thread pool, of at most as many threads as the scratch memory was made for."""
+        self.thread_pool = _thread_pool(self._library, threads)
 
     def run(self, recorded: RecordedTape, step: Step) -> None:
-        self.crew.run(recorded.tape, step, self._scratch.ctypes.data)
+        self.thread_pool.run(recorded.tape, step, self._scratch.ctypes.data)
 
     def _record(self, passage: Any) -> RecordedTape:
         entry, result = passage()
@@ -79,17 +78,17 @@ class NativeTapes:
         return None, self._forward(None)
 
     def _logits_alone(self) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self._recorder.rows(self._model.config.hidden_size, on_wanted=True)
+        hidden = self._recorder.rows(self._model.config.hidden_size, on_logits=True)
         return hidden, self._model.logits(hidden)
 
     @torch.inference_mode()
-    def _forward(self, wanted: torch.Tensor | None) -> torch.Tensor:
+    def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
         attention = RecordingAttention(self._recorder)
         nothing = torch.empty(1, dtype=torch.int64, device="meta")
-        # A tape reads what it needs of the batch from each step. The slots of a KV group are told by their offset.
+        # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
         slots = torch.empty((len(self._model.config.kv_groups), 1), dtype=torch.int64, device="meta")
         batch = cast(AttentionBatch, _Unread(tuple(slots)))
-        context = ForwardContext(attention, self._pool, batch, wanted)
+        context = ForwardContext(attention, self._pool, batch, logits_indices)
         return self._model.forward(nothing, nothing, context)
 
 

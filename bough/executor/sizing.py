@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MemorySettings
-from bough.memory.tree import GroupPages
 
 CPU_POOL_SHARE = 0.25  # of the free memory: several engines live side by side on one machine
 CPU_POOL_CONTEXTS = 32
@@ -35,8 +34,8 @@ class CacheShape:
         if len(bytes_per_token) == 1:
             return CacheShape(bytes_per_token[0])
         full, window = bytes_per_token
-        row_pages = GroupPages(config.kv_groups[1], 0, settings.page_size).row_pages
-        row, chunk = row_pages * settings.page_size, chunk_tokens + settings.page_size
+        row = config.kv_groups[1].row_pages(settings.page_size) * settings.page_size
+        chunk = chunk_tokens + settings.page_size
         return CacheShape(full, window, settings.swa_full_tokens_ratio, row + chunk, rows * row + chunk)
 
     def window_tokens(self, tokens: int) -> int:

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
-from bough.core.plan import (
-    BatchPlan,
-    BoolArray,
-    InputLogprobs,
-    IntArray,
-    Limits,
-    LogprobSpec,
-    PositionLogprobs,
-    StepResult,
-    TokenMasks,
-)
+from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, StepResult, TokenMasks
 from bough.executor.device_rows import DeviceRows
-from bough.executor.layout import LongArray, has_drafts, prompt_targets, sampled_tokens
-from bough.executor.verification import verify
+from bough.executor.layout import LongArray, sampled_tokens
+from bough.executor.verification import prompt_logprobs, sample_step
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
-from bough.sampling.logprobs import input_logprobs, output_logprobs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
@@ -58,56 +46,18 @@ class TorchExecutor:
         context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs else last)
         hidden = self._model.forward(token_ids, batch.positions, context)
 
-        inputs = {w.index: self._input_logprobs(plan, w, hidden, batch.query_starts) for w in plan.input_logprobs}
-        sampling_rows = plan.rows[plan.sample]
-        if not len(sampling_rows):
-            none = np.zeros(0, dtype=np.int32)
-            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs)
+        starts = batch.query_starts
+        inputs = prompt_logprobs(plan, self._sampling, hidden, starts, lambda at: self._model.logits)
         if plan.input_logprobs:
             hidden = hidden.index_select(0, last)
-        logits = self._model.logits(hidden).float()
-        if has_drafts(plan):
-            return self._verify(plan, logits, BatchMasks.on_host(plan, masks), inputs)
-        sampled = sample(self._sampling, logits, sampling_rows, BatchMasks.on_host(plan, masks))
-        tokens = sampled.tokens.numpy()
-        self._rows.advance(sampling_rows, tokens)
-        return StepResult(
-            step=plan.step,
-            tokens=tokens.astype(np.int32).reshape(-1, 1),
-            counts=np.ones(len(tokens), dtype=np.int32),
-            bad=sampled.bad.numpy(),
-            output_logprobs=self._output_logprobs(plan, logits, sampled.tokens),
-            input_logprobs=inputs,
-        )
+        logits = self._model.logits(hidden).float() if plan.sample.any() else hidden  # which is then not looked at
 
-    def _verify(
-        self, plan: BatchPlan, logits: torch.Tensor, masks: BatchMasks | None, inputs: dict[int, PositionLogprobs]
-    ) -> StepResult:
-        """The result of a step with drafts."""
-
-        def draw(lines: LongArray, rows: IntArray, masks: BatchMasks | None) -> tuple[LongArray, BoolArray]:
-            sampled = sample(self._sampling, logits[torch.from_numpy(lines)], rows, masks)
+        def draw(lines: LongArray | None, rows: IntArray, masks: BatchMasks | None) -> tuple[LongArray, BoolArray]:
+            of_rows = logits if lines is None else logits[torch.from_numpy(lines)]
+            sampled = sample(self._sampling, of_rows, rows, masks)
             return sampled.tokens.numpy(), sampled.bad.numpy()
 
-        verified, rows = verify(plan, draw, masks), plan.rows[plan.sample]
-        self._rows.advance(rows, verified.last)
-        self._rows.give_back(rows, verified.widths - verified.counts)
-        return verified.result(plan, logits, self._sampling.specs(rows), inputs)
-
-    def _output_logprobs(
-        self, plan: BatchPlan, logits: torch.Tensor, tokens: torch.Tensor
-    ) -> dict[int, PositionLogprobs]:
-        specs = self._sampling.specs(plan.rows[plan.sample])
-        if specs is None:
-            return {}
-        found = output_logprobs(logits, tokens, specs).read()
-        places = np.flatnonzero(plan.sample).tolist()
-        return {place: run for place, run in zip(places, found, strict=True) if run is not None}
-
-    def _input_logprobs(
-        self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, starts: IntArray
-    ) -> PositionLogprobs:
-        first = int(starts[want.index]) + want.first
-        spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        positions = hidden[first : first + want.count]
-        return input_logprobs(self._model.logits, positions, torch.from_numpy(prompt_targets(plan, want)), spec)
+        sampled, rows = sample_step(plan, draw, masks), plan.rows[plan.sample]
+        self._rows.advance(rows, sampled.last)
+        self._rows.give_back(rows, sampled.widths - sampled.counts)
+        return sampled.result(plan, logits, self._sampling.specs(rows), inputs)

@@ -1,8 +1,9 @@
-"""Draws the tokens of a step whose decodes carry drafts: a draft holds where the model says the same.
+"""What a step on a CPU returns: sampled tokens, with drafts verified, and the logprobs that were asked for.
 
-Positions are sampled column by column: first the token behind each row's own; then, of the rows whose first draft is
-that token, the one behind the draft; and so on. The sampling state counts on from column to column, so seeds, penalties
-and min_new_tokens are those of decodes without drafts, and so are the outputs.
+A draft holds where the model samples the same token. Positions are sampled column by column: first the token behind
+each row's own; then, of the rows whose first draft is that token, the one behind the draft; and so on. The sampling
+state counts on from column to column, so seeds, penalties and min_new_tokens are those of decodes without drafts, and
+so are the outputs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,25 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from bough.core.plan import BatchPlan, BoolArray, IntArray, LogprobSpec, PositionLogprobs, StepResult, ranks
-from bough.executor.layout import LongArray, sample_widths
-from bough.sampling.logprobs import output_logprobs
+from bough.core.plan import (
+    BatchPlan,
+    BoolArray,
+    IntArray,
+    LogprobSpec,
+    PositionLogprobs,
+    StepResult,
+    TokenMasks,
+    ranks,
+)
+from bough.executor.layout import LongArray, has_drafts, prompt_targets, sample_widths
+from bough.sampling.logprobs import input_logprobs, output_logprobs
 from bough.sampling.masks import BatchMasks
+from bough.sampling.state import SamplingState
 
-Draw = Callable[[LongArray, IntArray, BatchMasks | None], tuple[LongArray, BoolArray]]
+# Samples for these rows from so many lines of the logits, or from the first ones where no lines are given.
+Draw = Callable[[LongArray | None, IntArray, BatchMasks | None], tuple[LongArray, BoolArray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +39,7 @@ class Verified:
     """What the rows that sample have got."""
 
     tokens: LongArray  # [n, width]
-    counts: IntArray  # [n] at least 1
+    counts: IntArray  # [n] how many of them hold: at least 1
     bad: BoolArray  # [n]
     lines: LongArray  # [n] where the logits of each row begin
     widths: IntArray  # [n] how many it has
@@ -38,7 +51,7 @@ class Verified:
     def result(
         self,
         plan: BatchPlan,
-        logits: torch.Tensor,
+        logits: Tensor,
         specs: Sequence[LogprobSpec | None] | None,
         inputs: dict[int, PositionLogprobs],
     ) -> StepResult:
@@ -47,13 +60,14 @@ class Verified:
 
     @torch.inference_mode()
     def _logprobs(
-        self, plan: BatchPlan, logits: torch.Tensor, specs: Sequence[LogprobSpec | None]
+        self, plan: BatchPlan, logits: Tensor, specs: Sequence[LogprobSpec | None]
     ) -> dict[int, PositionLogprobs]:
         """Of each row that wants them, those of all tokens that it has got."""
         lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts))
         tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]])
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
-        runs = output_logprobs(logits[lines], tokens, asked).read()
+        scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]
+        runs = output_logprobs(scored, tokens, asked).read()
         found: dict[int, PositionLogprobs] = {}
         places, ends = np.flatnonzero(plan.sample).tolist(), self.counts.cumsum().tolist()
         for place, count, end in zip(places, self.counts.tolist(), ends, strict=True):
@@ -63,8 +77,39 @@ class Verified:
         return found
 
 
-def verify(plan: BatchPlan, draw: Draw, masks: BatchMasks | None) -> Verified:
-    """`draw` samples from some lines of the logits, which stand as `sampled_tokens` orders them, for as many rows."""
+def sample_step(plan: BatchPlan, draw: Draw, masks: Callable[[], TokenMasks]) -> Verified:
+    """Samples for all rows of the plan that do, whose logits stand as `sampled_tokens` orders them."""
+    rows = plan.rows[plan.sample]
+    if not len(rows):
+        none = np.zeros(0, dtype=np.int32)
+        return Verified(np.zeros((0, 1), dtype=np.int64), none, none.astype(np.bool_), none.astype(np.int64), none)
+    of_batch = BatchMasks.on_host(plan, masks)
+    if has_drafts(plan):
+        return _verify(plan, draw, of_batch)
+    tokens, bad = draw(None, rows, of_batch)
+    ones = np.ones(len(rows), dtype=np.int32)
+    return Verified(tokens.reshape(-1, 1), ones, bad, np.arange(len(rows)), ones)
+
+
+@torch.inference_mode()
+def prompt_logprobs(
+    plan: BatchPlan,
+    state: SamplingState,
+    hidden: Tensor,  # of all tokens
+    query_starts: IntArray,
+    logits_at: Callable[[slice], Callable[[Tensor], Tensor]],  # for some tokens: what makes logits of their states
+) -> dict[int, PositionLogprobs]:
+    """The logprobs of prompt tokens that the plan asks for, by place in the plan."""
+    found = {}
+    for want in plan.input_logprobs:
+        first = int(query_starts[want.index]) + want.first
+        at, targets = slice(first, first + want.count), torch.from_numpy(prompt_targets(plan, want))
+        spec = state.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
+        found[want.index] = input_logprobs(logits_at(at), hidden[at], targets, spec)
+    return found
+
+
+def _verify(plan: BatchPlan, draw: Draw, masks: BatchMasks | None) -> Verified:
     widths, rows = sample_widths(plan), plan.rows[plan.sample]
     lines = (widths.cumsum() - widths).astype(np.int64)
     given_at = (plan.given.cumsum() - plan.given)[plan.sample]

@@ -9,15 +9,15 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from bough.gateway.answers import Answer
 from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
+from bough.gateway.management import Request, RouteTable
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
-from bough.gateway.routes import Request, RouteTable
+from bough.gateway.responses import Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
@@ -74,7 +74,7 @@ class GatewayApp:
             await self._proxied(call, Outlet(call, send), receive)
         except ClientLeftError:
             return
-        except Exception as error:  # not swallowed: the client is told, and a defect is logged with its traceback
+        except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback
             if call is not None and call.status:
                 raise
             if call is None and refusable:  # a request all the same, for those who count
@@ -87,13 +87,10 @@ class GatewayApp:
                 self._gateway.ended(call)
 
     async def _proxied(self, call: Call, outlet: Outlet, receive: Receive) -> None:
-        sticky = self._gateway.sticky
-        if call.path.startswith(STORED):
-            name = call.path[len(STORED) :].split("/")[0]
-            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
-        elif call.peek.previous_response_id is not None:
-            name = call.peek.previous_response_id
-            call.pinned = sticky.find(name) or await self._management.holder_of(call, name)
+        stored = call.path.startswith(STORED)
+        name = call.path[len(STORED) :].split("/")[0] if stored else call.peek.previous_response_id
+        if name is not None:
+            call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(call, name)
         await self._gateway.serve(call, outlet, receive)
 
     def _count(self, client: ClientKey | None) -> None:
@@ -106,7 +103,7 @@ class GatewayApp:
     async def _refuse(self, failure: Failure, path: str, call: Call | None, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
         headers.append((b"content-type", b"application/json"))
-        answer = Answer(failure.status, headers, encode_json(shape_of(path)(failure)))
+        answer = Response(failure.status, headers, encode_json(shape_of(path)(failure)))
         if call is None:
             await send_whole(send, answer)
         else:

@@ -14,21 +14,47 @@ import time
 from dataclasses import dataclass
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.answers import Answer, AttemptFailedError, OpenStream, read_answer
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
+from bough.gateway.clients import TokenBucket, take_from_all
 from bough.gateway.dispatch import Dispatch
+from bough.gateway.http_client import Upstream, describe
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.response import Response
-from bough.gateway.retries import Backoff, RetryBudget
-from bough.gateway.silence import Silence
-from bough.gateway.upstream import Upstream, told
-from bough.gateway.worker import Lease, Worker, WorkerLostError
+from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response
+from bough.gateway.upstream_response import UpstreamResponse
+from bough.gateway.worker import Lease, SilenceTimer, Worker, WorkerLostError
 
+BUDGET_RESERVE = 100.0  # retries that may follow each other at once: a worker with many requests may die
+BUDGET_FLOOR_PER_S = 10.0  # retries that are always allowed: a gateway with few requests may retry each of them
 RESUME_HEADER = (b"X-Bough-Resume", b"1")
 # Streams of these can be resumed; the header does not disturb a worker that does not know it.
 RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
+
+
+class RetryBudget:
+    """Retries cost one, requests earn a fraction, and a little comes with time: when everything fails, most give up."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._bucket = TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
+
+    def earn(self) -> None:
+        """A request has come."""
+        self._bucket.add(self._ratio)
+
+    def spend(self, now_s: float) -> bool:
+        """Whether one more retry may be made; it is then counted."""
+        return take_from_all([self._bucket], now_s) == 0.0
+
+
+def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
+    """How long to wait before the `retry`-th retry, counted from 0. Pauses grow, and `chance` (0 to 1) spreads them, so
+    that requests that failed together do not come back together."""
+    # The exponent is bounded: beyond it any pause is the longest, and the power would overflow.
+    grown_ms = settings.retry_initial_backoff_ms * settings.retry_backoff_multiplier ** min(retry, 200)
+    jitter = 1.0 + settings.retry_jitter_factor * (2.0 * chance - 1.0)
+    return min(grown_ms, settings.retry_max_backoff_ms) / 1000 * jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +69,8 @@ class Attempts:
     budget: RetryBudget
     metrics: GatewayMetrics
 
-    async def answer(self, call: Call, body: bytes) -> Answer | OpenStream:
-        """The first good answer; where there is none, what the client is told: the last worker's own error, or ours."""
+    async def answer(self, call: Call, body: bytes) -> Response | OpenStream:
+        """The first good response; where there is none, the last worker's own error, or ours."""
         retries = 0
         while True:
             try:
@@ -57,7 +83,7 @@ class Attempts:
                 call.error = failure.reason
                 hopeless = failure.settled and not self.dispatch.has_untried(call)
                 if hopeless or not await self.pause(call, retries):
-                    return failure.told()
+                    return failure.final_response()
             retries += 1
 
     async def pause(self, call: Call, retries: int) -> bool:
@@ -66,12 +92,12 @@ class Attempts:
             return False
         call.retries += 1
         self.metrics.retries.inc()
-        await asyncio.sleep(_backoff(self.settings).pause_s(retries, random.random()))
+        await asyncio.sleep(pause_s(self.settings, retries, random.random()))
         return True
 
     # ---- hedging
 
-    async def _hedged(self, call: Call, body: bytes) -> Answer | OpenStream:
+    async def _hedged(self, call: Call, body: bytes) -> Response | OpenStream:
         """One attempt; with `--hedge-after-secs` a second beside it when the first takes long. The first good one
         counts and the other is dropped."""
         after_s = self.settings.hedge_after_secs
@@ -106,11 +132,11 @@ class Attempts:
 
     # ---- one attempt
 
-    def silence(self, worker: Worker) -> Silence:
+    def silence(self, worker: Worker) -> SilenceTimer:
         """Watches a worker while something is expected of it."""
-        return Silence(worker, self.settings.health_check_timeout_secs)
+        return SilenceTimer(worker, self.settings.health_check_timeout_secs)
 
-    async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
+    async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
         worker = lease.worker
         call.attempts += 1
         self.metrics.attempted(worker)
@@ -127,19 +153,19 @@ class Attempts:
             lease.release()
             raise
         finally:
-            silence.end()
+            silence.cancel()
 
-    async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Answer | OpenStream:
-        response: Response | None = None
+    async def _exchange(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
+        response: UpstreamResponse | None = None
         kept = False
         try:
             async with lease.bounded(self.settings.attempt_timeout_secs):
                 headers = _stream_headers(call) if call.peek.streams else call.headers
                 response = await self.upstream.send(lease.worker, call.method, call.target, headers, body)
-                result = await read_answer(call, lease, response)
+                result = await read_response(call, lease, response)
             kept = isinstance(result, OpenStream)
             call.worker = lease.worker
-            if isinstance(result, Answer):
+            if isinstance(result, Response):
                 lease.worker.breaker.succeeded(time.monotonic())
                 lease.release()
             return result
@@ -148,7 +174,7 @@ class Attempts:
         except TimeoutError:
             raise AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504) from None
         except OSError as error:
-            raise AttemptFailedError(f"the connection failed: {told(error)}", 502) from None
+            raise AttemptFailedError(f"the connection failed: {describe(error)}", 502) from None
         finally:
             if response is not None and not kept:
                 response.close()
@@ -171,19 +197,10 @@ def _stream_headers(call: Call) -> list[tuple[bytes, bytes]]:
     return [*call.headers, RESUME_HEADER] if call.path in RESUMABLE_PATHS else list(call.headers)
 
 
-def _backoff(settings: GatewaySettings) -> Backoff:
-    return Backoff(
-        initial_s=settings.retry_initial_backoff_ms / 1000,
-        longest_s=settings.retry_max_backoff_ms / 1000,
-        multiplier=settings.retry_backoff_multiplier,
-        jitter=settings.retry_jitter_factor,
-    )
+Tried = asyncio.Task[Response | OpenStream]
 
 
-Tried = asyncio.Task[Answer | OpenStream]
-
-
-async def _first_good(running: set[Tried]) -> Answer | OpenStream:
+async def _first_good(running: set[Tried]) -> Response | OpenStream:
     """The result of the first that succeeds; the last failure where none does."""
     pending = set(running)
     while True:

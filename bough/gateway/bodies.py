@@ -13,9 +13,9 @@ from starlette.types import Message, Receive, Scope
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.excerpt import LARGE, excerpt_of
+from bough.gateway.excerpt import excerpt_of
 from bough.gateway.headers import RawHeaders
-from bough.gateway.peek import Peek, peek
+from bough.gateway.peek import LARGE, Peek, peek
 from bough.server.errors import HttpError
 
 MIB = 1 << 20

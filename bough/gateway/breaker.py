@@ -26,7 +26,7 @@ class BreakerSettings:
 
 
 class Breaker:
-    """Told of every request: `begin`, then one of `succeeded`, `failed` and `abandoned`."""
+    """Notified of every request: `begin`, then one of `succeeded`, `failed` and `abandoned`."""
 
     def __init__(self, settings: BreakerSettings) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class Breaker:
             self._successes = self._trials = 0
 
     def abandoned(self) -> None:
-        """The request told nothing of the worker: its client left, or the worker was busy."""
+        """The request proved nothing about the worker: its client left, or the worker was busy."""
         if self._state is BreakerState.HALF_OPEN:
             self._end_trial()
 

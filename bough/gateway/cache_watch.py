@@ -6,14 +6,13 @@ changed). Owns the feed of cache events and the learner of prompts; with no mode
 
 from __future__ import annotations
 
+from bough.gateway.http_client import Upstream
 from bough.gateway.kv_feed import KVFeed
 from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.policies.pinning import PinningPolicy
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.prompt_learner import PromptLearner
-from bough.gateway.registry import Registry
-from bough.gateway.upstream import Upstream
+from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Worker, worker_id
 from bough.memory.tree.event_key import read_key
 
@@ -21,7 +20,7 @@ LEARN_TIMEOUT_S = 10.0
 SENT_JSON = ((b"Content-Type", b"application/json"),)
 
 
-class CacheWatch:
+class CacheWatch(RegistryListener):
     """A listener of the registry. Made before requests come, on the gateway's event loop."""
 
     def __init__(
@@ -46,11 +45,10 @@ class CacheWatch:
             self._learner.sent(policy, worker.url, path, body, request)
 
     def built(self, model: str | None, policy: Policy) -> None:
-        """A model has a policy of its own from here on; what the one before was told of goes with it."""
+        """A model has got a policy, which replaces the one before."""
         self.dropped(model)
-        inner = policy.policy if isinstance(policy, PinningPolicy) else policy
-        if isinstance(inner, KVEventsPolicy):
-            self._watching[model] = inner
+        if isinstance(policy, KVEventsPolicy):
+            self._watching[model] = policy
             for worker in self._registry:
                 self.changed(worker)
 
@@ -61,10 +59,7 @@ class CacheWatch:
             for worker in self._registry:
                 self._feed.unfollow(worker.id, before)
 
-    # ---- what the registry tells
-
-    def added(self, worker: Worker) -> None:
-        return
+    # ---- registry changes
 
     def changed(self, worker: Worker) -> None:
         for model, policy in self._watching.items():

@@ -1,14 +1,16 @@
-"""One request of a client on its way through the gateway, and what is to be remembered of it when it has ended."""
+"""One request of a client on its way through the gateway, and the line that the access log shows of it."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from bough.gateway.peek import Peek
 from bough.gateway.worker import Worker
+from bough.server.endpoint import encode_json
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -44,3 +46,41 @@ class Call:
     expected_cached: float = 0.0
     error: str | None = None
     span: Span | None = None  # of the trace that it is part of
+
+
+class AccessLog:
+    """One line of JSON per request on standard error, if wanted. Nothing in it says what a request was about."""
+
+    def __init__(self, enabled: bool, out: TextIO | None = None) -> None:
+        self._out = (out or sys.stderr) if enabled else None
+
+    def write(self, call: Call) -> None:
+        if self._out is None:
+            return
+        line = {
+            "time": round(time.time(), 3),
+            "request_id": call.request_id,
+            "method": call.method,
+            "path": call.path,
+            "status": call.status,
+            "model": call.peek.model,
+            "worker": None if call.worker is None else call.worker.url,
+            "client": call.client_name,
+            "attempts": call.attempts,
+            "retries": call.retries,
+            "moves": call.moves,
+            "failovers": call.failovers,
+            "hedges": call.hedges,
+            "queued_ms": _ms(call.queued_s),
+            "first_byte_ms": None if call.first_byte_s is None else _ms(call.first_byte_s),
+            "duration_ms": _ms(time.perf_counter() - call.began_s),
+            "bytes": call.sent_bytes,
+            "expected_cached": round(call.expected_cached, 3),
+            "error": call.error,
+        }
+        self._out.write(encode_json(line).decode() + "\n")
+        self._out.flush()
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

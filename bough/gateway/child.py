@@ -7,7 +7,6 @@ this one goes too.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -15,11 +14,12 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from bough.core.errors import BoughError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.processes import Family
+from bough.gateway.processes import ProcessGroup
 from bough.gateway.service import serve
 from bough.observability.logs import set_up_logging
 
@@ -28,20 +28,17 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    given = json.loads(sys.stdin.readline())
-    for name in ("worker_urls", "api_keys", "engine_flags", "selector", "given", "launched"):
-        given[name] = tuple(given.get(name, ()))
-    settings = GatewaySettings(**given)
+    settings = msgspec.json.decode(sys.stdin.readline(), type=GatewaySettings)
     set_up_logging(f"gateway {number}", settings.log_level)
     listener = socket.socket(fileno=fd)
-    uvloop.run(_serve(settings, listener, Family(folder, number, settings.processes)))
+    uvloop.run(_serve(settings, listener, ProcessGroup(folder, number, settings.processes)))
 
 
-async def _serve(settings: GatewaySettings, listener: socket.socket, family: Family) -> None:
+async def _serve(settings: GatewaySettings, listener: socket.socket, group: ProcessGroup) -> None:
     watching = asyncio.create_task(asyncio.to_thread(_leave_with_parent))
     code = 0
     try:
-        await serve(settings, listener, lambda url: None, family)
+        await serve(settings, listener, lambda url: None, group)
     except BoughError as error:
         log.error("%s", error)
         code = 1

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bough.gateway.rate_limits import TokenBucket, take_from_all
 from bough.server.endpoint import Access, sent_keys, unauthorised
 from bough.server.errors import HttpError
 
@@ -54,7 +53,7 @@ class Clients:
         if access == "open" or not self._keys:
             return None
         given = sent_keys(headers)
-        # Every pair is compared, in full: how long it takes tells nothing.
+        # Every pair is compared in full, so that the time reveals nothing.
         matches = [client for mine, client in self._keys for key in given if hmac.compare_digest(key, mine)]
         if not matches:
             raise unauthorised("api", given)
@@ -78,3 +77,32 @@ class Clients:
             seconds = max(1, math.ceil(wait_s))
             message = f"Too many requests; try again in {seconds} s."
             raise HttpError(429, message, "RateLimitError", {"Retry-After": str(seconds)})
+
+
+class TokenBucket:
+    """Fills at `rate` per second up to `burst`."""
+
+    def __init__(self, rate: float, burst: float | None = None) -> None:
+        self.rate = rate
+        self.burst = max(1.0, rate if burst is None else burst)
+        self._level = self.burst
+        self._seen_s: float | None = None
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until a request may pass; 0 when one may at once. Takes nothing."""
+        if self._seen_s is not None:
+            self._level = min(self.burst, self._level + (now_s - self._seen_s) * self.rate)
+        self._seen_s = now_s
+        return 0.0 if self._level >= 1.0 else (1.0 - self._level) / self.rate
+
+    def add(self, tokens: float) -> None:
+        self._level = min(self.burst, self._level + tokens)
+
+
+def take_from_all(buckets: Sequence[TokenBucket], now_s: float) -> float:
+    """0 and a token from every bucket; or the wait, and nothing taken: a refusal must not use up other limits."""
+    wait_s = max((bucket.wait_s(now_s) for bucket in buckets), default=0.0)
+    if not wait_s:
+        for bucket in buckets:
+            bucket.add(-1.0)
+    return wait_s

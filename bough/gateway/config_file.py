@@ -151,7 +151,7 @@ class ConfigFile:
         self._applied = content
 
     async def watch(self) -> None:
-        """Applies the file whenever it has changed; a wrong one is told and the old one stays."""
+        """Applies the file whenever it has changed; a wrong one is logged and the old one stays."""
         while True:
             await asyncio.sleep(LOOK_S)
             if _bytes(self._path) == self._seen:

@@ -10,35 +10,32 @@ import logging
 import time
 
 import msgspec
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.gateway.access_log import AccessLog
-from bough.gateway.attempts import Attempts
+from bough.gateway.attempts import Attempts, RetryBudget
 from bough.gateway.bodies import Bodies
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
-from bough.gateway.call import Call
+from bough.gateway.call import AccessLog, Call
 from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.health import HealthChecks
+from bough.gateway.http_client import Upstream
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
-from bough.gateway.presence import Presence
-from bough.gateway.proxy import Proxy
-from bough.gateway.registry import Registry
-from bough.gateway.retries import RetryBudget
-from bough.gateway.scopes import end_scope
-from bough.gateway.sticky import StickyAnswers
+from bough.gateway.proxy import Proxy, StickyResponses
+from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.tracing import traces_to
-from bough.gateway.upstream import Upstream
+from bough.gateway.worker import end_scope
 from bough.server.errors import HttpError
 
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499  # what the log shows of a request whose client has left
 TICK_S, QUEUE_TICKS = 1.0, 10
+PRESENCE_DELAY_S = 0.005  # so that watching a client does not stand between it and its worker
 
 
 class Gateway:
@@ -66,7 +63,7 @@ class Gateway:
         self.dispatch = Dispatch(self.registry, self.policies, settings)
         self.health = HealthChecks(self.registry, self.upstream, settings)
         self.budget = RetryBudget(settings.retry_budget_ratio)
-        self.sticky = StickyAnswers()
+        self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(
             [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)],
@@ -88,7 +85,7 @@ class Gateway:
         for url in self.settings.worker_urls:
             self.registry.add(url, source="flag")
         for url, key in self.settings.launched:
-            self.registry.add(url, key, source="launch")
+            self.registry.add(url, key, source=LAUNCHED)
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
@@ -113,20 +110,21 @@ class Gateway:
         self.budget.earn()
         if self._traces is not None:
             call.span = self._traces.begin(call)
-        presence = Presence(receive, outlet)
+        presence: Presence | None = None
         try:
             async with asyncio.timeout(self.settings.request_timeout_secs) as scope:
                 self._running.add(scope)
-                presence.watch(scope)
+                presence = Presence(receive, outlet, scope)
                 try:
                     await self._proxy.answer(call, outlet)
                 finally:
                     presence.end()
                     self._running.discard(scope)
         except TimeoutError:
-            if not presence.left:
+            if presence is not None and presence.left:
+                call.status = CLIENT_GONE
+            else:
                 await self._out_of_time(call, outlet)
-            call.status = CLIENT_GONE if presence.left else call.status
         finally:
             self.dispatch.finish(call)
 
@@ -165,3 +163,31 @@ class Gateway:
                 self.policies.tick(time.monotonic())
             except Exception:  # not swallowed: logged with its traceback, and the next tick comes
                 log.exception("the gateway's housekeeping failed")
+
+
+class Presence:
+    """Ends a scope when the request's client leaves. Owns a timer and a task, which its owner ends."""
+
+    def __init__(self, receive: Receive, outlet: Outlet, scope: asyncio.Timeout) -> None:
+        self.left = False
+        self._receive = receive
+        self._outlet = outlet
+        self._scope = scope
+        self._listening: asyncio.Future[Message] | None = None
+        self._timer = asyncio.get_running_loop().call_later(PRESENCE_DELAY_S, self._listen)
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._listening is not None:
+            self._listening.remove_done_callback(self._leave)
+            self._listening.cancel()
+
+    def _listen(self) -> None:
+        """The whole body has come, so the next message can only be the client's leaving."""
+        self._listening = asyncio.ensure_future(self._receive())
+        self._listening.add_done_callback(self._leave)
+
+    def _leave(self, listening: asyncio.Future[Message]) -> None:
+        if not self._outlet.ended and not listening.cancelled():  # else it leaves with its whole response
+            self.left = True
+            end_scope(self._scope)

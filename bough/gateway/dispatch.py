@@ -1,8 +1,8 @@
 """Who gets a request, and when: the choice of a worker, the limits on requests at once, and the queue before them.
 
 Owns the count of admitted requests, the waiting ones in their order, and the policy of each model. A request that can
-be sent is given a `Lease` at once; one that meets a limit, or finds no worker, waits in a bounded queue and is given
-its lease by whoever makes room. Choosing is left to the policies, sending to `attempts`.
+be sent is given a `Lease` at once; one that meets a limit, or finds no worker, waits in a bounded queue and gets
+its lease when there is room. Choosing is left to the policies, sending to `attempts`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.breaker import BreakerState
 from bough.gateway.call import Call
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.registry import Registry
+from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Lease, Worker, WorkerState
 from bough.server.errors import HttpError
 
@@ -34,7 +34,7 @@ class Waiter:
     lease: asyncio.Future[Lease] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Dispatch:
+class Dispatch(RegistryListener):
     """Gives leases; listens to the registry, because a worker that comes into rotation makes room."""
 
     def __init__(self, registry: Registry, policies: PolicyTable, settings: GatewaySettings) -> None:
@@ -76,7 +76,7 @@ class Dispatch:
 
     def serve_waiting(self) -> None:
         """Gives leases to those who wait, as far as there is room. Called when there may be more of it; and now and
-        then, because a breaker that half-opens tells nobody."""
+        then, because a breaker half-opens without a notice."""
         full: set[str | None] = set()  # models: where one request finds no room, the next one does not either
         for waiter in list(self._waiting):
             call = waiter.call
@@ -84,7 +84,7 @@ class Dispatch:
                 continue
             try:
                 lease = self.try_lease(call)
-            except Exception as error:  # noqa: BLE001  (its own request gets it, not whoever made room)
+            except Exception as error:  # noqa: BLE001  (its own request gets it, not the caller)
                 waiter.lease.set_exception(error)
                 continue
             if lease is not None:
@@ -92,10 +92,7 @@ class Dispatch:
             elif not call.admitted and call.pinned is None:
                 full.add(call.peek.model)
 
-    # ---- what the registry tells
-
-    def added(self, worker: Worker) -> None:
-        return
+    # ---- registry changes
 
     def changed(self, worker: Worker) -> None:
         self.serve_waiting()
@@ -122,7 +119,7 @@ class Dispatch:
             self._active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
-        return Lease(worker, choice.expected_cached, self._released)
+        return Lease(worker, self._released)
 
     def has_untried(self, call: Call) -> bool:
         """Whether a worker is left that has not failed the call."""
@@ -140,7 +137,7 @@ class Dispatch:
             self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
-        """An unknown model is refused, unless a worker has not told its models yet: it may be that one's."""
+        """An unknown model is refused, unless a worker has not reported its models yet: it may have it."""
         model = call.peek.model
         if model is None or self._registry.serving(model):
             return

@@ -30,7 +30,7 @@ class Share:
 
 
 def this_machine(engine_flags: Sequence[str]) -> Machine:
-    """Cores that this process may use, and the GPUs, unless the engines are told to run on the CPU."""
+    """Cores that this process may use, and the GPUs, unless the engines run on the CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))

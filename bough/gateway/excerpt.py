@@ -17,7 +17,6 @@ import msgspec
 from bough.gateway.peek import FIELDS
 from bough.server.errors import HttpError
 
-LARGE = 1 << 20  # bytes; a smaller body is decoded in a few milliseconds
 MOST_OF_FIELD = 1 << 18
 WINDOW = 1 << 16  # bytes that one step looks at
 STEP = 64  # what a step costs besides, in bytes

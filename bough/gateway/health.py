@@ -1,8 +1,7 @@
 """Active health checks: when a worker comes into rotation and when it leaves.
 
-`HealthRecord` says what a row of results means; `HealthChecks` owns a task per worker that asks. A worker that is
-not in rotation is asked every half second; one that is, at the interval of the settings, and at once when a
-request has failed there or has waited suspiciously long, or when somebody else has taken it out of rotation.
+Owns a task per worker. A worker that is not in rotation is checked every half second; one that is, at the interval of
+the settings, and at once when a request has failed there or has waited suspiciously long.
 """
 
 from __future__ import annotations
@@ -11,20 +10,24 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import json
 import logging
-import time
+from typing import Any
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.capabilities import discover, is_well, reported_load
-from bough.gateway.registry import Registry
-from bough.gateway.upstream import Upstream, told
-from bough.gateway.worker import Worker
+from bough.gateway.http_client import Upstream, describe
+from bough.gateway.registry import Registry, RegistryListener
+from bough.gateway.worker import Capabilities, Worker
 
 log = logging.getLogger(__name__)
 
 PROBE_PAUSE_S = 0.5
 FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
-LOAD_PAUSE_S = 5.0  # loads are told more often than health is asked: they are for routing
+LOAD_PAUSE_S = 5.0  # loads are polled more often than health: they are for routing
+
+
+UNKNOWN_ROUTE = frozenset({404, 405, 501})
+LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
 
 
 class HealthRecord:
@@ -46,7 +49,7 @@ class HealthRecord:
         return self._row >= self._needed[passed]
 
 
-class HealthChecks:
+class HealthChecks(RegistryListener):
     """Asks every worker; listens to the registry for who there is."""
 
     def __init__(self, registry: Registry, upstream: Upstream, settings: GatewaySettings) -> None:
@@ -94,7 +97,7 @@ class HealthChecks:
         try:
             await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
         except (OSError, ValueError) as error:
-            worker.last_error = reason = f"its health check failed: {told(error)}"
+            worker.last_error = reason = f"its health check failed: {describe(error)}"
             if record.note(passed=False) or _nobody_listens(error):
                 self._registry.leave_rotation(worker, reason)
             return
@@ -108,39 +111,91 @@ class HealthChecks:
             self._registry.enter_rotation(worker)
         elif found.models and found != worker.capabilities:  # an adapter was loaded, or another engine is there
             worker.capabilities = found
-            self._registry.note_changed(worker)
+            self._registry.notify_changed(worker)
 
     async def _rest(self, worker: Worker, wake: asyncio.Event, pause_s: float) -> None:
-        """Until the next check is due or somebody asks for one; loads are looked at meanwhile."""
-        due = time.monotonic() + pause_s
-        while (left := due - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOAD_PAUSE_S)):
-                    await wake.wait()
-                    return
-            if worker.in_rotation and not await self._look_at_load(worker, wake, due):
-                return
-
-    async def _look_at_load(self, worker: Worker, wake: asyncio.Event, due: float) -> bool:
-        """False where a check is due at once: the worker does not answer, or somebody asks for one meanwhile,
-        or its time has come."""
-        timeout_s = self._settings.health_check_timeout_secs
-        looking = asyncio.ensure_future(reported_load(self._upstream, worker, timeout_s))
+        """Until the next check is due or asked for. The load is polled meanwhile; a worker that does not answer that
+        is checked at once."""
+        polling = asyncio.ensure_future(self._poll_load(worker))
         asked = asyncio.ensure_future(wake.wait())
         try:
-            left_s = max(0.0, due - time.monotonic())
-            await asyncio.wait({looking, asked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if not looking.done():
-                return False
-            worker.reported_load = looking.result()
-            return True
-        except OSError:
-            return False
+            await asyncio.wait({polling, asked}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            looking.cancel()
+            polling.cancel()
             asked.cancel()
+
+    async def _poll_load(self, worker: Worker) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                await asyncio.sleep(LOAD_PAUSE_S)
+                if worker.in_rotation:
+                    timeout_s = self._settings.health_check_timeout_secs
+                    worker.reported_load = await reported_load(self._upstream, worker, timeout_s)
 
 
 def _nobody_listens(error: Exception) -> bool:
     """The process is gone: its port refuses, which no busy server does."""
     return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
+
+
+# ---- what a worker says of itself: any OpenAI-compatible server will do, and what it does not answer stays unknown
+
+
+async def is_well(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
+    """Raises what is wrong with the worker. One without `/health` is well when it lists its models."""
+    status, _ = await upstream.get(worker, "/health", timeout_s)
+    if status in UNKNOWN_ROUTE:
+        status, _ = await upstream.get(worker, "/v1/models", timeout_s)
+    if status != 200:
+        raise ConnectionError(f"its health check answered {status}")
+
+
+async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capabilities:
+    """What the worker serves and can do."""
+    listed = await _json(upstream, worker, "/v1/models", timeout_s)
+    entries = listed.get("data")
+    names = [str(entry["id"]) for entry in entries if _is_named(entry)] if isinstance(entries, list) else []
+    info = await _json(upstream, worker, "/server_info", timeout_s)
+    if not names and isinstance(info.get("model_path"), str):
+        names = [str(info.get("served_model_name") or info["model_path"])]
+    capacity = info.get("max_running_requests")
+    return Capabilities(
+        models=tuple(names),
+        capacity=capacity if isinstance(capacity, int) and not isinstance(capacity, bool) else None,
+        version=_text(info.get("version")),
+        kv_events_config=_text(info.get("kv_events_config")),
+    )
+
+
+async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
+    """Requests that run and wait there, from any sender; 0 where the worker does not report it. An `OSError` where
+    it does not answer at all."""
+    loads = _object(*await upstream.get(worker, "/v1/loads", timeout_s)).get("loads")
+    if not isinstance(loads, list):
+        return 0.0
+    figures = [load.get(name) for load in loads if isinstance(load, dict) for name in LOAD_FIGURES]
+    return float(sum(figure for figure in figures if isinstance(figure, int | float)))
+
+
+def _is_named(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+async def _json(upstream: Upstream, worker: Worker, path: str, timeout_s: float) -> dict[str, Any]:
+    """The JSON object at a path; empty where there is none."""
+    try:
+        return _object(*await upstream.get(worker, path, timeout_s))
+    except OSError:
+        return {}
+
+
+def _object(status: int, body: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(body) if status == 200 else {}
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

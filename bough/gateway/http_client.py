@@ -1,16 +1,13 @@
 """A small HTTP/1.1 client for a proxy: kept-alive connections, bytes as they are, as little work as possible.
 
-Owns the connections that are not in use, by where they lead. A request takes one of them or opens one, and its
-`Response` gives it back. Nothing is decoded, redirected or retried, but for one case that is safe: a kept connection
-that the server was just closing, for a request that may be sent twice. Every fault is an `OSError`.
-
-The load generators have another client, made for measuring: it hands bytes on inside the event loop's read and never
-slows anybody down.
+Owns the connections that are not in use. Nothing is decoded, redirected or retried, but for one case that is safe: a
+kept connection that the server was just closing, for a request that may be sent twice. Every fault is an `OSError`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import ssl
@@ -20,12 +17,17 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
-from bough.gateway.response import Response
+from bough.gateway.upstream_response import UpstreamResponse
+from bough.gateway.worker import Worker
 
 IDLE_S = 30.0  # our servers close idle connections later than that, so a request seldom meets one that is closing
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these tell the length of an empty body too
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these send the length of an empty body too
+
+
+MAX_ORIGINS = 4096
+JSON_WANTED = ((b"Accept", b"application/json"),)
 
 
 class StaleConnectionError(ConnectionError):
@@ -64,7 +66,7 @@ class HttpClient:
 
     async def request(
         self, origin: Origin, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> Response:
+    ) -> UpstreamResponse:
         """The beginning of the response, which its caller must close. `target` is the path with its query."""
         raw = _head(origin, method, target, headers, body)
         while (kept := self._take(origin)) is not None:
@@ -84,8 +86,8 @@ class HttpClient:
                 connection.transport.close()
         self._idle.clear()
 
-    async def _exchange(self, connection: _Connection, method: str, raw: bytes, body: bytes) -> Response:
-        response = Response(connection.transport, to_head=method == "HEAD", on_close=connection.finished)
+    async def _exchange(self, connection: _Connection, method: str, raw: bytes, body: bytes) -> UpstreamResponse:
+        response = UpstreamResponse(connection.transport, to_head=method == "HEAD", on_close=connection.finished)
         try:
             connection.send(raw, body, response)
             await response.head()
@@ -165,12 +167,12 @@ class _Connection(asyncio.Protocol):
         self._client = client
         self._lost = False
         self._idle_since_s = 0.0
-        self._response: Response | None = None  # in progress
+        self._response: UpstreamResponse | None = None  # in progress
 
     def is_usable(self, now_s: float) -> bool:
         return not self._lost and now_s - self._idle_since_s < IDLE_S
 
-    def send(self, head: bytes, body: bytes, response: Response) -> None:
+    def send(self, head: bytes, body: bytes, response: UpstreamResponse) -> None:
         self._response = response
         if self._lost:
             response.lost(None)
@@ -179,7 +181,7 @@ class _Connection(asyncio.Protocol):
         else:
             self.transport.write(head)
 
-    def finished(self, response: Response) -> None:
+    def finished(self, response: UpstreamResponse) -> None:
         """Its response is closed."""
         self._response = None
         if response.reusable and not self._lost and not self.transport.get_write_buffer_size():
@@ -213,3 +215,48 @@ def _head(origin: Origin, method: str, target: bytes, headers: Sequence[tuple[by
     if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
         raise ConnectionError("a header with a line break cannot be sent")
     return head + b"\r\n"
+
+
+_origin = functools.lru_cache(MAX_ORIGINS)(Origin.of)
+
+
+class Upstream:
+    """Requests to workers, each with the worker's own key. Used on one event loop, and closed there."""
+
+    def __init__(self) -> None:
+        self._client = HttpClient()
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def send(
+        self, worker: Worker, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> UpstreamResponse:
+        """The beginning of the worker's response, which must be closed. `target` is the path with its query, as the
+        client wrote it."""
+        if worker.api_key is not None:
+            headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
+        return await self._client.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
+
+    async def ask(
+        self,
+        worker: Worker,
+        method: str,
+        target: str,
+        timeout_s: float,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+    ) -> tuple[int, bytes]:
+        """Status and body of a short answer."""
+        async with asyncio.timeout(timeout_s):
+            response = await self.send(worker, method, target, headers, body)
+            with contextlib.closing(response):
+                return response.status, await response.read()
+
+    async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
+
+
+def describe(error: Exception) -> str:
+    """What was wrong, for logs and clients: a `TimeoutError` has no text of its own."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -1,11 +1,9 @@
 """Follows the cache events that workers publish, and passes them to the policy that routes by them.
 
-One subscription per worker, made from what the worker says of itself in /server_info (`kv_events_config`). Messages are
-numbered: those lost on the way are fetched from the worker's replay endpoint if it has one, and otherwise the worker's
-index starts anew, so that it may know too little but never what is not so. A connection that breaks may mean a worker
-that restarts with an empty cache, so the index starts anew then too, and is filled from the replays.
-
-A worker whose config names a `key_file` talks only to who holds that file too: the gateway is given it at its start.
+One subscription per worker, made from the `kv_events_config` of its /server_info. Messages are numbered: lost ones are
+fetched from the worker's replay endpoint if it has one; otherwise the worker's index starts empty, so that it may know
+too little but never what is not so. A connection that breaks may mean a worker that restarts with an empty cache, so
+the index starts empty then too, and is filled from the replays.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class Publisher(msgspec.Struct, frozen=True):
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     topic: str = ""
-    key_file: str | None = None  # a path there; here it only tells that a key is needed
+    key_file: str | None = None  # a path there; here it only says that a key is needed
 
 
 class Observer(Protocol):
@@ -174,7 +172,7 @@ class Subscription:
         return socket
 
     def _note_refusal(self, event: int) -> None:
-        """Told once: it is tried again and again."""
+        """Logged once: the connection is tried again and again."""
         if event & HANDSHAKE_FAILURES and not self._refused:
             self._refused = True
             log.warning(

@@ -1,14 +1,15 @@
 """`--launch N`: engines on this machine, started as commands and started again when they end.
 
-Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker whatever happens
-to its process. The health checks decide when it gets requests; that its process is gone is told at once. No engine
-outlives the gateway. Where none has ever served and one ends with a complaint, all would, and that is told.
+Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker when its process
+is replaced. The health checks decide when it gets requests; when its process ends it leaves the rotation at once. No
+engine outlives the gateway. One that ends with an error before any has served ends the gateway: all others would too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import secrets
 import signal
@@ -19,12 +20,12 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import Any
 
+from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.division import Share, gpu_of, share_of, this_machine
-from bough.gateway.local_engine import LocalEngine
-from bough.gateway.processes import private_folder
-from bough.gateway.registry import Registry
+from bough.gateway.processes import end_process, private_folder
+from bough.gateway.registry import LAUNCHED, Registry, RegistryListener
 from bough.gateway.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,46 @@ POLL_S = 0.05
 COMPLAINTS = (1, 2)  # what `bough serve` ends with when its model or its flags cannot be used
 
 
-class LocalEngines:
+GRACE_S = 10.0  # for an engine that was asked to end and has nothing to do any more
+KEY_VARIABLES = ("BOUGH_API_KEY", "BOUGH_ADMIN_API_KEY")
+PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
+
+
+class LocalEngine:
+    """One engine and its process."""
+
+    def __init__(self, number: int, worker: Worker, command: Callable[[int], tuple[list[str], dict[str, str]]]) -> None:
+        self.number = number
+        self.worker = worker
+        self.process: asyncio.subprocess.Process | None = None
+        self.replacing = asyncio.Event()  # its end is wanted: it is to be started again without a pause
+        self.in_replacement = False
+        self.keeping: asyncio.Task[None] | None = None  # starts it again and again
+        self._command = command
+
+    @property
+    def holds_memory(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> None:
+        words, environment = self._command(self.number)
+        log.info("engine %d starts at %s", self.number, self.worker.url)
+        self.process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            env={**_plain_environment(), **environment},
+            start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
+            preexec_fn=_die_with_parent,
+        )
+        self.worker.pid = self.process.pid
+
+    async def end(self) -> None:
+        if self.process is not None:
+            await end_process(self.process, GRACE_S)
+
+
+class LocalEngines(RegistryListener):
     """All engines of `--launch`, and a task for each that keeps it running."""
 
     def __init__(self, settings: GatewaySettings, registry: Registry, on_failure: Callable[[BoughError], None]) -> None:
@@ -56,20 +96,12 @@ class LocalEngines:
 
     def open(self) -> None:
         for number in range(self._settings.launch):
-            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source="launch")
+            worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source=LAUNCHED)
             worker.expected_back = True
             self._engines.append(LocalEngine(number, worker, self._command))
         for engine in self._engines:
             engine.keeping = self._begin(self._keep(engine))
         self._registry.listen(self)
-
-    # ---- what the registry tells
-
-    def added(self, worker: Worker) -> None:
-        return
-
-    def changed(self, worker: Worker) -> None:
-        return
 
     def removed(self, worker: Worker) -> None:
         """An engine that is no worker any more ends with its last request, and is not started again."""
@@ -206,3 +238,14 @@ def free_ports(count: int) -> list[int]:
 
 def _how(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without keys that are meant for a server that the user runs: the gateway knows only the one it gives."""
+    return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
+
+
+def _die_with_parent() -> None:
+    """In the child: whatever ends the gateway ends it too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

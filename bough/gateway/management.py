@@ -8,29 +8,57 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from bough.core.errors import RequestError, SettingsError
-from bough.gateway.answers import JSON, Answer
 from bough.gateway.call import Call
 from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.registry import checked_key
-from bough.gateway.routes import Handler, Request, Route, decoded, json_answer
+from bough.gateway.registry import LAUNCHED, checked_key
+from bough.gateway.responses import JSON, Response
 from bough.gateway.worker import Worker
-from bough.gateway.worker_json import worker_json
-from bough.server.endpoint import Access
+from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
 
-LAUNCHED = "launch"  # the source of workers that the gateway itself has started
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
 Restart = Callable[[Worker], Awaitable[None]]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    parameters: Mapping[str, str]
+    body: bytes
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A handler that was found for a request."""
+
+    handler: Handler
+    access: Access
+    parameters: Mapping[str, str]
+
+
+class RouteTable(Protocol):
+    """Finds the routes that are the gateway's own; of one process, or shared by several."""
+
+    def find(self, method: str, path: str) -> Route | None: ...
+
+    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
 
 
 class NewWorker(msgspec.Struct):
@@ -102,11 +130,11 @@ class Management:
 
     # ---- workers
 
-    async def _list(self, request: Request) -> Answer:
+    async def _list(self, request: Request) -> Response:
         workers = [worker_json(worker) for worker in self.gateway.registry]
-        return json_answer({"workers": workers, "total": len(workers)})
+        return json_response({"workers": workers, "total": len(workers)})
 
-    async def _add(self, request: Request) -> Answer:
+    async def _add(self, request: Request) -> Response:
         new = decoded(request.body, NewWorker)
         field = "api_key"
         try:
@@ -117,28 +145,28 @@ class Management:
                 self.gateway.registry.drain(worker, draining=False)
         except SettingsError as error:
             raise RequestError(str(error), field=field) from None
-        return json_answer(worker_json(worker), 202)
+        return json_response(worker_json(worker), 202)
 
-    async def _show(self, request: Request) -> Answer:
-        return json_answer(worker_json(self._worker(request)))
+    async def _show(self, request: Request) -> Response:
+        return json_response(worker_json(self._worker(request)))
 
-    async def _remove(self, request: Request) -> Answer:
+    async def _remove(self, request: Request) -> Response:
         worker = self._worker(request)
         self.gateway.registry.remove(worker)
-        return json_answer(worker_json(worker))
+        return json_response(worker_json(worker))
 
-    async def _drain(self, request: Request) -> Answer:
+    async def _drain(self, request: Request) -> Response:
         worker = self._worker(request)
         self.gateway.registry.drain(worker)
-        return json_answer(worker_json(worker), 202)
+        return json_response(worker_json(worker), 202)
 
-    async def _restart_one(self, request: Request) -> Answer:
+    async def _restart_one(self, request: Request) -> Response:
         worker = self._worker(request)
         if self._restart is None or worker.source != LAUNCHED:
             message = "Only workers that the gateway has started (--launch) can be restarted by it."
             raise HttpError(409, message, "ConflictError")
         await self._restart(worker)
-        return json_answer(worker_json(worker), 202)
+        return json_response(worker_json(worker), 202)
 
     def _worker(self, request: Request) -> Worker:
         worker = self.gateway.registry.get(request.parameters["id"])
@@ -150,10 +178,10 @@ class Management:
 
     # ---- policies
 
-    async def _policies(self, request: Request) -> Answer:
-        return json_answer(self.gateway.policies.shown())
+    async def _policies(self, request: Request) -> Response:
+        return json_response(self.gateway.policies.shown())
 
-    async def _set_policy(self, request: Request) -> Answer:
+    async def _set_policy(self, request: Request) -> Response:
         new = decoded(request.body, NewPolicy)
         choice = PolicyChoice(new.policy, new.options)
         try:
@@ -168,11 +196,11 @@ class Management:
     # ---- what reaches all workers
 
     def _to_all(self, path: str) -> Handler:
-        async def fan_out(request: Request) -> Answer:
+        async def fan_out(request: Request) -> Response:
             workers = self.gateway.dispatch.available(None)
             statuses = await asyncio.gather(*(self._ask(worker, "POST", path, request.body) for worker in workers))
-            told = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
-            return json_answer({"workers": told}, 200 if all(status == 200 for status in statuses) else 502)
+            results = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
+            return json_response({"workers": results}, 200 if all(status == 200 for status in statuses) else 502)
 
         return fan_out
 
@@ -187,29 +215,68 @@ class Management:
 
     # ---- the gateway itself
 
-    async def _readiness(self, request: Request) -> Answer:
+    async def _readiness(self, request: Request) -> Response:
         ready = len(self.gateway.dispatch.available(None))
         total = len(self.gateway.registry)
         status = "ready" if ready else "not ready: no worker is in rotation"
-        return json_answer({"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503)
+        return json_response(
+            {"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503
+        )
 
-    async def _metrics(self, request: Request) -> Answer:
-        return Answer(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())
+    async def _metrics(self, request: Request) -> Response:
+        return Response(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())
 
-    async def _models(self, request: Request) -> Answer:
-        return json_answer({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
+    async def _models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
 
-    async def _model(self, request: Request) -> Answer:
+    async def _model(self, request: Request) -> Response:
         name, known = request.parameters["model"], self.gateway.registry.models()
         if name not in known:
             message = f"There is no model {name!r}. The models here are {', '.join(known)}."
             raise HttpError(404, message, "NotFoundError")
-        return json_answer(_model(name))
+        return json_response(_model(name))
 
 
-async def _alive(request: Request) -> Answer:
-    return json_answer({"status": "ok"})
+async def _alive(request: Request) -> Response:
+    return json_response({"status": "ok"})
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "bough"}
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(status, [(b"content-type", JSON)], encode_json(content))
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """The body as a struct; a field that is missing or of another type is named in the error."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not JSON: {error}.") from None
+
+
+def worker_json(worker: Worker) -> dict[str, Any]:
+    """A worker as `/workers` shows it, without its key."""
+    known = worker.capabilities
+    return {
+        "id": worker.id,
+        "url": worker.url,
+        "model_id": known.models[0] if known.models else None,
+        "models": list(known.models),
+        "is_healthy": worker.in_rotation,
+        "state": worker.state.value,
+        "load": worker.load,
+        "reported_load": worker.reported_load,
+        "capacity": known.capacity,
+        "limit": worker.limit,
+        "breaker": worker.breaker.state(time.monotonic()).name.lower(),
+        "source": worker.source,
+        "version": known.version,
+        "pid": worker.pid,
+        "restarts": worker.restarts,
+        "last_error": worker.last_error,
+    }

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from bough.gateway.answers import JSON_PATHS, AttemptFailedError
 from bough.gateway.call import Call
+from bough.gateway.responses import JSON_PATHS, AttemptFailedError
 from bough.gateway.worker import Worker
+from bough.observability.metrics_page import families_page
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STATES = ("_breaker_state", "_worker_healthy")  # figures that are not counts
@@ -28,43 +29,30 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
-        self._requests = Counter(
-            "bough_gateway_requests", "Requests that have ended", ["model", "path", "status"], registry=registry
-        )
-        self._latency = Histogram(
-            "bough_gateway_request_seconds", "From arrival to the last byte", ["model"], buckets=LATENCIES_S,
-            registry=registry,
-        )  # fmt: skip
-        self._first_byte = Histogram(
-            "bough_gateway_first_byte_seconds", "From arrival to the first byte of the answer", ["model"],
-            buckets=LATENCIES_S, registry=registry,
-        )  # fmt: skip
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"bough_gateway_{name}", about, labels, registry=registry)
+
+        def histogram(name: str, about: str) -> Histogram:
+            return Histogram(f"bough_gateway_{name}", about, ["model"], buckets=LATENCIES_S, registry=registry)
+
+        self._requests = counter("requests", "Requests that have ended", "model", "path", "status")
+        self._latency = histogram("request_seconds", "From arrival to the last byte")
+        self._first_byte = histogram("first_byte_seconds", "From arrival to the first byte of the answer")
+        self._queued = counter("queued_seconds", "Time that requests waited for a worker")
+        self._attempts = counter("attempts", "Requests sent to workers", "worker")
+        self._failures = counter("attempt_failures", "Attempts that failed, by status", "worker", "status")
+        self.retries = counter("retries", "Attempts made after a failed one")
+        self.moves = counter("moves", "Requests moved away from a lost worker")
+        self.hedges = counter("hedges", "Second workers asked beside a slow one")
+        self.failovers = counter("stream_failovers", "Streams resumed on another worker")
+        self.rate_limited = counter("rate_limited", "Requests over a rate limit")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, as workers reported")
+        self._cached_tokens = counter("cached_tokens", "Of those, found in the cache, as workers reported")
+        self._expected_tokens = counter("expected_cached_tokens", "Of those, expected in the cache by the policy")
         # Looking a labelled counter up costs more than counting; statuses, models, paths and workers are few.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram, Histogram]] = {}
-        self._queued = Counter(
-            "bough_gateway_queued_seconds", "Time that requests waited for a worker", registry=registry
-        )
-        self._attempts = Counter("bough_gateway_attempts", "Requests sent to workers", ["worker"], registry=registry)
         self._attempts_at: dict[str, Counter] = {}
-        self._failures = Counter(
-            "bough_gateway_attempt_failures", "Attempts that failed, by status", ["worker", "status"], registry=registry
-        )
-        self.retries = Counter("bough_gateway_retries", "Attempts made after a failed one", registry=registry)
-        self.moves = Counter("bough_gateway_moves", "Requests moved away from a lost worker", registry=registry)
-        self.hedges = Counter("bough_gateway_hedges", "Second workers asked beside a slow one", registry=registry)
-        self.failovers = Counter(
-            "bough_gateway_stream_failovers", "Streams resumed on another worker", registry=registry
-        )
-        self.rate_limited = Counter("bough_gateway_rate_limited", "Requests over a rate limit", registry=registry)
-        self._prompt_tokens = Counter(
-            "bough_gateway_prompt_tokens", "Prompt tokens, as workers reported", registry=registry
-        )
-        self._cached_tokens = Counter(
-            "bough_gateway_cached_tokens", "Of those, found in the cache, as workers reported", registry=registry
-        )
-        self._expected_tokens = Counter(
-            "bough_gateway_expected_cached_tokens", "Of those, expected in the cache by the policy", registry=registry
-        )
 
     def attempted(self, worker: Worker) -> None:
         counter = self._attempts_at.get(worker.url)
@@ -131,31 +119,21 @@ class _State(Collector):
 
 
 def merged_pages(pages: Sequence[str]) -> bytes:
-    """The pages of several processes as one: figures of the same name and labels are added, but for states."""
+    """The pages of several processes as one: samples of the same name and labels are added, but for states."""
+    families: dict[str, Metric] = {}
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    heads: dict[str, str] = {}
-    families: dict[str, list[tuple[str, tuple[tuple[str, str], ...]]]] = {}
     for page in pages:
         for family in text_string_to_metric_families(page):
-            name = family.name + ("_total" if family.type == "counter" else "")
-            heads[name] = f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n"
+            known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 key = sample.name, tuple(sorted(sample.labels.items()))
                 if key not in sums:
-                    families.setdefault(name, []).append(key)
                     sums[key] = sample.value
+                    known.samples.append(sample)
                 elif sample.name.endswith(STATES):
                     sums[key] = max(sums[key], sample.value)
                 elif not sample.name.endswith("_created"):
                     sums[key] += sample.value
-    parts = [heads[name] + "".join(_line(*key, sums[key]) for key in keys) for name, keys in families.items()]
-    return "".join(parts).encode()
-
-
-def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
-    written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{written}}} {value}\n" if written else f"{name} {value}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    for family in families.values():
+        family.samples = [s._replace(value=sums[s.name, tuple(sorted(s.labels.items()))]) for s in family.samples]
+    return families_page(families.values())

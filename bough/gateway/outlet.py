@@ -1,4 +1,4 @@
-"""The client's side of a call: what goes out, counted, and the last words of a stream that cannot go on.
+"""The client's side of a call: what is sent, counted, and the error that ends a broken stream.
 
 A stream is made of lines. One that is not whole yet is of no use to a client, and would spoil the error behind it if
 the rest never came, so it is kept back until it is whole.
@@ -10,8 +10,8 @@ import time
 
 from starlette.types import Send
 
-from bough.gateway.answers import Answer, error_shape
 from bough.gateway.call import Call
+from bough.gateway.responses import Response, error_shape
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
 
@@ -43,7 +43,7 @@ class Outlet:
         """The end of the stream so far."""
         return b"".join(self._recent)[-TAIL:]
 
-    async def whole(self, answer: Answer) -> None:
+    async def whole(self, answer: Response) -> None:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
@@ -105,7 +105,7 @@ class Outlet:
         self._call.first_byte_s = time.perf_counter() - self._call.began_s
 
 
-async def send_whole(send: Send, answer: Answer) -> None:
+async def send_whole(send: Send, answer: Response) -> None:
     headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})

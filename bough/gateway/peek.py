@@ -1,6 +1,6 @@
-"""What the gateway must know of a request's body to route it; the body itself passes as it came.
+"""The few fields that the gateway reads in bodies, of requests to route them and of responses; they pass unchanged.
 
-Only the fields named here are read, and of any type: a body that no worker can use is the worker's to refuse.
+A field may be of any type: a body that no worker can use is the worker's to refuse.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bough.gateway.headers import RawHeaders, header
 from bough.gateway.policies import RoutingRequest
 
 
-class _Fields(msgspec.Struct):
+class RequestFields(msgspec.Struct):
     model: Any = None
     stream: Any = None
     priority: Any = None
@@ -27,11 +27,12 @@ class _Fields(msgspec.Struct):
     previous_response_id: Any = None
 
 
-FIELDS = frozenset(_Fields.__struct_fields__)
+FIELDS = frozenset(RequestFields.__struct_fields__)
+LARGE = 1 << 20  # bytes; a smaller body is decoded in a few milliseconds
 LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
-_DECODER = msgspec.json.Decoder(_Fields)
-_NOTHING = _Fields()
+_REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
+_NOTHING = RequestFields()
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -63,16 +64,16 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     return Peek(model, fields.stream is True, priority, routing, earlier if isinstance(earlier, str) else None)
 
 
-def _fields(body: bytes) -> _Fields:
+def _fields(body: bytes) -> RequestFields:
     if not body:
         return _NOTHING
     try:
-        return _DECODER.decode(body)
+        return _REQUEST_DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _NOTHING
 
 
-def _prompt(fields: _Fields) -> tuple[str, tuple[int, ...] | None]:
+def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     """The prompt as text, and as ids where it came so."""
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
@@ -103,3 +104,67 @@ def _words(given: Any) -> str:
     if isinstance(given, dict):
         return "".join(_words(given.get(name)) for name in ("role", "content", "text"))
     return ""
+
+
+class ResponseFields(msgspec.Struct):
+    """What the gateway reads in a whole response or in one event; everything else in it is skipped."""
+
+    id: Any = None
+    created: Any = None
+    usage: Any = None
+    meta_info: Any = None
+    message: Any = None  # Anthropic's first event
+    response: Any = None  # the events of /v1/responses
+    error: Any = None
+
+    @property
+    def name(self) -> str | None:
+        """The response's id, wherever its protocol puts it."""
+        candidates = (self.id, *(_get(place, "id") for place in (self.message, self.response, self.meta_info)))
+        return next((name for name in candidates if isinstance(name, str)), None)
+
+    def prompt_tokens(self) -> tuple[int, int] | None:
+        """(tokens of the prompt, those found in the cache), if the worker reports both."""
+        for usage in (self.usage, self.meta_info, _get(self.message, "usage")):
+            if not isinstance(usage, dict):
+                continue
+            if "input_tokens" in usage and "cache_read_input_tokens" in usage:
+                cached = _count(usage["cache_read_input_tokens"])
+                return _count(usage["input_tokens"]) + cached, cached
+            cached = _get(usage.get("prompt_tokens_details"), "cached_tokens", usage.get("cached_tokens"))
+            if isinstance(cached, int) and usage.get("prompt_tokens"):
+                return _count(usage["prompt_tokens"]), cached
+        return None
+
+
+_RESPONSE_DECODER = msgspec.json.Decoder(ResponseFields)
+
+
+def read_response_fields(body: bytes) -> ResponseFields | None:
+    """None where the body is no JSON object, nor a list of such (a native batch). A large one is believed and not read:
+    that would block the event loop."""
+    if len(body) > LARGE:
+        begins, ends = body[:64].lstrip().startswith((b"{", b"[")), body[-64:].rstrip().endswith((b"}", b"]"))
+        return ResponseFields() if begins and ends else None
+    try:
+        return _RESPONSE_DECODER.decode(body)
+    except msgspec.ValidationError:
+        return _read_list(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _read_list(body: bytes) -> ResponseFields | None:
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return ResponseFields() if isinstance(content, list) else None
+
+
+def _get(place: Any, name: str, otherwise: Any = None) -> Any:
+    return place.get(name, otherwise) if isinstance(place, dict) else otherwise
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,7 +1,7 @@
 """The routing policy of each model, which may be changed while requests run.
 
 Owns the policy objects. One serves one model, so that prefixes of different models are not confused. Only models that
-workers have told of have one: names that clients make up share one with requests that name no model.
+workers have reported have one: names that clients make up share one with requests that name no model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.gateway.policies import Policy, build_policy
+from bough.gateway.registry import RegistryListener
 from bough.gateway.worker import Worker
 
 
@@ -22,12 +23,12 @@ class PolicyChoice:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class PolicyTable:
+class PolicyTable(RegistryListener):
     """Policies by model; listens to the registry, because what is remembered of a worker goes with it."""
 
     def __init__(self, default: PolicyChoice, is_served: Callable[[str], bool] = lambda model: True) -> None:
         build_policy(default.name, **default.options)  # an unknown name must be known at start
-        self._default = default
+        self.default = default
         self._is_served = is_served
         self.chosen: dict[str, PolicyChoice] = {}
         self._policies: dict[str | None, Policy] = {}
@@ -40,17 +41,10 @@ class PolicyTable:
         if policy is None and not self._has_own(model):
             return self.of(None)
         if policy is None:
-            choice = self.choice(model)
+            choice = self.default if model is None else self.chosen.get(model, self.default)
             policy = self._policies[model] = build_policy(choice.name, **choice.options)
             self.on_built(model, policy)
         return policy
-
-    @property
-    def default(self) -> PolicyChoice:
-        return self._default
-
-    def choice(self, model: str | None) -> PolicyChoice:
-        return self._default if model is None else self.chosen.get(model, self._default)
 
     def choose(self, model: str, choice: PolicyChoice) -> None:
         """From here on; an unknown name is an error and changes nothing."""
@@ -63,9 +57,9 @@ class PolicyTable:
 
     def set_default(self, choice: PolicyChoice) -> None:
         build_policy(choice.name, **choice.options)
-        if choice == self._default:
+        if choice == self.default:
             return
-        self._default = choice
+        self.default = choice
         self._policies = {model: policy for model, policy in self._policies.items() if model in self.chosen}
 
     def forget(self, model: str) -> None:
@@ -75,14 +69,11 @@ class PolicyTable:
 
     def shown(self) -> dict[str, Any]:
         models = {model: choice.name for model, choice in self.chosen.items()}
-        return {"default": self._default.name, "models": models}
+        return {"default": self.default.name, "models": models}
 
     def tick(self, now_s: float) -> None:
         for policy in self._policies.values():
             policy.tick(now_s)
-
-    def added(self, worker: Worker) -> None:
-        return
 
     def changed(self, worker: Worker) -> None:
         """Made before the first request: a policy may have much to learn of a worker that is there already."""

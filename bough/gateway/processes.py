@@ -1,7 +1,7 @@
 """`--processes N`: several gateway processes on one port that look like one.
 
 The kernel gives each connection to one of them, and each proxies on its own. Only management is shared: every process
-also listens on a unix socket in a private folder; the first one answers management for all of them, tells the others
+also listens on a unix socket in a private folder; the first one answers management for all of them, sends the others
 what was changed, and adds up what all of them count. Limits and rates are divided among the processes.
 """
 
@@ -24,13 +24,13 @@ from urllib.parse import quote
 from bough.core.child_environment import child_environment
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.gateway.answers import JSON, Answer
 from bough.gateway.call import Call
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Management
+from bough.gateway.management import Handler, Management, Request, Route
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.routes import Handler, Request, Route
+from bough.gateway.registry import DISCOVERED
+from bough.gateway.responses import JSON, Response
 from bough.gateway.worker import Worker
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
@@ -39,8 +39,7 @@ log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 10.0
 RESTART_PAUSE_S = 1.0
-STATE = "/family/state"
-DISCOVERED = "kubernetes"  # the source of workers that each process looks for itself
+STATE = "/group/state"
 SHARED = ("/workers", "/policies", "/metrics")
 
 
@@ -75,7 +74,7 @@ def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
     )
 
 
-class Family:
+class ProcessGroup:
     """The processes of one gateway as one of them sees the others. Owns its connections to them."""
 
     def __init__(self, folder: Path, number: int, count: int) -> None:
@@ -83,23 +82,23 @@ class Family:
         self._folder = folder
         self._count = count
         self._client = HttpClient()
-        self._origins = [Origin("family", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
+        self._origins = [Origin("group", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
 
     def socket_path(self, number: int | None = None) -> Path:
         return self._folder / f"{self.number if number is None else number}.sock"
 
-    async def ask(self, number: int, method: str, path: str, body: bytes = b"") -> Answer | None:
+    async def ask(self, number: int, method: str, path: str, body: bytes = b"") -> Response | None:
         """What another process answers; None where it does not."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 reply = await self._client.request(self._origins[number], method, quote(path).encode(), (), body)
                 with contextlib.closing(reply):
                     kind = reply.header(b"content-type") or b""
-                    return Answer(reply.status, [(b"content-type", kind)], await reply.read())
+                    return Response(reply.status, [(b"content-type", kind)], await reply.read())
         except OSError:
             return None
 
-    async def ask_others(self, method: str, path: str, body: bytes = b"") -> list[Answer]:
+    async def ask_others(self, method: str, path: str, body: bytes = b"") -> list[Response]:
         others = (number for number in range(self._count) if number != self.number)
         answers = await asyncio.gather(*(self.ask(number, method, path, body) for number in others))
         return [answer for answer in answers if answer is not None]
@@ -111,9 +110,9 @@ class Family:
 class SharedManagement:
     """Management of all processes: the first answers, the others pass on to it."""
 
-    def __init__(self, management: Management, family: Family, *, private: bool = False) -> None:
+    def __init__(self, management: Management, group: ProcessGroup, *, private: bool = False) -> None:
         self._own = management
-        self._family = family
+        self._group = group
         self._private = private  # only the other processes can call
 
     def find(self, method: str, path: str) -> Route | None:
@@ -127,7 +126,7 @@ class SharedManagement:
     async def holder_of(self, call: Call, name: str) -> Worker | None:
         return await self._own.holder_of(call, name)
 
-    async def _state(self, request: Request) -> Answer:
+    async def _state(self, request: Request) -> Response:
         """What was changed at run time, for a process that begins."""
         gateway = self._own.gateway
         workers = [
@@ -136,11 +135,11 @@ class SharedManagement:
         ]
         policies = {model: dataclasses.asdict(choice) for model, choice in gateway.policies.chosen.items()}
         default = dataclasses.asdict(gateway.policies.default)
-        return Answer(200, [], encode_json({"workers": workers, "policies": policies, "default": default}))
+        return Response(200, [], encode_json({"workers": workers, "policies": policies, "default": default}))
 
     async def catch_up(self) -> None:
         """Takes over what was changed in the other processes before this one began."""
-        answer = await self._family.ask(0, "GET", STATE) if self._family.number else None
+        answer = await self._group.ask(0, "GET", STATE) if self._group.number else None
         if answer is None:
             return
         gateway = self._own.gateway
@@ -157,28 +156,28 @@ class SharedManagement:
             gateway.policies.choose(model, PolicyChoice(choice["name"], choice["options"]))
 
     def _shared(self, handler: Handler, method: str, path: str) -> Handler:
-        async def pass_on(request: Request) -> Answer:
-            answer = await self._family.ask(0, method, path, request.body)
+        async def pass_on(request: Request) -> Response:
+            answer = await self._group.ask(0, method, path, request.body)
             if answer is None:
                 raise HttpError(
                     503, "The gateway's first process does not answer; try again.", "ServiceUnavailableError"
                 )
             return answer
 
-        async def answer_for_all(request: Request) -> Answer:
+        async def answer_for_all(request: Request) -> Response:
             answer = await handler(request)
             if answer.status >= 400:
                 return answer
             if method in ("GET", "HEAD"):
-                return merged(path, [answer, *await self._family.ask_others("GET", path)])
+                return merged(path, [answer, *await self._group.ask_others("GET", path)])
             if not path.endswith("/restart"):  # engines are the first process's
-                await self._family.ask_others(method, path, request.body)
+                await self._group.ask_others(method, path, request.body)
             return answer
 
-        return pass_on if self._family.number else answer_for_all
+        return pass_on if self._group.number else answer_for_all
 
 
-def merged(path: str, answers: Sequence[Answer]) -> Answer:
+def merged(path: str, answers: Sequence[Response]) -> Response:
     """What all processes say: counts are added, everything else is the first one's."""
     first = answers[0]
     if path == "/metrics":
@@ -189,13 +188,27 @@ def merged(path: str, answers: Sequence[Answer]) -> Answer:
         loads[worker["id"]] = loads.get(worker["id"], 0) + worker["load"]
     for worker in _workers(contents[0]):
         worker["load"] = loads[worker["id"]]
-    return Answer(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
+    return Response(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
 
 
 def _workers(content: Any) -> list[dict[str, Any]]:
     """The workers in an answer of /workers or /workers/{id}."""
     found = content.get("workers", [content] if "load" in content else [])
     return found if isinstance(found, list) else []
+
+
+async def end_process(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    """Asks a process to end, and kills it after a grace."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(grace_s):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 class ChildProcesses:
@@ -220,9 +233,11 @@ class ChildProcesses:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._end(process) for process in self._processes.values()))
+        await asyncio.gather(
+            *(end_process(process, self._drain_s + ASK_TIMEOUT_S) for process in self._processes.values())
+        )
 
-    def tell_to_end(self) -> None:
+    def terminate(self) -> None:
         for task in self._tasks:
             task.cancel()
         for process in self._processes.values():
@@ -238,19 +253,7 @@ class ChildProcesses:
             )  # fmt: skip
             self._processes[number] = process
             assert process.stdin is not None
-            process.stdin.write(self._settings.encode() + b"\n")  # stays open: its end tells the child that we are gone
+            process.stdin.write(self._settings.encode() + b"\n")  # stays open: its end ends the child
             code = await process.wait()
             log.error("gateway process %d has ended with %s and is started again", number, code)
             await asyncio.sleep(RESTART_PAUSE_S)
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self._drain_s + ASK_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bough.gateway.excerpt import LARGE
+from bough.gateway.peek import LARGE
 from bough.gateway.policies.interface import RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
 
@@ -27,7 +27,7 @@ AT_ONCE = 4  # per gateway: tokenising costs the worker time that requests could
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 
 
-class TokenizeAnswer(msgspec.Struct):
+class TokenizeResponse(msgspec.Struct):
     """What of the answer is needed."""
 
     tokens: list[int]
@@ -73,7 +73,7 @@ class PromptLearner:
         async with self._turns:
             status, answer = await self._post(worker_url, msgspec.json.encode(asked))
         try:
-            tokens = msgspec.json.decode(answer, type=TokenizeAnswer).tokens if status == 200 else None
+            tokens = msgspec.json.decode(answer, type=TokenizeResponse).tokens if status == 200 else None
         except msgspec.MsgspecError:
             tokens = None
         if tokens is None:

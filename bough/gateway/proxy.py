@@ -8,24 +8,42 @@ remember of a request is in its `Call`.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
-from bough.gateway.answers import Answer, OpenStream, scrubbed
 from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
 from bough.gateway.call import Call
-from bough.gateway.known import Known, read_known
 from bough.gateway.outlet import Outlet
-from bough.gateway.response import ReadInterruptedError
+from bough.gateway.peek import ResponseFields, read_response_fields
+from bough.gateway.responses import OpenStream, Response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
-from bough.gateway.sticky import StickyAnswers
-from bough.gateway.worker import WorkerLostError
+from bough.gateway.upstream_response import ReadInterruptedError
+from bough.gateway.worker import Worker, WorkerLostError
 from bough.server.errors import HttpError
 
 RESPONSES = "/v1/responses"
+MAX_STICKY = 100_000
 EVENT_STREAM = "text/event-stream"
 # What ends a worker's part of a stream before its time, by the worker's fault.
 LOST = (WorkerLostError, WorkerFailedError, ValueError, OSError)
+
+
+class StickyResponses:
+    """Which worker holds a stored response of `/v1/responses`: it lives in the memory of the worker that made it."""
+
+    def __init__(self) -> None:
+        self._workers: OrderedDict[str, Worker] = OrderedDict()  # by the response's id, the latest ones
+
+    def remember(self, name: str, worker: Worker) -> None:
+        self._workers[name] = worker
+        self._workers.move_to_end(name)
+        while len(self._workers) > MAX_STICKY:
+            self._workers.popitem(last=False)
+
+    def find(self, name: str) -> Worker | None:
+        worker = self._workers.get(name)
+        return None if worker is None or worker.removed else worker
 
 
 class StreamBrokenError(Exception):
@@ -37,25 +55,25 @@ class Proxy:
     """Answers calls with what workers say."""
 
     attempts: Attempts
-    sticky: StickyAnswers
+    sticky: StickyResponses
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only while nothing has gone out."""
         result = await self.attempts.answer(call, call.body)
-        if isinstance(result, Answer):
-            self._learn(call, result.known)
+        if isinstance(result, Response):
+            self._learn(call, result.fields)
             await outlet.whole(result)
         else:
             await self._relay(call, result, outlet)
 
-    def _learn(self, call: Call, known: Known | None) -> None:
-        if known is None:
+    def _learn(self, call: Call, fields: ResponseFields | None) -> None:
+        if fields is None:
             return
-        counts = known.prompt_tokens()
+        counts = fields.prompt_tokens()
         if counts is not None:
             self.attempts.metrics.prompt_was(call, *counts)
-        if call.path == RESPONSES and known.name is not None and call.worker is not None:
-            self.sticky.remember(known.name, call.worker)
+        if call.path == RESPONSES and fields.name is not None and call.worker is not None:
+            self.sticky.remember(fields.name, call.worker)
 
     # ---- streams
 
@@ -76,7 +94,7 @@ class Proxy:
         """The bytes of one unbroken stream, from as many workers as it takes."""
         text = ResumableText(passes=not _can_resume(call, stream))
         seen_name = call.path != RESPONSES
-        barren = 0  # workers in a row that failed without a token
+        failures = 0  # workers in a row that failed without a token
         while True:
             had = len(text.output_ids)
             try:
@@ -84,23 +102,23 @@ class Proxy:
                     async with contextlib.aclosing(self._read(stream)) as chunks:
                         async for chunk in chunks:
                             piece = text.feed(chunk)
-                            stream.lease.movable = text.movable
+                            stream.lease.resumable = text.resumable
                             if text.delivered:
                                 stream.prove()
                             if not seen_name:
                                 seen_name = True
                                 self._learn(call, _last_event(piece))
                             yield piece
-                    rest = text.rest(cut_off=not text.movable and _ends_with_connection(call, stream))
+                    rest = text.rest(cut_off=not text.resumable and _ends_with_connection(call, stream))
                 yield rest
                 return
             except CannotResumeError as error:
                 call.unable.add(stream.lease.worker.id)
                 reason = str(error)
             except LOST as error:
-                barren = 0 if len(text.output_ids) > had else barren + (not isinstance(error, WorkerLostError))
+                failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
-            if not text.movable or (barren and not await self.attempts.pause(call, barren - 1)):
+            if not text.resumable or (failures and not await self.attempts.pause(call, failures - 1)):
                 raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
             stream = await self._resumed(call, stream, text, reason)
 
@@ -116,7 +134,7 @@ class Proxy:
                 chunk = await _next_chunk(stream)
                 silence.heard()
         finally:
-            silence.end()
+            silence.cancel()
 
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText, reason: str) -> OpenStream:
         """The same stream from another worker."""
@@ -128,7 +146,7 @@ class Proxy:
             result = await self.attempts.answer(call, text.body(call.body))
         except HttpError as error:
             raise StreamBrokenError(f"The worker was lost ({reason}), and {error.failure.message}") from None
-        if isinstance(result, Answer):
+        if isinstance(result, Response):
             raise StreamBrokenError(f"The worker was lost ({reason}), and no other could go on with the answer.")
         return result
 
@@ -167,14 +185,14 @@ def _can_resume(call: Call, stream: OpenStream) -> bool:
 
 
 def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
-    """Whether nothing but the end of the connection tells the end of the stream, as in HTTP/1.0: a worker that died
+    """Whether only the end of the connection marks the end of the stream, as in HTTP/1.0: a worker that died
     then looks like one that was done, unless the protocol has an end of its own."""
     return call.path in RESUMABLE_PATHS and stream.response.ends_with_connection
 
 
-def _last_event(tail: bytes) -> Known | None:
+def _last_event(tail: bytes) -> ResponseFields | None:
     """The last event with JSON among these bytes."""
     for line in reversed(tail.splitlines()):
         if line.startswith(b"data: {"):
-            return read_known(line[6:])
+            return read_response_fields(line[6:])
     return None

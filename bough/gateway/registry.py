@@ -1,15 +1,14 @@
 """Who is behind the gateway: every worker by its id, and the models that can be asked for.
 
-Owns the workers and their places in rotation. Whoever keeps something by worker (policies, waiting requests, health
-checks) is told through the listeners; nothing here talks to a worker.
+Owns the workers and their places in rotation. Listeners (policies, waiting requests, health checks) are called for each
+change; nothing here talks to a worker.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
@@ -18,17 +17,23 @@ from bough.gateway.worker import Worker, worker_id
 
 log = logging.getLogger(__name__)
 
-MANAGEMENT = "api"  # the source of workers that were added over the management routes
+# Sources of workers that are treated differently.
+MANAGEMENT = "api"  # added over the management routes
+LAUNCHED = "launch"  # started by the gateway itself
+DISCOVERED = "kubernetes"  # each gateway process looks for these itself
 
 
-class RegistryListener(Protocol):
-    def added(self, worker: Worker) -> None: ...
+class RegistryListener:
+    """Is called for each change; overrides what concerns it."""
+
+    def added(self, worker: Worker) -> None:
+        """It is known, and not yet in rotation."""
 
     def changed(self, worker: Worker) -> None:
         """It has come into rotation or left it, or has other models."""
-        ...
 
-    def removed(self, worker: Worker) -> None: ...
+    def removed(self, worker: Worker) -> None:
+        """It gets nothing more."""
 
 
 class Registry:
@@ -68,7 +73,8 @@ class Registry:
         worker = Worker(url, self._breaker, api_key=key, source=source, limit=self._limit)
         self._workers[worker.id] = worker
         log.info("worker %s at %s is known (%s)", worker.id, url, source)
-        self._tell(lambda listener: listener.added(worker))
+        for listener in self._listeners:
+            listener.added(worker)
         return worker
 
     def remove(self, worker: Worker) -> None:
@@ -78,20 +84,21 @@ class Registry:
         worker.removed = True
         worker.in_rotation = False
         log.info("worker %s at %s is removed", worker.id, worker.url)
-        self._tell(lambda listener: listener.removed(worker))
+        for listener in self._listeners:
+            listener.removed(worker)
 
     def drain(self, worker: Worker, draining: bool = True) -> None:
         if worker.draining != draining:
             worker.draining = draining
             log.info("worker %s at %s %s", worker.id, worker.url, "drains" if draining else "is let in again")
-            self._tell(lambda listener: listener.changed(worker))
+            self.notify_changed(worker)
 
     def enter_rotation(self, worker: Worker) -> None:
         worker.in_rotation = worker.ever_healthy = True
         worker.last_error = None
         worker.breaker.reset()
         log.info("worker %s at %s is in rotation: %s", worker.id, worker.url, ", ".join(worker.capabilities.models))
-        self._tell(lambda listener: listener.changed(worker))
+        self.notify_changed(worker)
 
     def leave_rotation(self, worker: Worker, reason: str) -> None:
         """It is taken for dead: attempts that can go on elsewhere are called back."""
@@ -101,27 +108,23 @@ class Registry:
         worker.in_rotation = False
         log.warning("worker %s at %s leaves the rotation: %s", worker.id, worker.url, reason)
         worker.expel()
-        self._tell(lambda listener: listener.changed(worker))
+        self.notify_changed(worker)
 
-    def note_changed(self, worker: Worker) -> None:
-        """Something else about it matters to who waits: room, models."""
-        self._tell(lambda listener: listener.changed(worker))
+    def notify_changed(self, worker: Worker) -> None:
+        for listener in self._listeners:
+            listener.changed(worker)
 
     def models(self) -> list[str]:
-        """Every model that a worker has told of, in rotation or not: one that restarts is still the model's worker."""
+        """Every model that a worker has reported, in rotation or not: one that restarts is still the model's worker."""
         return sorted({model for worker in self._workers.values() for model in worker.capabilities.models})
 
     def knows(self, model: str | None) -> bool:
-        """Whether a worker has told of the model."""
+        """Whether a worker has reported the model."""
         return any(model in worker.capabilities.models for worker in self._workers.values())
 
     def serving(self, model: str | None) -> list[Worker]:
         """Workers that have the model, whatever their state."""
         return [worker for worker in self._workers.values() if worker.serves(model)]
-
-    def _tell(self, news: Callable[[RegistryListener], None]) -> None:
-        for listener in self._listeners:
-            news(listener)
 
 
 def normal_url(url: str) -> str:

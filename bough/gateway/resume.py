@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from bough.gateway.earlier_logprobs import EarlierLogprobs
-from bough.gateway.known import Known, read_known
+from bough.gateway.peek import ResponseFields, read_response_fields
 
 END = b"\n\n"
 TAIL = 256
@@ -38,7 +38,7 @@ WORKER_ERRORS = frozenset(
 
 
 class WorkerFailedError(Exception):
-    """The stream told that its worker has failed."""
+    """The stream reports that its worker has failed."""
 
 
 class CannotResumeError(Exception):
@@ -49,27 +49,27 @@ class ResumableText:
     """One client's stream, over all workers that it comes from; `passes` is one that is not looked into."""
 
     def __init__(self, *, passes: bool = False) -> None:
-        self.resumable: bool | None = False if passes else None  # not known before the first events
+        self.annotated: bool | None = False if passes else None  # not known before the first events
         self.output_ids: list[int] = []
         self.delivered = False  # an event, and not only comments
         self._seed: int | None = None
-        self._first: Known | None = None
+        self._first: ResponseFields | None = None
         self._last = b""  # events that were delivered
         self._earlier = EarlierLogprobs()
         self._buffer = bytearray()
         self._finished = False
         self._tail = b""  # of a stream that passes as it is
-        self._unjudged = True  # whether the worker that it comes from speaks the protocol
+        self._undecided = True  # whether the worker that it comes from speaks the protocol
 
     @property
-    def movable(self) -> bool:
+    def resumable(self) -> bool:
         """Whether another worker could go on from what the client has."""
-        return not self.delivered or self.resumable is True
+        return not self.delivered or self.annotated is True
 
     def feed(self, data: bytes) -> bytes:
         """What may go to the client by now. Raises `WorkerFailedError` where a stream that can be resumed says that
         its worker is at fault."""
-        if self.resumable is False:
+        if self.annotated is False:
             self.delivered = self.delivered or bool(data)
             self._tail = (self._tail + data)[-TAIL:]
             return data
@@ -82,7 +82,7 @@ class ResumableText:
     def rest(self, *, cut_off: bool = False) -> bytes:
         """The worker has closed the stream: what is left of it. One that can be resumed must have reached its end; so
         must any where the end of the connection is the only sign of it (`cut_off`)."""
-        if (self.resumable and not self._finished) or (cut_off and not any(end in self._tail for end in ENDINGS)):
+        if (self.annotated and not self._finished) or (cut_off and not any(end in self._tail for end in ENDINGS)):
             raise WorkerFailedError("the stream ended before its answer did")
         rest = bytes(self._buffer)
         self._buffer.clear()
@@ -91,7 +91,7 @@ class ResumableText:
     def restart(self) -> None:
         """The stream goes on from another worker; what was not passed on comes again."""
         self._buffer.clear()
-        self._unjudged = True
+        self._undecided = True
         self._earlier.learn(self._last)
 
     def body(self, original: bytes) -> bytes:
@@ -113,17 +113,17 @@ class ResumableText:
     def _next_group(self) -> bytes | None:
         """The next events that belong together; None until they are here."""
         buffer = self._buffer
-        if not self._unjudged and not self._earlier and PLAIN.match(buffer):
+        if not self._undecided and not self._earlier and PLAIN.match(buffer):
             end = buffer.find(END)
             return None if end < 0 else self._deliver_one(end)
         end = self._first_block()
         if end < 0:
-            return self._foreign() if b"\r" in buffer else None  # no worker of ours writes such lines
+            return self._pass_through() if b"\r" in buffer else None  # no worker of ours writes such lines
         first, count = bytes(buffer[: end + 2]), 1
-        if self._unjudged and not _is_comment(first):
-            self._judge(first)
-            if self.resumable is False:
-                return self._foreign()
+        if self._undecided and not _is_comment(first):
+            self._decide(first)
+            if self.annotated is False:
+                return self._pass_through()
         for line in first.split(b"\n"):
             if line.startswith(EVENTS) and SIGN.fullmatch(line):
                 count = int(line[len(EVENTS) :])
@@ -145,30 +145,30 @@ class ResumableText:
             del buffer[end]
         return -1
 
-    def _foreign(self) -> bytes | None:
+    def _pass_through(self) -> bytes | None:
         """All that is here of a stream that passes as it is."""
-        if self.resumable:
+        if self.annotated:
             raise CannotResumeError("the worker began anew instead of going on with a stream")
-        self.resumable, self.delivered = False, True
+        self.annotated, self.delivered = False, True
         rest = bytes(self._buffer)
         self._tail = rest[-TAIL:]
         self._buffer.clear()
         return rest or None
 
-    def _judge(self, first: bytes) -> None:
+    def _decide(self, first: bytes) -> None:
         """Whether the worker speaks this protocol shows in front of its first event; or of the second, because one
         that carries no tokens need not be announced. An error may come before either."""
         failed, speaks = _is_error(first), _speaks(first)
         if failed:
             self._check_error(first)
-        if self.resumable:
+        if self.annotated:
             if not (failed or speaks or first.startswith(ENDINGS)):
                 raise CannotResumeError("the worker began anew instead of going on with a stream")
         elif speaks:
-            self.resumable = True
+            self.annotated = True
         elif self.delivered or failed:
-            self.resumable = False
-        self._unjudged = self.resumable is None
+            self.annotated = False
+        self._undecided = self.annotated is None
 
     def _deliver_one(self, end: int) -> bytes:
         """One event with its tokens, as nearly all are, without looking at every line."""
@@ -189,7 +189,7 @@ class ResumableText:
             if not SIGN.fullmatch(line):
                 kept.append(line)
                 if self._first is None and line.startswith(b"data: {"):
-                    self._first = read_known(line[6:])
+                    self._first = read_response_fields(line[6:])
             elif line.startswith(IDS):
                 self.output_ids += _ids(line[len(IDS) :])
             elif line.startswith(SEED):
@@ -203,7 +203,7 @@ class ResumableText:
     def _check_error(self, group: bytes) -> None:
         for line in group.split(b"\n"):
             if line.startswith(b"data: {"):
-                known = read_known(line[6:])
+                known = read_response_fields(line[6:])
                 error = known.error if known is not None else None
                 if isinstance(error, dict) and error.get("type") in WORKER_ERRORS:
                     raise WorkerFailedError(str(error.get("message")))

@@ -1,7 +1,7 @@
 """`bough gateway` as a process: from an open socket to its last answer.
 
 Owns the order of its life: listen, open the gateway, start what feeds it with workers, serve until a signal, drain,
-end. Told twice, it ends at once.
+end. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
-from bough.gateway.discovery.following import follow
-from bough.gateway.discovery.kubernetes import KubernetesPods
-from bough.gateway.grpc import GrpcServer, serve_grpc
+from bough.gateway.kubernetes import KubernetesPods, follow
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management
-from bough.gateway.processes import DISCOVERED, ChildProcesses, Family, SharedManagement, divided, private_folder
-from bough.gateway.routes import RouteTable
+from bough.gateway.management import Management, RouteTable
+from bough.gateway.processes import ChildProcesses, ProcessGroup, SharedManagement, divided, private_folder
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def run_gateway(settings: GatewaySettings) -> None:
-    """Serves until told to stop. Raises what kept it from starting."""
+    """Serves until a signal. Raises what kept it from starting."""
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
     listener = open_listener(settings)
@@ -53,9 +52,12 @@ def run_gateway(settings: GatewaySettings) -> None:
 
 
 async def serve(
-    settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[str], None], family: Family | None = None
+    settings: GatewaySettings,
+    listener: socket.socket,
+    on_ready: Callable[[str], None],
+    group: ProcessGroup | None = None,
 ) -> None:
-    """One gateway process on a socket, until SIGTERM or SIGINT; `family` is given to all but the first. Raises what
+    """One gateway process on a socket, until SIGTERM or SIGINT; `group` is given to all but the first. Raises what
     made it end otherwise."""
     ending = Ending()
     _take_signals(ending)
@@ -63,20 +65,20 @@ async def serve(
     front = Front(browsers=BrowserRules(edge, loopback=is_loopback(listener)))
     http = HttpServer(front, listener, edge)
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(divided(settings, 0 if family is None else family.number))
+        gateway = Gateway(divided(settings, 0 if group is None else group.number))
         cleanup.push_async_callback(gateway.close)
         await gateway.open()
         engines = await _feed(gateway, settings, ending, cleanup)
         children = None
-        if settings.processes > 1 and family is None:
-            family, children = _raise_family(settings, listener, engines, cleanup)
-        front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, family, cleanup)), edge))
+        if settings.processes > 1 and group is None:
+            group, children = _start_processes(settings, listener, engines, cleanup)
+        front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), edge))
         grpc = await _open_grpc(front, settings)
         serving = asyncio.create_task(http.run_here())
         on_ready(url_of(listener, edge))
         await _until(ending, serving)
         if children is not None:
-            children.tell_to_end()
+            children.terminate()
         await _drain(front, gateway, settings.drain_timeout_s)
         if grpc is not None:
             await grpc.stop(SHUTDOWN_GRACE_S)
@@ -109,15 +111,15 @@ async def _feed(
         cleanup.callback(asyncio.create_task(file.watch()).cancel)
     if settings.service_discovery:
         pods = KubernetesPods(settings.selector, settings.service_discovery_port, settings.service_discovery_namespace)
-        following = asyncio.create_task(follow(pods, gateway.registry, DISCOVERED))
+        following = asyncio.create_task(follow(pods.changes(), gateway.registry))
         following.add_done_callback(lambda task: _end_if_failed(task, ending))
         cleanup.callback(following.cancel)
     return engines
 
 
-def _raise_family(
+def _start_processes(
     settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
-) -> tuple[Family, ChildProcesses]:
+) -> tuple[ProcessGroup, ChildProcesses]:
     """Starts the further processes, on a copy of the socket that stays open when HTTP has closed its own."""
     shared = listener.dup()
     cleanup.callback(shared.close)
@@ -125,29 +127,36 @@ def _raise_family(
     children = ChildProcesses(settings, shared.fileno(), folder, engines.launched)
     cleanup.push_async_callback(children.close)
     children.open()
-    return Family(folder, 0, settings.processes), children
+    return ProcessGroup(folder, 0, settings.processes), children
 
 
 async def _management(
-    gateway: Gateway, engines: LocalEngines, family: Family | None, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, engines: LocalEngines, group: ProcessGroup | None, cleanup: contextlib.AsyncExitStack
 ) -> RouteTable:
     """The gateway's own routes; with several processes, those of all of them."""
     own = Management(gateway, engines.restart)
-    if family is None:
+    if group is None:
         return own
-    cleanup.callback(family.close)
-    # The first process answers for all, to the others too; what it tells them concerns each alone.
-    private = own if family.number else SharedManagement(own, family, private=True)
-    await _listen_privately(gateway, private, family, cleanup)
-    shared = SharedManagement(own, family)
+    cleanup.callback(group.close)
+    # The first process answers for all, to the others too; what it sends them concerns each alone.
+    private = own if group.number else SharedManagement(own, group, private=True)
+    await _listen_privately(gateway, private, group, cleanup)
+    shared = SharedManagement(own, group)
     await shared.catch_up()
     return shared
 
 
-async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | None:
+async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
+    """The running gRPC server, if one is asked for."""
     if settings.grpc_port is None:
         return None
-    return await serve_grpc(
+    try:
+        from bough.gateway.grpc.front import serve_grpc
+    except ImportError as error:
+        raise SettingsError(
+            f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
+        ) from None
+    server, _ = await serve_grpc(
         front,
         settings.host,
         settings.grpc_port,
@@ -155,6 +164,7 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> GrpcServer | No
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
     )
+    return server
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
@@ -165,10 +175,10 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
 
 
 async def _listen_privately(
-    gateway: Gateway, management: RouteTable, family: Family, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, management: RouteTable, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
 ) -> None:
     """The socket on which the gateway's other processes talk to this one; its folder lets nobody else in."""
-    edge = ServerSettings(uds=str(family.socket_path()))
+    edge = ServerSettings(uds=str(group.socket_path()))
     listener = open_listener(edge)
     cleanup.callback(listener.close)
     front = Front()

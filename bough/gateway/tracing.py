@@ -1,6 +1,6 @@
 """Spans of proxied requests for OpenTelemetry (`--otlp-endpoint`): the gateway's place between client and worker.
 
-A span's parent is what the client says in `traceparent`; the worker is told the gateway's span as its parent. Without
+A span's parent is what the client says in `traceparent`; the worker gets the gateway's span as its parent. Without
 an endpoint nothing here is made, and a client's `traceparent` passes to the worker as it is.
 """
 
@@ -42,10 +42,10 @@ class GatewayTraces:
         given = {name.decode(): value.decode("latin-1") for name, value in call.headers if name in CONTEXT_HEADERS}
         parent = self._propagator.extract(given)
         span = self._tracer.start_span(f"{call.method} {call.path}", parent, kind=SpanKind.SERVER)
-        told: dict[str, str] = {}
-        self._propagator.inject(told, set_span_in_context(span))
+        injected: dict[str, str] = {}
+        self._propagator.inject(injected, set_span_in_context(span))
         others = [(name, value) for name, value in call.headers if name not in CONTEXT_HEADERS]
-        call.headers = [*others, *((name.encode(), value.encode()) for name, value in told.items())]
+        call.headers = [*others, *((name.encode(), value.encode()) for name, value in injected.items())]
         return span
 
     def end(self, span: Span, call: Call) -> None:

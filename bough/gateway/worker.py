@@ -1,24 +1,21 @@
 """One engine behind the gateway: who it is, whether it is in rotation, and which requests are with it.
 
-A `Worker` owns this state and nothing else: `health` decides what the checks mean, `registry` who is known, `dispatch`
-who gets a request. A `Lease` is one attempt of a request at a worker; while it is held it counts as load, and the
-worker can call it back.
+A `Lease` is one attempt of a request at a worker; while it is held it counts as load, and the worker can call it back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
 
 from bough.gateway.breaker import Breaker, BreakerSettings
 from bough.gateway.policies import WorkerView
-from bough.gateway.scopes import end_scope
 
-SHUTDOWN_GRACE_S = 2.0  # of silence, after which a stream that cannot move is taken for dead with its worker
+SILENCE_LIMIT_S = 2.0  # after which a stream that cannot be resumed is taken for dead with its worker
 
 
 class WorkerState(StrEnum):
@@ -36,7 +33,7 @@ def worker_id(url: str) -> str:
 
 @dataclass(slots=True)
 class Capabilities:
-    """What a worker has told of itself."""
+    """What a worker has reported of itself."""
 
     models: tuple[str, ...] = ()  # empty: it did not say, and is taken for any
     capacity: int | None = None  # requests that it runs at once
@@ -100,12 +97,12 @@ class Worker:
         return self.limit is None or len(self.leases) < self.limit
 
     def serves(self, model: str | None) -> bool:
-        """Whether it has the model; one that answers but does not tell its models is taken to have any."""
+        """Whether it has the model; one that answers but does not report its models is taken to have any."""
         models = self.capabilities.models
         return model is None or model in models or (self.ever_healthy and not models)
 
     def view(self) -> WorkerView:
-        return WorkerView(self.id, self.url, len(self.leases), self.reported_load, self.capabilities.capacity)
+        return WorkerView(self.id, self.url, len(self.leases), self.reported_load)
 
     def expel(self) -> None:
         """Calls back every attempt."""
@@ -114,14 +111,13 @@ class Worker:
 
 
 class Lease:
-    """One attempt at a worker; a context manager, so that the load is given back whatever happens."""
+    """One attempt at a worker. Its owner releases it, whatever happens."""
 
-    def __init__(self, worker: Worker, expected_cached: float, on_release: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker, on_release: Callable[[], None]) -> None:
         self.worker = worker
-        self.expected_cached = expected_cached
-        # False once something has gone to the client that another worker cannot go on from: such an attempt is left to
+        # False once the client has a part of the answer that no other worker can continue: such an attempt is left to
         # a worker that is called dead as long as it is not silent.
-        self.movable = True
+        self.resumable = True
         self.called_back = False
         self.interrupt: Callable[[], None] = lambda: None  # of a reader that waits outside of any scope
         self._on_release = on_release
@@ -139,46 +135,54 @@ class Lease:
         self.called_back = True
         if self._scope is None:
             self.interrupt()
-        elif self.movable:
-            end_scope(self._scope)
         else:
-            end_scope(self._scope, SHUTDOWN_GRACE_S)
+            end_scope(self._scope, None if self.resumable else SILENCE_LIMIT_S)
 
-    def bounded(self, timeout_s: float | None) -> _Bounded:
+    @contextlib.asynccontextmanager
+    async def bounded(self, timeout_s: float | None) -> AsyncIterator[None]:
         """A scope for waiting on the worker: ends with `TimeoutError` after a time, with `WorkerLostError` when the
         attempt is called back."""
-        return _Bounded(self, timeout_s)
-
-    def enter_scope(self, scope: asyncio.Timeout | None) -> None:
-        self._scope = scope
-
-
-class _Bounded:
-    """`asyncio.timeout` that a worker can end early."""
-
-    __slots__ = ("_lease", "_scope", "_timeout_s")
-
-    def __init__(self, lease: Lease, timeout_s: float | None) -> None:
-        self._lease = lease
-        self._timeout_s = timeout_s
-
-    async def __aenter__(self) -> None:
-        timeout_s = self._timeout_s
-        if self._lease.called_back:
-            if self._lease.movable:
+        if self.called_back:
+            if self.resumable:
                 raise WorkerLostError
-            timeout_s = None if self._lease.worker.in_rotation else SHUTDOWN_GRACE_S
-        self._scope = asyncio.timeout(timeout_s)
-        await self._scope.__aenter__()
-        self._lease.enter_scope(self._scope)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lease.enter_scope(None)
+            timeout_s = None if self.worker.in_rotation else SILENCE_LIMIT_S
         try:
-            await self._scope.__aexit__(kind, error, trace)
+            async with asyncio.timeout(timeout_s) as self._scope:
+                yield
         except TimeoutError:
-            if self._lease.called_back:
+            if self.called_back:
                 raise WorkerLostError from None
             raise
+        finally:
+            self._scope = None
+
+
+def end_scope(scope: asyncio.Timeout, after_s: float | None = None) -> None:
+    """Ends a scope at once or after a time: the task in it gets a `TimeoutError`. No effect on one that is ending."""
+    with contextlib.suppress(RuntimeError):
+        scope.reschedule(0.0 if after_s is None else asyncio.get_running_loop().time() + after_s)  # 0 has passed
+
+
+class SilenceTimer:
+    """Asks for a health check once for each silence of `after_s` in the middle of an attempt: the worker may be dead
+    without a sign. One timer per attempt, so that a chunk costs nearly nothing; cancelled by its owner."""
+
+    def __init__(self, worker: Worker, after_s: float) -> None:
+        self._worker = worker
+        self._after_s = after_s
+        self._heard = self._asked = False
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._check)
+
+    def heard(self) -> None:
+        self._heard = True
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self._heard:
+            self._heard = self._asked = False
+        elif not self._asked:
+            self._asked = True
+            self._worker.suspect()
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._check)

@@ -1,12 +1,13 @@
-"""Tapes of the native library as Python objects: `Tape` adds operations, `Crew` runs them and draws tokens.
+"""Tapes of the native library as Python objects: `Tape` adds operations, `ThreadPool` runs them and draws tokens.
 
-Addresses are plain integers; whoever records must keep alive what they point at. The meaning of the arguments is told
-in `src/tape.h` and `src/sampling.h`.
+Addresses are plain integers; whoever records must keep alive what they point at. `src/tape.h` and `src/sampling.h` say
+what the arguments mean.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from typing import Any
 
@@ -15,19 +16,33 @@ from bough.core.errors import ResourceError
 Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_bool
 
 MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
-MAX_THREADS = 255  # of a crew: BOUGH_MAX_THREADS of team.h
-SIGNATURES: dict[str, list[type]] = {
-    "embedding": [Address, Float, Address],
-    "rms_norm": [Bool, Address, Address, Address, Float, Bool, Size, Address, Address],
-    "linear": [Bool, Address, Int, Address, Size, Address, Address, Size],
-    "norm_rope_store": [
-        *(Address, Int, Int, Int, Address, Address, Float, Bool, Address, Address, Address, Address, Int, Int),
-    ],
-    "attention": [Address, Size, Int, Int, Int, Address, Address, Int, Size, Float, Float, Bool, Int, Address],
-    "gate": [Bool, Address, Int, Size, Address],
-    "take_wanted": [Address, Size, Size, Address],
-    "softcap": [Bool, Address, Size, Float],
+MAX_THREADS = 255  # of a pool: BOUGH_MAX_THREADS of thread_pool.h
+# The arguments of each operation, in the order of its struct in tape.h; the kinds are numbered in this order.
+ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
+    "embedding": (Address, Float, Address),
+    "rms_norm": (Address, Address, Address, Float, Bool, Size, Address, Address),
+    "linear": (Address, Int, Address, Size, Address, Address, Size),
+    "norm_rope_store": (Address, Int, Int, Int, Address, Address, Float, Bool, *[Address] * 4, Int, Int),
+    "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Bool, Address, Size, Int, Address),
+    "gate": (Address, Int, Size, Address),
+    "take_rows": (Address, Size, Size, Address),
+    "softcap": (Address, Size, Float),
 }
+KINDS = list(ARGUMENTS)
+STRUCTS = {
+    name: type(name, (ctypes.Structure,), {"_fields_": [(f"argument_{i}", of) for i, of in enumerate(types)]})
+    for name, types in ARGUMENTS.items()
+}
+
+
+class _AnyArguments(ctypes.Union):
+    _fields_ = tuple(STRUCTS.items())
+
+
+class Operation(ctypes.Structure):
+    """`bough_operation` of tape.h."""
+
+    _fields_ = (("kind", Int), ("on_logits", Bool), ("arguments", _AnyArguments))
 
 
 class Spans(ctypes.Structure):
@@ -42,11 +57,11 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("tokens", Size),
         ("batch", Size),
-        ("wanted", Size),
+        ("logits_count", Size),
         ("token_ids", Address),
         ("positions", Address),
         ("slots", Address),
-        ("wanted_tokens", Address),
+        ("logits_indices", Address),
         ("rows", Address),
         ("query_starts", Address),
         ("context_lens", Address),
@@ -56,7 +71,7 @@ class Step(ctypes.Structure):
         ("page_table_width", Size),
         ("page_size", Size),
         ("prompts", Spans),
-        ("wanted_prompts", Spans),
+        ("logits_prompts", Spans),
     )
 
 
@@ -89,25 +104,24 @@ class Tape:
     def __init__(self, library: ctypes.CDLL) -> None:
         declare(library)
         self._library = library
-        self.handle: int = library.bough_tape_create()
-        self.names: list[str] = []
-        weakref.finalize(self, library.bough_tape_destroy, self.handle)
+        self._recorded: list[Operation] = []
 
-    def add(self, name: str, *arguments: Any) -> None:
-        """Adds the operation `bough_tape_<name>`."""
-        if getattr(self._library, f"bough_tape_{name}")(self.handle, *arguments):
-            raise ResourceError(f"The operation {name} cannot be recorded; use --attention-backend torch.")
-        self.names.append(name)
+    def add(self, name: str, *arguments: Any, on_logits: bool = False) -> None:
+        """Adds an operation with the arguments that `ARGUMENTS` names."""
+        assert len(arguments) == len(ARGUMENTS[name])
+        union = _AnyArguments(**{name: STRUCTS[name](*arguments)})
+        self._recorded.append(Operation(KINDS.index(name), on_logits, union))
+
+    @functools.cached_property
+    def operations(self) -> ctypes.Array[Operation]:
+        """All of them; none can be added afterwards."""
+        return (Operation * len(self._recorded))(*self._recorded)
 
     def scratch_bytes(self, tokens: int, threads: int) -> int:
-        return int(self._library.bough_tape_scratch(self.handle, tokens, threads))
-
-    def seconds(self) -> list[tuple[str, float]]:
-        """Time spent in each operation, where `BOUGH_NATIVE_PROFILE` is set."""
-        return [(name, self._library.bough_tape_seconds(self.handle, index)) for index, name in enumerate(self.names)]
+        return int(self._library.bough_tape_scratch(self.operations, len(self.operations), tokens, threads))
 
 
-class Crew:
+class ThreadPool:
     """The threads that run tapes, the caller being one of them. They sleep when there is nothing to do; patient
     ones wait a millisecond before, for where other processes have cores of their own."""
 
@@ -116,14 +130,14 @@ class Crew:
         self._run, self._sample = library.bough_tape_run, library.bough_sample
         self._sampling_scratch = library.bough_sampling_scratch
         self.threads = threads
-        self.handle: int | None = library.bough_crew_create(threads, patient)
+        self.handle: int | None = library.bough_thread_pool_create(threads, patient)
         if not self.handle:
             raise ResourceError(f"{threads} compute threads cannot be started; choose fewer with --cpu-threads.")
-        weakref.finalize(self, library.bough_crew_destroy, self.handle)
+        weakref.finalize(self, library.bough_thread_pool_destroy, self.handle)
 
     def run(self, tape: Tape, step: Step, scratch: int) -> None:
         """Runs a tape to its end; the interpreter's lock is free meanwhile."""
-        self._run(tape.handle, ctypes.byref(step), scratch, self.handle)
+        self._run(tape.operations, len(tape.operations), ctypes.byref(step), scratch, self.handle)
 
     def sampling_scratch_bytes(self, vocabulary: int) -> int:
         return int(self._sampling_scratch(vocabulary, self.threads))
@@ -134,16 +148,15 @@ class Crew:
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Tells ctypes the signatures of tape.h and team.h."""
-    library.bough_crew_create.restype, library.bough_crew_create.argtypes = Address, [Int, ctypes.c_bool]
-    library.bough_crew_destroy.restype, library.bough_crew_destroy.argtypes = None, [Address]
-    library.bough_tape_create.restype, library.bough_tape_create.argtypes = Address, []
-    library.bough_tape_destroy.restype, library.bough_tape_destroy.argtypes = None, [Address]
-    library.bough_tape_scratch.restype, library.bough_tape_scratch.argtypes = ctypes.c_size_t, [Address, Size, Int]
-    library.bough_tape_run.restype, library.bough_tape_run.argtypes = None, [Address, Address, Address, Address]
-    library.bough_tape_seconds.restype, library.bough_tape_seconds.argtypes = ctypes.c_double, [Address, Size]
-    library.bough_sample.restype, library.bough_sample.argtypes = None, [Address, Address]
-    library.bough_sampling_scratch.restype, library.bough_sampling_scratch.argtypes = ctypes.c_size_t, [Size, Int]
-    for name, arguments in SIGNATURES.items():
-        function = getattr(library, f"bough_tape_{name}")
-        function.restype, function.argtypes = Int, [Address, *arguments]
+    """Tells ctypes the signatures of thread_pool.h, tape.h and sampling.h."""
+    signatures: dict[str, tuple[type | None, list[type]]] = {
+        "bough_thread_pool_create": (Address, [Int, Bool]),
+        "bough_thread_pool_destroy": (None, [Address]),
+        "bough_tape_scratch": (ctypes.c_size_t, [Address, Size, Size, Int]),
+        "bough_tape_run": (None, [Address, Size, Address, Address, Address]),
+        "bough_sample": (None, [Address, Address]),
+        "bough_sampling_scratch": (ctypes.c_size_t, [Size, Int]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments

@@ -24,12 +24,12 @@ def metrics_page(totals: Sequence[float], state: State | None, model_name: str) 
     """`totals` are those of a `RequestMeter`; without a state the scheduler's metrics are left out."""
     labels = _labels(model_name)
     families = [_family(metric, numbers, labels) for metric, numbers in slices(totals).items()]
-    return _page(families + ([] if state is None else _state_families(state, labels)))
+    return families_page(families + ([] if state is None else _state_families(state, labels)))
 
 
 def state_page(state: State, model_name: str) -> bytes:
     """The scheduler's metrics alone."""
-    return _page(_state_families(state, _labels(model_name)))
+    return families_page(_state_families(state, _labels(model_name)))
 
 
 def _labels(model_name: str) -> dict[str, str]:
@@ -42,7 +42,8 @@ def _state_families(state: State, labels: Mapping[str, str]) -> list[Family]:
     return [_family(metric, [figures[metric.name]], {**labels, **RANK_LABELS}) for metric in metrics]
 
 
-def _page(families: Iterable[Family]) -> bytes:
+def families_page(families: Iterable[Family]) -> bytes:
+    """Any families in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     return generate_latest(registry)

@@ -6,12 +6,14 @@ last, and the sum. Buckets are counted apart here and added up where they are sh
 
 from __future__ import annotations
 
+import mmap
+from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from pathlib import Path
+from typing import cast
 
 from bough.observability import metrics
-from bough.observability.counts import Counts
 from bough.observability.metrics import REQUEST_METRICS, Metric
 
 
@@ -40,6 +42,40 @@ _FIRST_TOKENS, _FURTHER_TOKENS = (
 _GAPS = _FIRST[metrics.INTER_TOKEN_LATENCY]
 _GAP_BOUNDS = metrics.INTER_TOKEN_LATENCY.buckets
 _GAP_SUM = _GAPS + len(_GAP_BOUNDS) + 1
+
+
+DOUBLE = 8  # bytes
+
+
+class Counts:
+    """`size` doubles, all zero, that one process counts and every process of a server can add up.
+
+    With several processes each maps a file of the same folder into its memory, which it alone writes; `number` is its
+    name. A double is written whole, so a total needs no lock.
+    """
+
+    def __init__(self, size: int, folder: Path | None = None, number: int = 0) -> None:
+        self._size = size
+        self._folder = folder
+        memory = bytearray(size * DOUBLE) if folder is None else _map(folder / f"counts{number}", size * DOUBLE)
+        self.cells: MutableSequence[float] = cast(MutableSequence[float], memoryview(memory).cast("d"))
+
+    def totals(self) -> list[float]:
+        """The sums over all processes."""
+        if self._folder is None:
+            return list(self.cells)
+        rows = [array("d", content) for content in self._contents(self._folder)]
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    def _contents(self, folder: Path) -> list[bytes]:
+        found = [path.read_bytes() for path in folder.glob("counts*")]
+        return [content for content in found if len(content) == self._size * DOUBLE]  # others are just being made
+
+
+def _map(path: Path, size: int) -> mmap.mmap:
+    path.write_bytes(bytes(size))
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), size)
 
 
 class RequestMeter:

@@ -1,21 +1,27 @@
 """What a request may do to the model's logits before a token is drawn: bias, penalties, code of its own, a bar on stop
 tokens.
 
-Each function changes logits in place, for the rows that asked and no others. The order is SGLang's: logit bias, then
-penalties, then custom processors; last the bar on stop tokens, which nothing may lift. `adjust` is for CPUs; `apart`
-has what devices do, with the same parts.
+The order is SGLang's: logit bias, then penalties, then custom processors; last the bar on stop tokens, which nothing
+may lift. Penalties need float32, and logprobs need the model's own numbers. `adjust` is for CPUs and changes logits in
+place where it can. `adjust_on_device` writes each row that changes its numbers to a float32 line outside the batch, by
+one kernel for all such rows: the others are neither widened nor copied. Rows that only forbid tokens are changed where
+they stand.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray
+from bough.kernels.penalties.lines import PenaltyLines
 from bough.kernels.penalties.reference import penalise
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, run_processor
+from bough.sampling.masks import BatchMasks
 from bough.sampling.state import SamplingState
 
 
@@ -38,12 +44,69 @@ def adjust(state: SamplingState, logits: Tensor, rows: IntArray) -> Tensor:
         places = np.flatnonzero(exact)
         lines = state.penalty_lines(places, rows[places])
         logits.index_copy_(0, lines.places, penalise(logits, lines, state.penalties))
-    run_processors(state, logits, rows)
-    bar_stop_ids(state, logits, rows, state.flags.guarded[rows])
+    _run_processors(state, logits, rows)
+    _bar_stop_ids(state, logits, rows, state.flags.guarded[rows])
     return logits
 
 
-def run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> None:
+@dataclass(frozen=True, slots=True)
+class AdjustedRows:
+    """The rows of a batch that sample from logits of their own."""
+
+    chosen: BoolArray  # [n] which they are
+    numbers: IntArray  # [m] their row numbers
+    lines: PenaltyLines  # the same on the device
+    logits: Tensor  # [m, V] float32
+
+
+def adjust_on_device(
+    state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks | None
+) -> AdjustedRows | None:
+    """Lines for those of `rows` that need one, complete; in `logits` [n, V], what other rows must not say is forbidden.
+    None: no row needs one."""
+    if masks is None and not state.adjusted_rows:
+        return None
+    chosen = _need_lines(state, rows, masks)
+    adjusted = _make_lines(state, logits, rows, chosen, masks) if chosen.any() else None
+    stay = ~chosen
+    guarded, theirs = state.flags.guarded[rows] & stay, None if masks is None else masks.among(stay, renumber=False)
+    _forbid(state, logits, rows, guarded, theirs)
+    return adjusted
+
+
+def _need_lines(state: SamplingState, rows: IntArray, masks: BatchMasks | None) -> BoolArray:
+    """Rows with numbers of their own; and of those that merely forbid tokens, the ones that want logprobs."""
+    forbidding = state.flags.guarded[rows]
+    if masks is not None:
+        forbidding = forbidding | masks.masked
+    return state.flags.exact(rows) | (forbidding & state.flags.logprobs[rows])
+
+
+def _make_lines(
+    state: SamplingState, logits: Tensor, rows: IntArray, chosen: BoolArray, masks: BatchMasks | None
+) -> AdjustedRows:
+    from bough.kernels.penalties import triton  # Triton is installed only where it has a device to drive
+
+    places = np.flatnonzero(chosen)
+    numbers = rows[places]
+    lines = state.penalty_lines(places, numbers)
+    own = triton.penalise(logits, lines, state.penalties)
+    _run_processors(state, own, numbers)
+    theirs = None if masks is None else masks.among(chosen, renumber=True)
+    _forbid(state, own, numbers, state.flags.guarded[numbers], theirs)
+    return AdjustedRows(chosen, numbers, lines, own)
+
+
+def _forbid(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray, masks: BatchMasks | None) -> None:
+    """What nothing may lift: first the bar on stop tokens, then what grammars do not allow."""
+    from bough.kernels.token_mask.triton import forbid_tokens_
+
+    _bar_stop_ids(state, logits, rows, guarded)
+    if masks is not None:
+        forbid_tokens_(logits, masks.words, masks.places)
+
+
+def _run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> None:
     """Each processor once, with all rows that brought it."""
     if not state.processors:
         return
@@ -57,7 +120,7 @@ def run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> None
         logits.index_copy_(0, at, run_processor(processor, logits.index_select(0, at), params))
 
 
-def bar_stop_ids(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray) -> None:
+def _bar_stop_ids(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray) -> None:
     """Touches only the stop ids' own logits."""
     part = Part.where(guarded, rows, state.device)
     if part is None:

@@ -1,7 +1,7 @@
 """What grammars allow, applied to the logits of a batch: after everything a request may do to them itself.
 
 Rows without a mask are not touched. Logprobs are of the model's own distribution, so where a masked row wants some, the
-mask works on a copy: of the batch on CPUs, of the row on devices (see `apart`).
+mask works on a copy: of the batch on CPUs, of the row on devices (see `adjust`).
 """
 
 from __future__ import annotations

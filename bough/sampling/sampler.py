@@ -17,13 +17,10 @@ from torch import Tensor
 
 from bough.core.plan import IntArray
 from bough.kernels.sampling.uniform import uniform
-from bough.sampling.adjust import adjust
-from bough.sampling.apart import set_apart
+from bough.sampling.adjust import adjust, adjust_on_device
 from bough.sampling.batch import Part, to_device
-from bough.sampling.draw import draw
-from bough.sampling.filters import keep_min_p, keep_top, softmax_weights
+from bough.sampling.filters import best, draw, keep_min_p, keep_top, softmax_weights
 from bough.sampling.masks import BatchMasks, apply_masks
-from bough.sampling.rowwise import best
 from bough.sampling.state import SamplingState
 
 
@@ -71,10 +68,10 @@ def sample_rows_on_device(
     """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
 
     `logits` may have 16 bits. The scratch row may stand any number of times. Results go to `tokens` and `bad` if given.
-    Nothing is waited for. Rows with lines of their own (`apart`) are drawn from those, and in their places in the batch
-    stands the scratch row; without such rows nothing is copied from the host and the launches can be captured. Filters
-    cost a launch, which is left out if no row has one; a step captured for all batches of its size says by `filtered`
-    whether their rows may.
+    Nothing is waited for. Rows with logits of their own (`AdjustedRows`) are drawn from those, and in their places in
+    the batch stands the scratch row; without such rows nothing is copied from the host and the launches can be
+    captured. Filters cost a launch, which is left out if no row has one; a step captured for all batches of its size
+    says by `filtered` whether their rows may.
     """
     from bough.kernels.penalties.triton import count_tokens_  # Triton is installed only where it has a device to drive
     from bough.kernels.sampling.triton import sample_rows
@@ -85,17 +82,17 @@ def sample_rows_on_device(
         some = bool(state.flags.filtered(numbers).any()) if filtered is None else filtered
         return Sampled(*sample_rows(lines, of, state.parameters, some, tokens, bad))
 
-    apart = set_apart(state, logits, numbers, masks)
+    adjusted = adjust_on_device(state, logits, numbers, masks)
     state.lift_bars(numbers)
-    if apart is None:
+    if adjusted is None:
         return draw_from(logits, rows, numbers, tokens, bad)
-    places, alone = apart.lines.places, bool(apart.chosen.all())
-    own = draw_from(apart.logits, apart.lines.rows, apart.numbers, *((tokens, bad) if alone else ()))
-    count_tokens_(state.penalties.counts, apart.lines.count_slots, own.tokens)
+    places, alone = adjusted.lines.places, bool(adjusted.chosen.all())
+    own = draw_from(adjusted.logits, adjusted.lines.rows, adjusted.numbers, *((tokens, bad) if alone else ()))
+    count_tokens_(state.penalties.counts, adjusted.lines.count_slots, own.tokens)
     if alone:
         return own
     others = rows.index_fill(0, places, state.scratch_row)
-    sampled = draw_from(logits, others, numbers[~apart.chosen], tokens, bad)
+    sampled = draw_from(logits, others, numbers[~adjusted.chosen], tokens, bad)
     sampled.tokens.index_copy_(0, places, own.tokens)
     sampled.bad.index_copy_(0, places, own.bad)
     return sampled
@@ -111,15 +108,15 @@ def _shape(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
 
 def _draw(state: SamplingState, part: Part, logits: Tensor, peak: Tensor) -> Tensor:
     """Tokens for rows that all draw at random. [part] int64"""
-    workspace = state.workspace
-    weights = softmax_weights(logits, peak, state.temperature[part.rows], workspace)
+    workspace, parameters = state.workspace, state.parameters
+    weights = softmax_weights(logits, peak, parameters.temperature[part.rows], workspace)
     ranked = Part.where(state.flags.ranked[part.numbers], part.numbers, state.device)
     if ranked is not None:
-        top_k, top_p = state.top_k[ranked.rows], state.top_p[ranked.rows]
+        top_k, top_p = parameters.top_k[ranked.rows], parameters.top_p[ranked.rows]
         room = workspace.lend("part", len(ranked.numbers), weights.shape[1])  # the logits in it are used up by now
         ranked.put(weights, keep_top(ranked.take(weights, room), top_k, top_p, state.vocab_size, workspace))
     min_p = Part.where(state.flags.min_p[part.numbers], part.numbers, state.device)
     if min_p is not None:
         room = workspace.lend("part", len(min_p.numbers), weights.shape[1])
-        min_p.put(weights, keep_min_p(min_p.take(weights, room), state.min_p[min_p.rows], workspace))
-    return draw(weights, uniform(state.seed[part.rows], state.generated[part.rows]))
+        min_p.put(weights, keep_min_p(min_p.take(weights, room), parameters.min_p[min_p.rows], workspace))
+    return draw(weights, uniform(parameters.seed[part.rows], parameters.generated[part.rows]))

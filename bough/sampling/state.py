@@ -25,7 +25,7 @@ from bough.kernels.penalties.reference import count_tokens_
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
-from bough.sampling.rowwise import Workspace
+from bough.sampling.filters import Workspace
 from bough.sampling.slots import VocabularySlots
 from bough.sampling.stop_bars import StopBars
 
@@ -82,7 +82,7 @@ class SamplingState:
     def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.workspace = Workspace(self.device)
+        self.workspace = Workspace()  # of CPUs
         self.scratch_row = rows
         rows += 1
         self.flags = RowFlags.none(rows)
@@ -90,13 +90,15 @@ class SamplingState:
         self._special_rows: set[int] = set()  # and those of `flags.special`
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
         self.processors: dict[int, tuple[Processor, dict[str, Any]]] = {}  # by row, with the request's `custom_params`
-        self.random = self._column(rows, torch.bool)
-        self.temperature = self._column(rows, torch.float32)
-        self.top_k = self._column(rows, torch.int64)  # the vocabulary's size: off
-        self.top_p = self._column(rows, torch.float64)  # the client's own number: it decides on which side a sum falls
-        self.min_p = self._column(rows, torch.float32)
-        self.seed = self._column(rows, torch.int64)
-        self.generated = self._column(rows, torch.int64)
+        self.parameters = RowParameters(  # what the kernels read of each row; `generated` is theirs to count on
+            random=self._column(rows, torch.bool),
+            temperature=self._column(rows, torch.float32),
+            top_k=self._column(rows, torch.int64),  # the vocabulary's size: off
+            top_p=self._column(rows, torch.float64),  # the client's own number: it decides on which side a sum falls
+            min_p=self._column(rows, torch.float32),
+            seed=self._column(rows, torch.int64),
+            generated=self._column(rows, torch.int64),
+        )
         self.frequency_penalty = self._column(rows, torch.float32)
         self.presence_penalty = self._column(rows, torch.float32)
         self.repetition_penalty = self._column(rows, torch.float32)
@@ -130,19 +132,6 @@ class SamplingState:
             self.processors.pop(row, None)
 
     @property
-    def parameters(self) -> RowParameters:
-        """What the kernels read of each row; `generated` is theirs to count on."""
-        return RowParameters(
-            random=self.random,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-            generated=self.generated,
-        )
-
-    @property
     def penalties(self) -> PenaltyStore:
         """Penalties, and the slots that go with them, which may be others after the next setup."""
         return PenaltyStore(
@@ -161,7 +150,7 @@ class SamplingState:
 
     def advance(self, batch: Part, tokens: Tensor) -> None:
         """Counts one sampled token for every row of the batch, on a CPU; on devices the kernels do."""
-        self.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
+        self.parameters.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
         slots = self.output_counts.slot_of[batch.numbers]
         if (slots >= 0).any():
             count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
@@ -222,14 +211,14 @@ class SamplingState:
 
     def _set_columns(self, rows: IntArray, setups: Sequence[RowSetup]) -> None:
         at, params = to_device(rows.astype(np.int64), self.device), [s.sampling for s in setups]
-        k_off = self.vocab_size
-        self._write(self.random, at, (not p.greedy for p in params))
-        self._write(self.temperature, at, (1.0 if p.greedy else p.temperature for p in params))
-        self._write(self.top_k, at, (min(p.top_k, k_off) if p.top_k > 0 else k_off for p in params))
-        self._write(self.top_p, at, (p.top_p if p.top_p < TOP_P_OFF else 1.0 for p in params))
-        self._write(self.min_p, at, (p.min_p for p in params))
-        self._write(self.seed, at, (as_int64(s.seed) for s in setups))
-        self._write(self.generated, at, (s.generated for s in setups))
+        columns, k_off = self.parameters, self.vocab_size
+        self._write(columns.random, at, (not p.greedy for p in params))
+        self._write(columns.temperature, at, (1.0 if p.greedy else p.temperature for p in params))
+        self._write(columns.top_k, at, (min(p.top_k, k_off) if p.top_k > 0 else k_off for p in params))
+        self._write(columns.top_p, at, (p.top_p if p.top_p < TOP_P_OFF else 1.0 for p in params))
+        self._write(columns.min_p, at, (p.min_p for p in params))
+        self._write(columns.seed, at, (as_int64(s.seed) for s in setups))
+        self._write(columns.generated, at, (s.generated for s in setups))
         self._write(self.frequency_penalty, at, (p.frequency_penalty for p in params))
         self._write(self.presence_penalty, at, (p.presence_penalty for p in params))
         self._write(self.repetition_penalty, at, (max(p.repetition_penalty, LEAST_REPETITION) for p in params))

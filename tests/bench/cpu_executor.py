@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bough.bench import cpu
-from bough.bench.cpu_cases import Case, Timing
-from bough.bench.cpu_engine_side import Stopwatch, read_order, serve
 from bough.cli.bench import run_benchmark
 from bough.core.plan import BatchPlan, Executor
 from bough.core.settings import Settings
+from tests.bench import cpu
+from tests.bench.cpu_cases import Case, Timing
+from tests.bench.cpu_engine_side import Stopwatch, read_order, serve
 from tests.bench.cpu_plans import CasePlans
 
 SERVE = "--serve"  # the command line of the measured process

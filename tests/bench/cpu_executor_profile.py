@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bough.bench.cpu_cases import Case
 from bough.constrained.interface import Compiled, Matcher
 from bough.constrained.spec import json_schema_spec
 from bough.core.plan import BatchPlan, Executor, TokenMasks
@@ -24,6 +23,7 @@ from bough.core.settings import Settings
 from bough.launch.grammars import GrammarDesk
 from bough.launch.parts import end_ids, open_tokenizer
 from bough.loader.locate import ModelFiles
+from tests.bench.cpu_cases import Case
 from tests.bench.cpu_plans import CasePlans
 from tests.bench.cpu_step_costs import Cost
 from tests.bench.thread_sampler import ThreadSampler

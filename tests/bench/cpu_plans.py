@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bough.bench.cpu_cases import Case
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, IntArray, Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.executor.plain_plans import decode_plan
+from tests.bench.cpu_cases import Case
 
 NO_PAGES: IntArray = np.zeros(0, dtype=np.int32)
 GREEDY = SamplingParams(temperature=0.0)

@@ -177,7 +177,7 @@ class SimulatedWorker:
         self._prefilling = False
 
     def view(self) -> WorkerView:
-        return WorkerView(self.name, f"http://{self.name}", self.load, 0.0, None)
+        return WorkerView(self.name, f"http://{self.name}", self.load, 0.0)
 
     def take(self, job: Job) -> None:
         self.load += 1
@@ -210,8 +210,8 @@ class Simulation:
     def __init__(self, policy: str, workers: int, costs: Costs, users: int, seed: int = 1) -> None:
         self._clock = Clock()
         self._policy = build_policy(policy, seed=seed)
-        inner = self._policy.policy
-        self._observer = inner if isinstance(inner, KVEventsPolicy) else None
+
+        self._observer = self._policy if isinstance(self._policy, KVEventsPolicy) else None
         self._workers = {
             name: SimulatedWorker(name, costs, self._clock, self._published)
             for name in (f"worker-{number}" for number in range(workers))

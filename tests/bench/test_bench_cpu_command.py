@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from bough.bench import cpu_llama
-from bough.bench.cpu import compare, llama_side
-from bough.bench.cpu_cases import cases
-from bough.bench.cpu_llama import Peer, PeerError, build_peer, find_peer, peer_folder
 from bough.cli.bench import run_benchmark
 from bough.cli.main import main
 from bough.core.errors import SettingsError
-from tests.bench import cpu_executor, cpu_profile
+from tests.bench import cpu_executor, cpu_llama, cpu_profile
+from tests.bench.cpu import compare, llama_side
+from tests.bench.cpu_cases import cases
+from tests.bench.cpu_llama import Peer, PeerError, build_peer, find_peer, peer_folder
 
 TINY = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens", "4096", "--cpu-threads", "1"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bough.bench.cpu_cases import Case, Start, Timing, cases
 from bough.core.errors import SettingsError
+from tests.bench.cpu_cases import Case, Start, Timing, cases
 from tests.bench.cpu_executor import run_case
 from tests.bench.cpu_plans import CasePlans
 from tests.fakes.executor import FakeExecutor, oracle

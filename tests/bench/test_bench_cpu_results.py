@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from bough.bench.cpu_cases import Start
-from bough.bench.cpu_report import CaseResult, Comparison, SideResult, StartResult, json_report, spread, text_report
+from tests.bench.cpu_cases import Start
+from tests.bench.cpu_report import CaseResult, Comparison, SideResult, StartResult, json_report, spread, text_report
 
 
 @pytest.fixture

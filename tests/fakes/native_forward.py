@@ -37,7 +37,7 @@ class NativeForward(Forward):
         quantization: str = "none",
         **options: Any,
     ) -> None:
-        recorder = Recorder(tokens=ROOM, wanted=ROOM)
+        recorder = Recorder(tokens=ROOM, logits=ROOM)
         model = build_model(config, Topology(), torch.float32, CPU, quantization=quantization, packed_ops=recorder.ops)
         load_weights(model.slots(), source, progress=False, device=CPU)
         super().__init__(model, **options)
@@ -51,7 +51,7 @@ class NativeForward(Forward):
         logits = self.tapes.logits
         assert logits.input is not None
         logits.input[:count] = self.tapes.all_tokens.result[:count]
-        self.tapes.run(logits, Step(wanted=count))
+        self.tapes.run(logits, Step(logits_count=count))
         starts = batch.query_starts.tolist()
         return {row: logits.result[starts[i] : starts[i + 1]].clone() for i, row in enumerate(tokens)}
 
@@ -67,7 +67,7 @@ class NativeForward(Forward):
         arrays += [batch.query_starts, batch.context_lens]
         step = Step(len(ids), len(tokens), len(wanted), ids.data_ptr(), batch.positions.data_ptr())
         step.slots = batch.slots[0].data_ptr()  # strides are 0: all groups have the same
-        step.wanted_tokens, step.rows, step.query_starts, step.context_lens = (a.ctypes.data for a in arrays)
+        step.logits_indices, step.rows, step.query_starts, step.context_lens = (a.ctypes.data for a in arrays)
         step.page_table, step.page_table_width = self.page_table.data_ptr(), self.page_table.shape[1]
         step.page_size = self.pool.page_size
         self.tapes.run(tape, step)

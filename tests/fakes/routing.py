@@ -8,7 +8,7 @@ from bough.gateway.policies import RoutingRequest, WorkerView
 
 
 def worker(name: str, load: int = 0, reported: float = 0.0) -> WorkerView:
-    return WorkerView(id=name, url=f"http://{name}:30000", load=load, reported_load=reported, capacity=None)
+    return WorkerView(id=name, url=f"http://{name}:30000", load=load, reported_load=reported)
 
 
 def fleet(*loads: int) -> list[WorkerView]:

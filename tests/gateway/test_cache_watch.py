@@ -11,12 +11,11 @@ from pathlib import Path
 
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
+from bough.gateway.http_client import Upstream
 from bough.gateway.policies import RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.policies.pinning import PinningPolicy
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.registry import Registry
-from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Capabilities, Worker
 from tests.bench.gateway_simulation import Costs
 from tests.bench.gateway_worker import MODEL, Exchange, StandIn, WorkerSpec
@@ -39,8 +38,8 @@ class Scene:
 
     def policy(self) -> KVEventsPolicy:
         found = self.policies.of(MODEL)
-        assert isinstance(found, PinningPolicy) and isinstance(found.policy, KVEventsPolicy)
-        return found.policy
+        assert isinstance(found, KVEventsPolicy)
+        return found
 
     async def send(self, prompt: str = PROMPT) -> None:
         body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4}).encode()

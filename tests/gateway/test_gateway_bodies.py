@@ -16,9 +16,8 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import bodies as bodies_module
 from bough.gateway import excerpt as excerpt_module
 from bough.gateway.bodies import MIB, Bodies, HeldBody
-from bough.gateway.excerpt import LARGE, MOST_OF_FIELD, STEP, TURN, WINDOW, _excerpt, excerpt_of
-from bough.gateway.known import read_known
-from bough.gateway.peek import MOST_IDS, peek
+from bough.gateway.excerpt import MOST_OF_FIELD, STEP, TURN, WINDOW, _excerpt, excerpt_of
+from bough.gateway.peek import LARGE, MOST_IDS, peek, read_response_fields
 from bough.gateway.resume import ResumableText
 from bough.server.errors import HttpError
 from tests.fakes.gateways import desk, until
@@ -157,9 +156,9 @@ def test_a_body_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_large_answers_are_not_decoded() -> None:
     filler = b'"' + b"x" * LARGE + b'"'
-    assert read_known(b'{"id": "a", "x": %s}\n' % filler) is not None
-    assert read_known(b"\n [%s]" % filler) is not None
-    assert read_known(b"nothing " + filler) is None and read_known(b'{"id": %s' % filler) is None
+    assert read_response_fields(b'{"id": "a", "x": %s}\n' % filler) is not None
+    assert read_response_fields(b"\n [%s]" % filler) is not None
+    assert read_response_fields(b"nothing " + filler) is None and read_response_fields(b'{"id": %s' % filler) is None
 
 
 @pytest.mark.parametrize("body", [b"{}", b' { "prompt": "x{" } \n', b'{"resume": {"seed": 3}, "prompt": "}"}'])

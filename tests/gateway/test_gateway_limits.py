@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bough.gateway.access_log import AccessLog
-from bough.gateway.policies import Choice, RoutingRequest, WorkerView
-from bough.gateway.policies.plain import Stateless
+from bough.gateway.call import AccessLog
+from bough.gateway.policies import Choice, Policy, RoutingRequest, WorkerView
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
 
@@ -155,7 +154,7 @@ def test_those_who_wait_for_one_model_are_not_in_the_way_of_another() -> None:
     asyncio.run(main())
 
 
-class FussyPolicy(Stateless):
+class FussyPolicy(Policy):
     """Fails for one prompt."""
 
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:

@@ -11,15 +11,15 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.answers import Answer
 from bough.gateway.management import Management
 from bough.gateway.policy_table import PolicyChoice
-from bough.gateway.processes import STATE, Family, SharedManagement, divided, merged
+from bough.gateway.processes import STATE, ProcessGroup, SharedManagement, divided, merged
+from bough.gateway.responses import Response
 from tests.fakes.gateways import desk
 
 
-def answer(content: Any) -> Answer:
-    return Answer(200, [], json.dumps(content).encode())
+def answer(content: Any) -> Response:
+    return Response(200, [], json.dumps(content).encode())
 
 
 def worker(load: int, state: str = "healthy", **more: Any) -> dict[str, Any]:
@@ -60,7 +60,8 @@ def test_pages_of_metrics_are_added() -> None:
     page = '# HELP x_total Things\n# TYPE x_total counter\nx_total{a="1"} 2.0\n'
     state = '# HELP g_breaker_state State\n# TYPE g_breaker_state gauge\ng_breaker_state{w="u"} '
     both = merged(
-        "/metrics", [Answer(200, [], f"{page}{state}1.0\n".encode()), Answer(200, [], f"{page}{state}0.0\n".encode())]
+        "/metrics",
+        [Response(200, [], f"{page}{state}1.0\n".encode()), Response(200, [], f"{page}{state}0.0\n".encode())],
     )
     text = both.body.decode()
     assert 'x_total{a="1"} 4.0' in text and 'g_breaker_state{w="u"} 1.0' in text
@@ -78,15 +79,17 @@ def test_a_process_that_begins_takes_over_what_was_changed_before(
             removed = next(w for w in first.gateway.registry if w.url.endswith(":9"))
             first.gateway.registry.remove(removed)
             first.gateway.policies.set_default(PolicyChoice("cache_aware", {"cache_threshold": 0.5}))
-            told = SharedManagement(Management(first.gateway), Family(tmp_path, 0, 2), private=True).find("GET", STATE)
-            assert told is not None
-            family = Family(tmp_path, 1, 2)
+            route = SharedManagement(Management(first.gateway), ProcessGroup(tmp_path, 0, 2), private=True).find(
+                "GET", STATE
+            )
+            assert route is not None
+            group = ProcessGroup(tmp_path, 1, 2)
 
-            async def ask(*given: Any) -> Answer:
-                return await told.handler(None)  # type: ignore[arg-type]
+            async def ask(*given: Any) -> Response:
+                return await route.handler(None)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(family, "ask", ask)
-            await SharedManagement(Management(second.gateway), family).catch_up()
+            monkeypatch.setattr(group, "ask", ask)
+            await SharedManagement(Management(second.gateway), group).catch_up()
             assert [w.url for w in second.gateway.registry] == ["http://127.0.0.1:10"]
             assert second.gateway.policies.default == first.gateway.policies.default
 

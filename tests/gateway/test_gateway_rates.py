@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.gateway.clients import ClientKey, Clients
-from bough.gateway.rate_limits import TokenBucket, take_from_all
-from bough.gateway.retries import BUDGET_RESERVE, Backoff, RetryBudget
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.attempts import BUDGET_RESERVE, RetryBudget, pause_s
+from bough.gateway.clients import ClientKey, Clients, TokenBucket, take_from_all
 from bough.server.errors import HttpError
 
 
@@ -50,11 +50,16 @@ def test_every_client_has_its_own_rate() -> None:
 
 @given(st.integers(0, 10_000), st.floats(0.0, 1.0))
 def test_pauses_grow_up_to_a_limit_and_are_spread(retry: int, chance: float) -> None:
-    backoff = Backoff(initial_s=0.05, longest_s=30.0, multiplier=1.5, jitter=0.2)
-    pause = backoff.pause_s(retry, chance)
+    settings = GatewaySettings(
+        retry_initial_backoff_ms=50.0,
+        retry_max_backoff_ms=30_000.0,
+        retry_backoff_multiplier=1.5,
+        retry_jitter_factor=0.2,
+    )
+    pause = pause_s(settings, retry, chance)
     assert 0.8 * min(30.0, 0.05 * 1.5 ** min(retry, 100)) <= pause + 1e-9
     assert pause <= 30.0 * 1.2
-    assert backoff.pause_s(retry, 0.5) <= backoff.pause_s(retry + 1, 0.5)
+    assert pause_s(settings, retry, 0.5) <= pause_s(settings, retry + 1, 0.5)
 
 
 def test_a_budget_ends_a_storm_and_recovers() -> None:

@@ -33,7 +33,7 @@ def test_comments_of_the_protocol_are_taken_out_in_any_chunking(places: list[int
     text = ResumableText()
     shown = b"".join(text.feed(chunk) for chunk in cut(STREAM, places)) + text.rest()
     assert shown == SHOWN
-    assert text.resumable and text.output_ids == [1, 2, 3, 4]
+    assert text.annotated and text.output_ids == [1, 2, 3, 4]
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
@@ -41,7 +41,7 @@ def test_a_foreign_stream_passes_byte_for_byte(places: list[int]) -> None:
     for foreign in (SHOWN, SHOWN.replace(b"\n", b"\r\n"), b"data: no end"):
         text = ResumableText()
         assert b"".join(text.feed(chunk) for chunk in cut(foreign, places)) + text.rest() == foreign
-        assert not text.resumable
+        assert not text.annotated
 
 
 @given(st.integers(0, len(STREAM)))
@@ -109,7 +109,7 @@ def test_ids_alone_are_the_protocol_in_the_events_block_or_before_it(stream: byt
     shown = b"".join(text.feed(chunk) for chunk in cut(stream, places)) + text.rest()
     plain = b'data: {"text":"a"}\n\ndata: {"text":"b"}\n\ndata: {"end":1}\n\ndata: [DONE]\n\n'
     assert shown == (b'data: {"role":1}\n\n' if stream is LATE else b"") + plain
-    assert text.resumable and text.output_ids == [1, 2, 3]
+    assert text.annotated and text.output_ids == [1, 2, 3]
 
 
 def test_ids_count_when_their_event_has_gone_out() -> None:

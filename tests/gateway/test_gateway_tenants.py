@@ -13,8 +13,7 @@ from bough.gateway.admin_client import AdminClient
 from bough.gateway.app import WORKER_MANAGEMENT
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.config_file import ConfigFile
-from bough.gateway.discovery.following import follow
-from bough.gateway.discovery.interface import SourceChange
+from bough.gateway.kubernetes import follow
 from bough.gateway.management import Management
 from bough.gateway.registry import Registry
 from bough.gateway.roll import roll
@@ -111,12 +110,11 @@ def test_the_key_of_the_fleet_goes_to_no_worker_that_came_over_http() -> None:
 
 
 def test_what_the_configuration_names_gets_the_key_of_the_fleet() -> None:
-    class Pods:
-        async def changes(self) -> Any:
-            yield SourceChange("add", "http://pod:1")
+    async def changes() -> Any:
+        yield "add", "http://pod:1"
 
     registry = Registry(BreakerSettings(), "fleet-secret")
-    asyncio.run(follow(Pods(), registry, "kubernetes"))
+    asyncio.run(follow(changes(), registry))
     for source in ("flag", "file", "launch"):
         registry.add(f"http://{source}:1", source=source)
     assert {worker.api_key for worker in registry} == {"fleet-secret"}

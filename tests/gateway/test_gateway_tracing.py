@@ -9,8 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from bough.gateway import core
-from bough.gateway.discovery.following import follow
-from bough.gateway.discovery.interface import SourceChange
+from bough.gateway.kubernetes import Change, follow
 from bough.gateway.tracing import GatewayTraces
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, workers
@@ -37,18 +36,17 @@ def test_the_worker_is_told_the_gateways_span_whose_parent_is_the_clients(monkey
 
 
 def test_a_source_adds_and_removes_its_own_workers_only() -> None:
-    class Source:
-        async def changes(self) -> AsyncIterator[SourceChange]:
-            yield SourceChange("add", "http://a:1")
-            yield SourceChange("add", "http://b:2")
-            yield SourceChange("remove", "http://a:1")
-            yield SourceChange("remove", "http://c:3")
-            yield SourceChange("remove", "http://unknown:4")
+    async def changes() -> AsyncIterator[Change]:
+        yield "add", "http://a:1"
+        yield "add", "http://b:2"
+        yield "remove", "http://a:1"
+        yield "remove", "http://c:3"
+        yield "remove", "http://unknown:4"
 
     async def main() -> None:
         async with desk() as d:
             d.gateway.registry.add("http://c:3")
-            await follow(Source(), d.gateway.registry, "kubernetes")
+            await follow(changes(), d.gateway.registry)
             known = {worker.url: worker.source for worker in d.gateway.registry}
             assert known == {"http://c:3": "api", "http://b:2": "kubernetes"}
 

@@ -17,8 +17,8 @@ from tests.fakes.gateways import until
 grpc = pytest.importorskip("grpc")
 
 from bough.core.errors import SettingsError  # noqa: E402
-from bough.gateway.grpc import serve_grpc  # noqa: E402
-from bough.gateway.grpc.wire import (  # noqa: E402
+from bough.gateway.grpc.front import serve_grpc  # noqa: E402
+from bough.gateway.grpc.messages import (  # noqa: E402
     SERVICE,
     GenerateReply,
     GenerateRequest,
@@ -86,9 +86,9 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[Client]:
-    server = await serve_grpc(app, "127.0.0.1", 0)
+    server, port = await serve_grpc(app, "127.0.0.1", 0)
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield Client(channel)
     finally:
         await server.stop(0)
@@ -108,11 +108,11 @@ def test_a_certificate_with_its_key_in_one_file_means_tls(tmp_path: Path) -> Non
     both.write_bytes(cert.read_bytes() + key.read_bytes())
 
     async def run() -> None:
-        server = await serve_grpc(ScriptedApp(), "127.0.0.1", 0, ssl_certfile=str(both))
+        server, port = await serve_grpc(ScriptedApp(), "127.0.0.1", 0, ssl_certfile=str(both))
         trusted = grpc.ssl_channel_credentials(cert.read_bytes())
         async with (
-            grpc.aio.secure_channel(f"localhost:{server.port}", trusted) as secure,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as plain,
+            grpc.aio.secure_channel(f"localhost:{port}", trusted) as secure,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as plain,
         ):
             assert await Client(secure).health(HealthRequest(), timeout=PATIENCE_S)
             with pytest.raises(grpc.aio.AioRpcError):
@@ -325,8 +325,8 @@ def test_the_compiled_description_is_that_of_the_proto(tmp_path: Path) -> None:
 def test_a_call_whose_time_is_up_before_its_answer_stops_at_the_worker() -> None:
     async def main() -> None:
         async with workers(FakeWorker(mode="slow")) as (fake,), desk(fake) as d:
-            server = await serve_grpc(d.front, "127.0.0.1", 0)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            server, port = await serve_grpc(d.front, "127.0.0.1", 0)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 ask = channel.unary_unary(
                     f"/{SERVICE}/Generate", GenerateRequest.SerializeToString, GenerateReply.FromString
                 )

@@ -13,9 +13,8 @@ import pytest
 from aiohttp import web
 
 from bough.core.errors import SettingsError
-from bough.gateway.discovery import kubernetes as discovery
-from bough.gateway.discovery.interface import SourceChange
-from bough.gateway.discovery.kubernetes import KubernetesPods
+from bough.gateway import kubernetes as discovery
+from bough.gateway.kubernetes import Change, KubernetesPods
 
 pytest.importorskip("kubernetes.aio")
 PATIENCE_S = 60.0
@@ -93,8 +92,7 @@ class Source:
 
     async def next(self) -> tuple[str, str]:
         async with asyncio.timeout(PATIENCE_S):
-            change = await anext(self._changes)
-        return change.kind, change.url
+            return await anext(self._changes)
 
     async def close(self) -> None:
         await self._changes.aclose()
@@ -177,7 +175,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     missing = str(tmp_path / "none")
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", missing)
 
-    async def play() -> SourceChange:
+    async def play() -> Change:
         return await anext(KubernetesPods(["app=bough"], 30000).changes())
 
     with pytest.raises(SettingsError, match="no Kubernetes cluster"):

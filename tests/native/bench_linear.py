@@ -19,7 +19,7 @@ import torch
 
 from bough.kernels.quant_linear import native
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
-from bough.native.tape import Crew
+from bough.native.tape import ThreadPool
 
 SHAPES = {  # inputs: outputs of one layer; layers
     "smollm2": ({576: 576 + 2 * 192 + 576 + 2 * 1536, 1536: 576}, 30),
@@ -72,16 +72,16 @@ def torch_products(n: int, k: int, m: int, threads: int) -> dict[str, float]:
     return found
 
 
-def measure(weights: list[PackedWeight], m: int, crew: Crew, *, prompt: bool) -> tuple[float, int, int]:
+def measure(weights: list[PackedWeight], m: int, pool: ThreadPool, *, prompt: bool) -> tuple[float, int, int]:
     """Seconds, bytes and operations of all weights for m tokens."""
     library = native.linear_library()
     inputs = {weight.k: torch.randn(m, weight.k) for weight in weights}
     outs = {weight.n: torch.empty(m, weight.n) for weight in weights}
     structs = [native.structs_of([weight]) for weight in weights]
-    scratch = aligned_bytes(max(library.bough_linear_scratch(one, 1, m, crew.threads) for one in structs))
+    scratch = aligned_bytes(max(library.bough_linear_scratch(one, 1, m, pool.threads) for one in structs))
     calls = [
         (
-            crew.handle,
+            pool.handle,
             one,
             1,
             inputs[w.k].data_ptr(),
@@ -102,7 +102,7 @@ def measure(weights: list[PackedWeight], m: int, crew: Crew, *, prompt: bool) ->
             library.bough_linear_alone(*call)
 
     bytes_read = sum(weight.blob.size for weight in weights)
-    return fastest(run, crew.threads), bytes_read, sum(2 * m * weight.n * weight.k for weight in weights)
+    return fastest(run, pool.threads), bytes_read, sum(2 * m * weight.n * weight.k for weight in weights)
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"memory: {memory_speed(options.threads):.1f} GB/s read by torch, {options.threads} threads")
     library = native.linear_library()
-    crew = Crew(library, options.threads)
+    pool = ThreadPool(library, options.threads)
     library.bough_cpu_allow.argtypes = [ctypes.c_uint]
     outputs, layers = SHAPES[options.model]
     for form in (Format[name] for name in options.formats):
@@ -126,7 +126,7 @@ def main() -> None:
             for m in options.tokens:
                 if native.variant(form, prompt=name == "amx") != name:
                     continue
-                seconds, size, operations = measure(weights, m, crew, prompt=name == "amx")
+                seconds, size, operations = measure(weights, m, pool, prompt=name == "amx")
                 print(
                     f"{form.name:8} {name:8} m={m:<5} {seconds * 1e3:9.2f} ms {size / seconds / 1e9:7.1f} GB/s "
                     f"{operations / seconds / 1e9:8.0f} GOPS {m / seconds:9.0f} tok/s",

@@ -31,12 +31,12 @@ static bough_weight random_weight(int format) {
     return (bough_weight){.format = format, .n = N, .k = K, .blob = blob};
 }
 
-static void compute(bough_crew *crew, int threads, const bough_weight *weight, const float *x, float *y,
+static void compute(bough_thread_pool *pool, int threads, const bough_weight *weight, const float *x, float *y,
                     const float *bias, int m, bool plain) {
     bough_cpu_allow(plain ? 0 : ~0u);
     size_t size = (bough_linear_scratch(weight, 1, m, threads) + 63) / 64 * 64;
     void *scratch = aligned_alloc(64, size);
-    bough_linear_alone(crew, weight, 1, x, K, y, N, bias, m, m > 8, false, scratch);
+    bough_linear_alone(pool, weight, 1, x, K, y, N, bias, m, m > 8, false, scratch);
     free(scratch);
 }
 
@@ -51,10 +51,10 @@ static float compare(const float *found, const float *expected, int count) {
 }
 
 /* Whether some result of a token with NaN in it is a number. */
-static bool hides_nan(bough_crew *crew, int threads, const bough_weight *weight) {
+static bool hides_nan(bough_thread_pool *pool, int threads, const bough_weight *weight) {
     float x[K] = {0}, y[N];
     x[K / 2 + 5] = NAN;
-    compute(crew, threads, weight, x, y, NULL, 1, false);
+    compute(pool, threads, weight, x, y, NULL, 1, false);
     for (int i = 0; i < N; i++)
         if (y[i] == y[i])
             return true;
@@ -69,13 +69,13 @@ int main(void) {
     for (int i = 0; i < N; i++)
         bias[i] = random_float();
     for (int threads = 1; threads <= 2; threads++) {
-        bough_crew *crew = bough_crew_create(threads, false);
+        bough_thread_pool *pool = bough_thread_pool_create(threads, false);
         for (int format = 0; format < BOUGH_FORMATS; format++) {
             bough_weight weight = random_weight(format);
             for (size_t t = 0; t < sizeof TOKENS / sizeof *TOKENS; t++) {
                 int m = TOKENS[t];
-                compute(crew, threads, &weight, x, expected, bias, m, true);
-                compute(crew, threads, &weight, x, found, bias, m, false);
+                compute(pool, threads, &weight, x, expected, bias, m, true);
+                compute(pool, threads, &weight, x, found, bias, m, false);
                 const char *variant = bough_linear_variant(format, m > 8);
                 float limit = strcmp(variant, "amx") ? 1e-5f : 1e-2f, difference = compare(found, expected, m * N);
                 if (!(difference <= limit)) {
@@ -84,13 +84,13 @@ int main(void) {
                     failures++;
                 }
             }
-            if (hides_nan(crew, threads, &weight)) {
+            if (hides_nan(pool, threads, &weight)) {
                 printf("format %d, %d threads: NaN does not show\n", format, threads);
                 failures++;
             }
             free((void *)weight.blob);
         }
-        bough_crew_destroy(crew);
+        bough_thread_pool_destroy(pool);
     }
     printf("%s %s\n", bough_linear_variant(BOUGH_FORMAT_Q4, false), bough_linear_variant(BOUGH_FORMAT_Q4, true));
     return failures != 0;

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bough.kernels.quant_linear.packed import aligned_bytes
-from bough.native.tape import Crew, Step, Tape
+from bough.native.tape import Step, Tape, ThreadPool
 
 SLOTS, ROWS = 1400, 8
 NUMBERS: dict[str, tuple[int, Any]] = {  # `enum bough_number`; bfloat16 are kept as their bits
@@ -81,13 +81,14 @@ class Attention:
             self.keys, self.values = (c.astype(kind) for c in caches)
         self.q, self.out = (np.zeros((SLOTS, layer.heads, layer.dim), dtype=np.float32) for _ in range(2))
         self.pages = np.zeros((ROWS, SLOTS // layer.page_size), dtype=np.int32)
-        self.tape, self.crew = Tape(self.library), Crew(self.library, self.threads)
+        self.tape, self.pool = Tape(self.library), ThreadPool(self.library, self.threads)
         caches_at = (self.keys.ctypes.data, self.values.ctypes.data)
         shape_of = (layer.heads, layer.kv_heads, layer.dim)
         scale = layer.dim**-0.5
         width = layer.heads * layer.dim
-        places = (self.q.ctypes.data, width, *shape_of, *caches_at, number)
-        self.tape.add("attention", *places, layer.window, scale, layer.softcap, False, 0, self.out.ctypes.data)
+        limits = (layer.window, scale, layer.softcap, False)
+        places = (self.q.ctypes.data, width, 0, self.out.ctypes.data)
+        self.tape.add("attention", *shape_of, *caches_at, number, *limits, *places)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
 
     def run(self, queries: list[tuple[int, int, Floats]]) -> list[Floats]:
@@ -99,7 +100,7 @@ class Attention:
         step = Step(tokens=int(starts[-1]), batch=len(rows), rows=rows.ctypes.data, query_starts=starts.ctypes.data)
         step.context_lens, step.page_table = before.ctypes.data, self.pages.ctypes.data
         step.page_table_width, step.page_size = self.pages.shape[1], self.layer.page_size
-        self.crew.run(self.tape, step, self.scratch.ctypes.data)
+        self.pool.run(self.tape, step, self.scratch.ctypes.data)
         return [self.out[a:b].copy() for a, b in pairwise(starts)]
 
     def expected(self, row: int, first: int, queries: Floats) -> Floats:

@@ -20,7 +20,7 @@ from bough.kernels.quant_linear import native, reference
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
 from bough.loader.dequantize import PLAIN
 from bough.native.build import COMMON, VARIANT_FLAGS
-from bough.native.tape import Crew
+from bough.native.tape import ThreadPool
 from tests.kernels.test_kernels_quant_linear import random_rows
 from tests.native.drivers import RunDriver, build_driver
 
@@ -95,9 +95,9 @@ def test_threads_share_the_work_of_several_weights(variant: str, m: int, threads
     formats = ((Format.Q4_MIN, 200), (Format.Q4, 16), (Format.BF16, 30), (Format.Q8_HALF, 49), (Format.F16, 17))
     parts = [make_weight(form, n, k) for form, n in formats]
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
-    crew = Crew(native.linear_library(), threads)
+    pool = ThreadPool(native.linear_library(), threads)
     for _ in range(3):
-        assert_same(variant, x, parts, product(variant, x, parts, crew=crew))
+        assert_same(variant, x, parts, product(variant, x, parts, pool=pool))
 
 
 @pytest.mark.parametrize("m", [1, 5, 33])
@@ -156,8 +156,8 @@ def test_a_token_has_the_same_product_in_any_company(variant: str, form: Format)
     x = torch.randn(75, k, generator=torch.Generator().manual_seed(1))
     together = product(variant, x, [weight])
     for size in (1, 2, 3, 5, 16, 31, 33):
-        crew = Crew(native.linear_library(), 2)
-        apart = torch.cat([product(variant, part, [weight], crew=crew) for part in x.split(size)])
+        pool = ThreadPool(native.linear_library(), 2)
+        apart = torch.cat([product(variant, part, [weight], pool=pool) for part in x.split(size)])
         assert torch.equal(apart, together), size
 
 
@@ -181,7 +181,7 @@ def test_every_type_has_a_format_that_the_library_knows(library: ctypes.CDLL) ->
     assert library.bough_weight_format(int(GGMLQuantizationType.Q2_K)) == -1
 
 
-DRIVEN = ["linear*.c", "team.c", "cpu.c"]
+DRIVEN = ["linear*.c", "thread_pool.c", "cpu.c"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bough.kernels.quant_linear.packed import aligned_bytes
-from bough.native.tape import Crew, Step, Tape
+from bough.native.tape import Step, Tape, ThreadPool
 from tests.native.drivers import RunDriver
 
 
@@ -18,10 +18,10 @@ def test_nan_passes_through_activations_and_caps(any_tier: ctypes.CDLL, activati
     size = 51
     x, out = np.ones((2, size), dtype=np.float32), np.zeros(size, dtype=np.float32)
     x[0, place] = np.nan
-    tape, crew = Tape(any_tier), Crew(any_tier, 1)
-    tape.add("gate", False, x.ctypes.data, activation, size, out.ctypes.data)
-    tape.add("softcap", False, x.ctypes.data, size, 30.0)
-    crew.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
+    tape, pool = Tape(any_tier), ThreadPool(any_tier, 1)
+    tape.add("gate", x.ctypes.data, activation, size, out.ctypes.data)
+    tape.add("softcap", x.ctypes.data, size, 30.0)
+    pool.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
     for found in (out, x[0]):
         assert np.flatnonzero(np.isnan(found)).tolist() == [place]
 

@@ -16,7 +16,7 @@ from bough.executor.native_sampling import NativeSampler
 from bough.kernels.sampling.reference import sample_rows
 from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.native.library import load_library
-from bough.native.tape import Crew
+from bough.native.tape import ThreadPool
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
@@ -45,7 +45,7 @@ def state_of(params: list[SamplingParams], logprobs: LogprobSpec | None = None) 
 def test_the_same_tokens_as_torch(any_tier: ctypes.CDLL, temperatures: list[float]) -> None:
     params = [SamplingParams(temperature=t) for t in temperatures]
     native, reference = state_of(params), state_of(params)
-    sampler = NativeSampler(native, Crew(any_tier, 2))
+    sampler = NativeSampler(native, ThreadPool(any_tier, 2))
     rows = np.array([3, 0, 4, 1, 2], dtype=np.int32)
     generator = torch.Generator().manual_seed(1)
     for _ in range(40):
@@ -54,7 +54,7 @@ def test_the_same_tokens_as_torch(any_tier: ctypes.CDLL, temperatures: list[floa
         found = sampler(logits, rows)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert not found.bad.any()
-    assert native.generated.tolist() == reference.generated.tolist()
+    assert native.parameters.generated.tolist() == reference.parameters.generated.tolist()
 
 
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
@@ -62,7 +62,7 @@ def test_the_same_tokens_as_torch(any_tier: ctypes.CDLL, temperatures: list[floa
 def test_filtered_rows_are_the_definitions(any_tier: ctypes.CDLL, filters: dict[str, float], spread: float) -> None:
     params = [SamplingParams(temperature=t, **filters) for t in (0.3, 1.0, 2.0)]
     native, reference = state_of(params), state_of(params)
-    sampler, rows = NativeSampler(native, Crew(any_tier, 2)), np.arange(3, dtype=np.int32)
+    sampler, rows = NativeSampler(native, ThreadPool(any_tier, 2)), np.arange(3, dtype=np.int32)
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
         logits = torch.randn(3, VOCAB, generator=generator) * spread
@@ -90,7 +90,7 @@ def test_equal_logits_rank_by_id(levels: list[float], top_k: int, top_p: float, 
     for state in states:
         state.setup([RowSetup(0, parameters, seed, NO_PAGES, 0, 0, None, 0, None, ())])
     expected, _ = sample_rows(logits, torch.arange(1), states[1].parameters, filtered=True)
-    found = NativeSampler(states[0], Crew(library, 1))(logits, np.zeros(1, dtype=np.int32))
+    found = NativeSampler(states[0], ThreadPool(library, 1))(logits, np.zeros(1, dtype=np.int32))
     assert found.tokens.tolist() == expected.tolist()
 
 
@@ -98,7 +98,7 @@ def test_equal_logits_rank_by_id(levels: list[float], top_k: int, top_p: float, 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_that_cannot_be_sampled_fail_alone(any_tier: ctypes.CDLL, temperature: float, top_p: float) -> None:
     params = [SamplingParams(temperature=temperature, top_p=top_p)] * 5
-    sampler = NativeSampler(state_of(params), Crew(any_tier, 1))
+    sampler = NativeSampler(state_of(params), ThreadPool(any_tier, 1))
     logits = torch.zeros(5, VOCAB)
     logits[0, 700], logits[1, 1002], logits[2], logits[3] = torch.nan, torch.inf, -torch.inf, -torch.inf
     logits[3, 1001] = 2.0
@@ -124,7 +124,7 @@ def test_masked_rows_draw_among_what_is_allowed(
 ) -> None:
     params = [SamplingParams(temperature=t, **filters) for t in (0.0, 1.0, 2.0, 1.0)]
     native, reference = state_of(params), state_of(params)
-    sampler, rows = NativeSampler(native, Crew(any_tier, 2)), np.array([2, 0, 3, 1], dtype=np.int32)
+    sampler, rows = NativeSampler(native, ThreadPool(any_tier, 2)), np.array([2, 0, 3, 1], dtype=np.int32)
     generator = torch.Generator().manual_seed(5)
     for step in range(10):
         masks = random_masks([True, False, True, True], allowed, step)
@@ -138,14 +138,14 @@ def test_masked_rows_draw_among_what_is_allowed(
 
 
 def test_a_mask_that_allows_nothing_is_bad_for_its_row_alone(any_tier: ctypes.CDLL) -> None:
-    sampler = NativeSampler(state_of([SamplingParams(temperature=0.0)] * 2), Crew(any_tier, 1))
+    sampler = NativeSampler(state_of([SamplingParams(temperature=0.0)] * 2), ThreadPool(any_tier, 1))
     words = torch.zeros(1, -(-VOCAB // 32), dtype=torch.int32)
     masks = BatchMasks(np.array([False, True]), torch.tensor([1]), words)
     assert sampler(torch.ones(2, VOCAB), np.arange(2, dtype=np.int32), masks).bad.tolist() == [False, True]
 
 
 def test_masks_work_on_a_copy_where_logprobs_are_wanted(any_tier: ctypes.CDLL) -> None:
-    sampler = NativeSampler(state_of([SamplingParams(temperature=0.0)], LogprobSpec()), Crew(any_tier, 1))
+    sampler = NativeSampler(state_of([SamplingParams(temperature=0.0)], LogprobSpec()), ThreadPool(any_tier, 1))
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
     before = logits.clone()
     found = sampler(logits, np.zeros(1, dtype=np.int32), random_masks([True], 0.0, 0))
@@ -154,7 +154,7 @@ def test_masks_work_on_a_copy_where_logprobs_are_wanted(any_tier: ctypes.CDLL) -
 
 def test_adjusted_rows_are_drawn_by_torch(any_tier: ctypes.CDLL) -> None:
     params = [SamplingParams(temperature=0.0, logit_bias={5: 100.0}), SamplingParams(temperature=0.0)]
-    sampler = NativeSampler(state_of(params), Crew(any_tier, 1))
+    sampler = NativeSampler(state_of(params), ThreadPool(any_tier, 1))
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2))
     best = int(logits[1].argmax())
     assert sampler(logits, np.arange(2, dtype=np.int32)).tokens.tolist() == [5, best]
@@ -162,7 +162,7 @@ def test_adjusted_rows_are_drawn_by_torch(any_tier: ctypes.CDLL) -> None:
 
 def test_logits_are_left_as_they_are_for_logprobs(any_tier: ctypes.CDLL) -> None:
     params = [SamplingParams(temperature=1.0, top_p=0.8)]
-    sampler = NativeSampler(state_of(params, LogprobSpec()), Crew(any_tier, 1))
+    sampler = NativeSampler(state_of(params, LogprobSpec()), ThreadPool(any_tier, 1))
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
     before = logits.clone()
     sampler(logits, np.zeros(1, dtype=np.int32))

@@ -17,7 +17,7 @@ from bough.loader.load import load_weights
 from bough.loader.packed_size import TABLES, packed_size
 from bough.loader.source import DummySource
 from bough.models.registry import build_model
-from bough.native.tape import MAX_THREADS, Crew
+from bough.native.tape import MAX_THREADS, ThreadPool
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.native_forward import NativeForward
 
@@ -108,10 +108,10 @@ def test_fewer_threads_from_one_step_to_the_next(library: ctypes.CDLL) -> None:
         pair.step({0: 20, 1: 1})
 
 
-def test_a_crew_has_room_for_so_many(library: ctypes.CDLL) -> None:
-    assert Crew(library, MAX_THREADS).threads == MAX_THREADS
+def test_a_thread_pool_has_room_for_so_many(library: ctypes.CDLL) -> None:
+    assert ThreadPool(library, MAX_THREADS).threads == MAX_THREADS
     with pytest.raises(ResourceError, match="--cpu-threads"):
-        Crew(library, MAX_THREADS + 1)
+        ThreadPool(library, MAX_THREADS + 1)
 
 
 def test_many_rows_at_once(library: ctypes.CDLL) -> None:

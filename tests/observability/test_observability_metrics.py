@@ -13,10 +13,9 @@ from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from bough.messages.requests import GetState
-from bough.observability.counts import Counts
 from bough.observability.metrics import ALL_METRICS, INTER_TOKEN_LATENCY, STATE_METRICS
 from bough.observability.metrics_page import metrics_page
-from bough.observability.request_meter import RequestMeter, slices
+from bough.observability.request_meter import Counts, RequestMeter, slices
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.scheduler_bench import Bench
 

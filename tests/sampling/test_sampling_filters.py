@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from sampling_reference import kept_tokens, softmax
 from torch import Tensor
 
-from bough.sampling.draw import draw
-from bough.sampling.filters import keep_min_p, keep_top, softmax_weights
-from bough.sampling.rowwise import Workspace
+from bough.sampling.filters import Workspace, draw, keep_min_p, keep_top, softmax_weights
 
-WORKSPACE = Workspace(torch.device("cpu"))
+WORKSPACE = Workspace()
 
 
 def weights_of(logits: Tensor, temperature: float = 1.0) -> Tensor:

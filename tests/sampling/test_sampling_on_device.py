@@ -57,7 +57,9 @@ def test_both_paths_draw_the_same_tokens_step_after_step(dtype: torch.dtype) -> 
         logits = randn(len(KINDS), number, dtype)
         expected = sample(host, logits.clone().float(), np.array(numbers, dtype=np.int32))
         assert step(device, logits, numbers) == (expected.tokens.tolist(), expected.bad.tolist())
-    assert device.generated[:-1].tolist() == host.generated[:-1].tolist()  # the last is the scratch row's
+    assert (
+        device.parameters.generated[:-1].tolist() == host.parameters.generated[:-1].tolist()
+    )  # the last is the scratch row's
     penalised = np.array([6], dtype=np.int32)
     assert torch.equal(device.output_counts.lines(penalised).cpu(), host.output_counts.lines(penalised))
 
@@ -68,7 +70,7 @@ def test_a_padded_batch_of_one() -> None:
     tokens, bad = step(state, logits, [0, *[state.scratch_row] * 3])
     assert tokens == alone.tokens.tolist() + logits[1:].argmax(dim=-1).tolist()
     assert not any(bad)
-    assert int(state.generated[0]) == 1
+    assert int(state.parameters.generated[0]) == 1
     assert state.specs(np.array([0, state.scratch_row], dtype=np.int32)) is None
     state.check()
 

@@ -108,7 +108,7 @@ def test_sampling_counts_tokens_and_positions() -> None:
     logits[:, 11] = 5.0
     for _ in range(3):
         sample(state, logits.clone(), np.array([2, 0], dtype=np.int32))
-    assert state.generated.tolist() == [3, 0, 3, 0]  # the last is the scratch row's
+    assert state.parameters.generated.tolist() == [3, 0, 3, 0]  # the last is the scratch row's
     assert float(state.output_counts.lines(np.array([0], dtype=np.int32))[0, 11]) == 3.0
 
 

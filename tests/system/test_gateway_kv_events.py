@@ -16,14 +16,13 @@ import zmq.auth
 
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import SENT_JSON, CacheWatch
+from bough.gateway.http_client import Upstream
 from bough.gateway.launching import free_ports
 from bough.gateway.peek import peek
 from bough.gateway.policies import RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.policies.pinning import PinningPolicy
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
 from bough.gateway.registry import Registry
-from bough.gateway.upstream import Upstream
 from bough.gateway.worker import Capabilities, Worker
 from bough.memory.tree.event_key import read_key
 from tests.fakes.gateways import PATIENCE_S, until
@@ -63,8 +62,8 @@ class Scene:
 
     def policy(self) -> KVEventsPolicy:
         found = self.policies.of("m")
-        assert isinstance(found, PinningPolicy) and isinstance(found.policy, KVEventsPolicy)
-        return found.policy
+        assert isinstance(found, KVEventsPolicy)
+        return found
 
     async def ask(self, path: str, content: dict[str, Any]) -> tuple[RoutingRequest, float]:
         """Sends a request, and tells which share of its prompt the engine had cached."""

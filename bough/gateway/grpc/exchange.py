@@ -13,7 +13,7 @@ SHUTDOWN_GRACE_S = 5.0  # for an application whose client has left to notice
 
 
 class Exchange:
-    """An async context: leaving it before the end tells the application that the client has left."""
+    """An async context: leaving it before the end disconnects the client."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Exchange:
     ) -> None:
         self._left.set()
         while not self._pieces.empty():
-            self._pieces.get_nowait()  # whoever waits for room can end
+            self._pieces.get_nowait()  # a sender that waits for room can end
         await asyncio.wait({self._task}, timeout=SHUTDOWN_GRACE_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

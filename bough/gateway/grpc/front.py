@@ -1,7 +1,7 @@
 """The gRPC server: three methods, each a request to the gateway's HTTP application.
 
 Owns the listening port. A call that its client cancels, or whose deadline passes, is a client that has left: the worker
-is told to stop. Errors keep their sentence and get the gRPC status that fits their HTTP status.
+aborts the request. Errors keep their sentence and get the gRPC status that fits their HTTP status.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from starlette.types import ASGIApp
 
 from bough.core.errors import RequestError, SettingsError
 from bough.gateway.grpc.exchange import Exchange
-from bough.gateway.grpc.translation import CODES, completion_body, error_text, read_completion, reply_of
-from bough.gateway.grpc.wire import SERVICE, GenerateReply, GenerateRequest, HealthReply, HealthRequest
+from bough.gateway.grpc.messages import (
+    CODES,
+    SERVICE,
+    GenerateReply,
+    GenerateRequest,
+    HealthReply,
+    HealthRequest,
+    completion_body,
+    error_text,
+    read_completion,
+    reply_of,
+)
 
 MIB = 1 << 20
 LARGEST_MESSAGE_MB = 4  # gRPC's own default: a message is decoded in one go, on the event loop
@@ -117,10 +127,8 @@ async def events_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 async def _refuse(context: Any, exchange: Exchange, body: bytes) -> NoReturn:
     code = getattr(grpc.StatusCode, CODES.get(exchange.status, "INTERNAL"))
-    trailing = (
-        [("retry-after", exchange.headers[b"retry-after"].decode())] if b"retry-after" in exchange.headers else []
-    )
-    await context.abort(code, error_text(body), tuple(trailing))
+    after = exchange.headers.get(b"retry-after")
+    await context.abort(code, error_text(body), () if after is None else (("retry-after", after.decode()),))
     raise AssertionError  # `abort` has ended the call
 
 

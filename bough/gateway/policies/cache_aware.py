@@ -1,25 +1,27 @@
 """Routes a request to the worker that was sent most of its text before: no help from the workers needed.
 
-Defaults are SGLang's: a match counts above 30 % of the prompt; loads decide alone when they are more than 64 requests
-and 1.5 times apart; every minute each worker's share of the tree is cut to 2^26 characters. Until then it may grow to
-twice as much, whatever comes. `max_load_factor` is our own and off unless asked for: it keeps a hot prefix from
-crowding one worker long before the loads are so far apart.
+Sending every request to where its prefix lies would let one hot prefix drown one worker. While the loads are far apart
+in number and in proportion, the least loaded worker gets the request; it caches the prefix too, so a hot prefix spreads
+to as many workers as its traffic needs. `max_load_factor` does the same more finely: workers whose load is that much
+above the mean are passed over, and the next best holder of the prefix gets the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 
-from bough.gateway.policies.balance import Balance
-from bough.gateway.policies.housekeeping import Interval
-from bough.gateway.policies.interface import Choice, RoutingRequest, WorkerView
+from bough.core.errors import SettingsError
+from bough.gateway.policies.interface import Choice, Policy, RoutingRequest, WorkerView
+from bough.gateway.policies.plain import least_loaded
 from bough.gateway.policies.text_tree import TextTree
 
-BURST = 2  # times the size of the tree, between two cuts
+BURST = 2  # times the size of the tree, between two evictions
+SPARE = 8  # requests above the mean that count for nothing, so that a quiet fleet keeps its prefixes together
 
 
-class CacheAwarePolicy:
-    """Owns the tree of texts of one model."""
+class CacheAwarePolicy(Policy):
+    """Owns the tree of texts that the workers of one model were sent. Defaults are those of SGLang."""
 
     def __init__(
         self,
@@ -31,23 +33,55 @@ class CacheAwarePolicy:
         max_tree_size: int = 2**26,
         seed: int | None = None,
     ) -> None:
-        self._balance = Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold, max_load_factor, seed)
-        self._evictions = Interval(eviction_interval_secs)
+        if not 0.0 <= cache_threshold <= 1.0:
+            raise SettingsError(f"cache_threshold is a share between 0 and 1, got {cache_threshold}.")
+        if balance_abs_threshold < 0 or balance_rel_threshold < 1.0:
+            raise SettingsError("balance_abs_threshold must be at least 0, and balance_rel_threshold at least 1.")
+        if max_load_factor is not None and max_load_factor < 1.0:
+            raise SettingsError(f"max_load_factor must be at least 1, got {max_load_factor}.")
+        self._cache_threshold = cache_threshold
+        self._abs_threshold = balance_abs_threshold
+        self._rel_threshold = balance_rel_threshold
+        self._load_factor = max_load_factor
+        self._interval_s = eviction_interval_secs
+        self._evicted_s: float | None = None
         self._max_tree_size = max_tree_size
-        self._tree = TextTree()
+        self._dice = random.Random(seed)
+        self._sent = TextTree()
+        self._now_s = 0.0
 
-    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+    def cached(self, request: RoutingRequest) -> Mapping[str, float]:
+        """Which share of the prompt each worker is expected to hold; workers that hold nothing may be left out."""
         chars = len(request.text)
-        held = self._tree.match(request.text)
-        return self._balance.choose(workers, {worker: length / chars for worker, length in held.items()})
+        return {worker: length / chars for worker, length in self._sent.match(request.text).items()}
+
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        cached = self.cached(request)
+        loads = [worker.load for worker in workers]
+        most, least = max(loads), min(loads)
+        if most - least > self._abs_threshold and most > self._rel_threshold * least:
+            taken = least_loaded(workers, self._dice)
+        else:
+            fit = workers
+            if self._load_factor is not None:  # the least loaded is always within it
+                limit = self._load_factor * sum(loads) / len(loads) + SPARE
+                fit = [worker for worker in workers if worker.load <= limit]
+            best = max(cached.get(worker.id, 0.0) for worker in fit)
+            held = best > self._cache_threshold
+            taken = least_loaded([w for w in fit if not held or cached.get(w.id, 0.0) == best], self._dice)
+        return Choice(taken.id, cached.get(taken.id, 0.0))
 
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
-        self._tree.insert(request.text, worker_id)
-        self._tree.evict(BURST * self._max_tree_size)
+        self._sent.insert(request.text, worker_id, self._now_s)
+        self._sent.evict(BURST * self._max_tree_size)
 
     def removed(self, worker_id: str) -> None:
-        self._tree.remove(worker_id)
+        self._sent.remove(worker_id)
 
     def tick(self, now_s: float) -> None:
-        if self._evictions.due(now_s):
-            self._tree.evict(self._max_tree_size)
+        self._now_s = now_s
+        if self._evicted_s is None:
+            self._evicted_s = now_s
+        elif now_s - self._evicted_s >= self._interval_s:
+            self._evicted_s = now_s
+            self._sent.evict(self._max_tree_size)

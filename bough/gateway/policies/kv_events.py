@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bough.gateway.policies.balance import Balance
 from bough.gateway.policies.block_index import BlockIndex, pack
-from bough.gateway.policies.cache_aware import BURST
-from bough.gateway.policies.housekeeping import Interval
-from bough.gateway.policies.interface import Choice, RoutingRequest, WorkerView
+from bough.gateway.policies.cache_aware import CacheAwarePolicy
+from bough.gateway.policies.interface import RoutingRequest
 from bough.gateway.policies.prompt_book import STEP, Known, PromptBook
-from bough.gateway.policies.text_tree import TextTree
 from bough.memory.tree.events import KVEvent
 from bough.memory.tree.node import TOKEN_BYTES
 
 
-class KVEventsPolicy:
-    """Owns, for one model, the workers' block indexes, the book of prompts and the tree of sent texts."""
+class KVEventsPolicy(CacheAwarePolicy):
+    """Owns, for one model, the workers' block indexes and the book of prompts besides the tree of sent texts."""
 
     def __init__(
         self,
@@ -35,20 +32,20 @@ class KVEventsPolicy:
         trust_sent_secs: float = 2.0,
         seed: int | None = None,
     ) -> None:
-        self._balance = Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold, max_load_factor, seed)
-        self._evictions = Interval(eviction_interval_secs)
-        self._max_tree_size = max_tree_size
+        super().__init__(
+            cache_threshold,
+            balance_abs_threshold,
+            balance_rel_threshold,
+            max_load_factor,
+            eviction_interval_secs,
+            max_tree_size,
+            seed,
+        )
         self._trust_sent_s = trust_sent_secs
         self._indexes: dict[str, BlockIndex] = {}
         self._book = PromptBook()
-        self._sent = TextTree()
-        self._now_s = 0.0
-
-    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        return self._balance.choose(workers, self.cached(request))
 
     def cached(self, request: RoutingRequest) -> dict[str, float]:
-        """Which share of the prompt each worker is thought to hold; workers that hold nothing may be left out."""
         chars = max(1, len(request.text))
         by_text = self._sent.match(request.text)
         known = self._known(request)
@@ -68,7 +65,7 @@ class KVEventsPolicy:
             return Known(pack(request.token_ids), len(request.text))
         return self._book.find(request.text)
 
-    # -- what it is told ----------------------------------------------------------------------------------------------
+    # ---- events and prompts
 
     def observe(self, worker_id: str, event: KVEvent) -> None:
         """A worker has published an event."""
@@ -93,15 +90,6 @@ class KVEventsPolicy:
         """The ids of a prompt that was sent."""
         self._book.learn(text, token_ids)
 
-    def routed(self, worker_id: str, request: RoutingRequest) -> None:
-        self._sent.insert(request.text, worker_id, self._now_s)
-        self._sent.evict(BURST * self._max_tree_size)
-
     def removed(self, worker_id: str) -> None:
-        self._sent.remove(worker_id)
-        self._indexes.pop(worker_id, None)
-
-    def tick(self, now_s: float) -> None:
-        self._now_s = now_s
-        if self._evictions.due(now_s):
-            self._sent.evict(self._max_tree_size)
+        super().removed(worker_id)
+        self.unobserved(worker_id)

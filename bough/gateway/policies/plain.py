@@ -1,20 +1,23 @@
-"""The policies that look at load alone, or at nothing: random, round robin, power of two choices, least loaded.
+"""The policies that remember nothing of prompts: by load, in turn, by chance, or by a hash.
 
-Load is what this gateway knows best: its own requests in flight. Where two workers are level in that, what they
-reported themselves decides (other gateways may be sending to them too), and then chance, so that an idle fleet is
-filled evenly and not from the top of the list.
+Load is this gateway's own requests in flight. Where two workers are level in that, what they reported decides (other
+gateways may be sending to them too), and then chance, so that an idle fleet is filled evenly.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
-from bough.gateway.policies.interface import Choice, RoutingRequest, WorkerView
+from bough.core.errors import SettingsError
+from bough.gateway.policies.interface import Choice, Policy, RoutingRequest, WorkerView, ranking
+
+CHARS_PER_TOKEN = 4  # of English text; only so that a length in tokens means about the same for text
 
 
 def pressure(worker: WorkerView) -> tuple[int, float]:
-    """How busy a worker is, to be compared with others: our requests in flight, then what it reported."""
+    """How busy a worker is, to be compared with others."""
     return worker.load, worker.reported_load
 
 
@@ -24,57 +27,65 @@ def least_loaded(workers: Sequence[WorkerView], dice: random.Random) -> WorkerVi
     return dice.choice([worker for worker in workers if pressure(worker) == least])
 
 
-class Stateless:
-    """What a policy without memory does when it is told of requests and workers: nothing."""
-
-    def routed(self, worker_id: str, request: RoutingRequest) -> None:
-        return
-
-    def removed(self, worker_id: str) -> None:
-        return
-
-    def tick(self, now_s: float) -> None:
-        return
-
-
-class RandomPolicy(Stateless):
+class RandomPolicy(Policy):
     """Any worker, each as likely as the next."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._dice = random.Random(seed)
 
-    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         return Choice(self._dice.choice(workers).id)
 
 
-class RoundRobinPolicy(Stateless):
+class PowerOfTwoPolicy(RandomPolicy):
+    """The less busy of two workers drawn by chance: nearly as even as the least loaded, without herding."""
+
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        drawn = self._dice.sample(workers, min(2, len(workers)))
+        return Choice(min(drawn, key=pressure).id)
+
+
+class LeastLoadedPolicy(RandomPolicy):
+    """The worker with the fewest requests in flight."""
+
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        return Choice(least_loaded(workers, self._dice).id)
+
+
+class RoundRobinPolicy(Policy):
     """Each worker in turn. Remembers the last one by id, so that workers that come and go do not disturb the turn."""
 
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         ids = sorted(worker.id for worker in workers)
         self._last = next((other for other in ids if other > self._last), ids[0])
         return Choice(self._last)
 
 
-class PowerOfTwoPolicy(Stateless):
-    """The less busy of two workers drawn by chance: nearly as even as the least loaded, without herding."""
+class ConsistentHashingPolicy(Policy):
+    """By the routing key, which pins a session; a request without one is placed by its whole prompt."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._dice = random.Random(seed)
-
-    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        drawn = self._dice.sample(workers, min(2, len(workers)))
-        return Choice(min(drawn, key=pressure).id)
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        return Choice(ranking(request.session or request.text, workers)[0].id)
 
 
-class LeastLoadedPolicy(Stateless):
-    """The worker with the fewest requests in flight."""
+class PrefixHashPolicy(Policy):
+    """By the beginning of the prompt, as long as that worker's load is within `load_factor` of the mean."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._dice = random.Random(seed)
+    def __init__(self, prefix_token_count: int = 256, load_factor: float = 1.25) -> None:
+        if prefix_token_count < 1 or load_factor < 1.0:
+            raise SettingsError("prefix_hash needs a prefix_token_count and a load_factor of at least 1.")
+        self._tokens = prefix_token_count
+        self._load_factor = load_factor
 
-    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        return Choice(least_loaded(workers, self._dice).id)
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        if request.token_ids is not None:
+            prefix = ",".join(map(str, request.token_ids[: self._tokens]))
+        else:
+            prefix = request.text[: self._tokens * CHARS_PER_TOKEN]
+        mean = (sum(worker.load for worker in workers) + 1) / len(workers)  # this request counts as well
+        most = math.ceil(self._load_factor * mean)
+        # The mean never exceeds the limit, so some worker is always below it.
+        return Choice(next(worker.id for worker in ranking(prefix, workers) if worker.load < most))

@@ -17,7 +17,7 @@ from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.native.library import load_library
-from bough.native.tape import Crew
+from bough.native.tape import ThreadPool
 
 Pointer, Size = ctypes.c_void_p, ctypes.c_int64
 
@@ -52,16 +52,16 @@ def quant_linear(
     out: torch.Tensor | None = None,  # [tokens, out]
     prompt: bool = False,  # the tokens are of a prompt
     accumulate: bool = False,
-    crew: Crew | None = None,
+    pool: ThreadPool | None = None,
 ) -> torch.Tensor:
     """`x @ weight.T + bias`, written to `out` if given, or added to what is there."""
-    library, crew = linear_library(), crew or _one_thread()
+    library, pool = linear_library(), pool or _one_thread()
     structs = structs_of(parts)
     if out is None:
         out = torch.empty(len(x), sum(part.n for part in parts))
-    scratch = aligned_bytes(library.bough_linear_scratch(structs, len(parts), len(x), crew.threads))
+    scratch = aligned_bytes(library.bough_linear_scratch(structs, len(parts), len(x), pool.threads))
     library.bough_linear_alone(
-        crew.handle,
+        pool.handle,
         structs,
         len(parts),
         x.data_ptr(),
@@ -97,8 +97,8 @@ def structs_of(parts: Sequence[PackedWeight]) -> ctypes.Array[WeightStruct]:
 
 
 @functools.cache
-def _one_thread() -> Crew:
-    return Crew(linear_library(), 1)
+def _one_thread() -> ThreadPool:
+    return ThreadPool(linear_library(), 1)
 
 
 @functools.cache

@@ -30,6 +30,7 @@ class GroupPages:
     def __init__(self, group: KVGroup, pages: int, page_size: int) -> None:
         self.is_state = group.kind == "state"
         self._window = group.window
+        self.row_pages = group.row_pages(page_size)
         self.pool = PagePool(pages)
         self._page_size = page_size
         self._readers: IntArray = np.zeros(pages + 1, dtype=np.int32)
@@ -43,14 +44,6 @@ class GroupPages:
     def available(self) -> int:
         """Pages that `take` could hand out."""
         return self.pool.free + self._evictable
-
-    @property
-    def row_pages(self) -> int:
-        """The most pages that a row holds between two steps."""
-        if self._window is None:
-            return 1  # its state
-        # A row keeps a page more than it reads (see `first_needed`), and the window may begin inside a page.
-        return -(-self._window // self._page_size) + 3
 
     # -- what running requests do --------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 #include "attention.h"
 
 #include "attention_sets.h"
+#include "numbers.h"
 
 enum {
     FEW = 4,       /* tiles for each thread, below which keys are cut */
@@ -19,8 +20,6 @@ typedef struct {
     bool cut;             /* keys are cut into runs */
     int kv_heads_at_once; /* in one tile: all where there are many rows, because their keys are neighbours in memory */
 } tiling;
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t queries_of(const bough_attention_spec *spec, const bough_step *step, int64_t row) {
     return spec->ends_only ? 1 : step->query_starts[row + 1] - step->query_starts[row];
@@ -123,29 +122,29 @@ static float *results_of(void *scratch, int64_t row, int64_t pieces, int64_t pie
 }
 
 static void join_runs(const bough_attention_spec *spec, const bough_step *step, const tiling *how, float *out,
-                      int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team) {
+                      int64_t out_stride, void *scratch, const bough_ops *ops, bough_thread *thread) {
     int64_t pieces = (int64_t)spec->kv_heads * how->head_parts, floats = run_floats(spec, how);
-    for (int64_t tile; (tile = bough_tile(team, step->batch * pieces)) < step->batch * pieces;) {
+    for (int64_t tile; (tile = bough_tile(thread, step->batch * pieces)) < step->batch * pieces;) {
         int64_t row = tile / pieces, piece = tile % pieces, runs = runs_of(spec, step, how, row);
         if (runs == 1)
             continue;
         bough_attend task = describe(spec, step, how, row, piece * runs, NULL, 0, out, out_stride);
         ops->join(&task, runs, results_of(scratch, row, pieces, piece, floats), floats);
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
 void bough_attention(const bough_attention_spec *spec, const bough_step *step, const float *q, int64_t q_stride,
-                     float *out, int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team) {
+                     float *out, int64_t out_stride, void *scratch, const bough_ops *ops, bough_thread *thread) {
     const bough_set_kernels *kernels = bough_set_kernels_for(spec);
     if (kernels != NULL) {
-        bough_attend_sets(kernels, spec, step, q, q_stride, out, out_stride, scratch, team);
+        bough_attend_sets(kernels, spec, step, q, q_stride, out, out_stride, scratch, thread);
         return;
     }
-    tiling how = lay_out(spec, step, team->threads);
+    tiling how = lay_out(spec, step, thread->threads);
     int64_t pieces = (int64_t)spec->kv_heads * how.head_parts, floats = run_floats(spec, &how);
     int64_t row = 0, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */
-    for (int64_t tile; (tile = bough_tile(team, BOUGH_NO_TILE)) < BOUGH_NO_TILE;) {
+    for (int64_t tile; (tile = bough_tile(thread, BOUGH_NO_TILE)) < BOUGH_NO_TILE;) {
         while (row < step->batch && tile - before >= tiles_of(spec, step, &how, row))
             before += tiles_of(spec, step, &how, row++);
         if (row == step->batch)
@@ -161,10 +160,10 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
             ops->attend(&task);
         }
     }
-    bough_barrier(team);
+    bough_barrier(thread);
     bool joined = false;
     for (row = 0; how.cut && row < step->batch; row++)
         joined |= runs_of(spec, step, &how, row) > 1;
     if (joined)
-        join_runs(spec, step, &how, out, out_stride, scratch, ops, team);
+        join_runs(spec, step, &how, out, out_stride, scratch, ops, thread);
 }

@@ -1,10 +1,10 @@
-/* Attention of a whole step over the paged keys and values, by all threads of a team. */
+/* Attention of a whole step over the paged keys and values, by all threads of a pool. */
 #ifndef BOUGH_ATTENTION_H
 #define BOUGH_ATTENTION_H
 
 #include "ops.h"
 #include "step.h"
-#include "team.h"
+#include "thread_pool.h"
 
 #include <stddef.h>
 
@@ -22,6 +22,6 @@ size_t bough_attention_scratch(const bough_attention_spec *spec, int threads);
 
 /* q [tokens][…heads * dim] with q_stride from token to token; the same for out. Ends with a barrier. */
 void bough_attention(const bough_attention_spec *spec, const bough_step *step, const float *q, int64_t q_stride,
-                     float *out, int64_t out_stride, void *scratch, const bough_ops *ops, bough_team *team);
+                     float *out, int64_t out_stride, void *scratch, const bough_ops *ops, bough_thread *thread);
 
 #endif

@@ -5,6 +5,7 @@
 #include "attention_sets.h"
 
 #include "cpu.h"
+#include "numbers.h"
 
 enum {
     FEW = 4,       /* sets for each thread, below which keys are cut into runs */
@@ -16,12 +17,6 @@ const bough_set_kernels *bough_set_kernels_for(const bough_attention_spec *spec)
     const bough_set_kernels *found = bough_cpu_features() & BOUGH_AMX ? bough_attention_amx() : NULL;
     return found != NULL && found->reads(spec->number) ? found : NULL;
 }
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
-
-static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
 
 /* How sets are made, and how far a thread has come. */
 typedef struct {
@@ -136,8 +131,6 @@ static void choose_heads(const maker *m, int64_t index, bough_set *set) {
     set->heads = (int)at_most(m->heads, group - part * m->heads);
 }
 
-static int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 static int64_t results_bytes(const bough_attention_spec *spec, int threads) {
     return align((int64_t)FEW * threads * MAX_RUNS * bough_result_floats(spec->dim) * (int64_t)sizeof(float));
 }
@@ -154,10 +147,10 @@ static float *results_of(const maker *m, int64_t heads_index, void *scratch) {
 
 /* What is dealt out: sets with their heads, or the runs of these. */
 static void attend_all(const bough_set_kernels *kernels, maker m, bough_set *set, void *results, void *own,
-                       bough_team *team) {
+                       bough_thread *thread) {
     bool more = next_set(&m, set);
     int64_t before = 0, heads = pieces_of_heads(&m);
-    for (int64_t tile; (tile = bough_tile(team, BOUGH_NO_TILE)) < BOUGH_NO_TILE && more;) {
+    for (int64_t tile; (tile = bough_tile(thread, BOUGH_NO_TILE)) < BOUGH_NO_TILE && more;) {
         int64_t cuts;
         while (more && tile - before >= heads * (cuts = cuts_of(&m, set))) {
             before += heads * cuts;
@@ -179,14 +172,14 @@ static void attend_all(const bough_set_kernels *kernels, maker m, bough_set *set
         set->first_run = first;
         set->end_run = end;
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
 static void join_all(const bough_set_kernels *kernels, maker m, bough_set *set, void *results, void *own,
-                     bough_team *team) {
+                     bough_thread *thread) {
     bool more = next_set(&m, set);
     int64_t before = 0, heads = pieces_of_heads(&m);
-    for (int64_t tile; (tile = bough_tile(team, BOUGH_NO_TILE)) < BOUGH_NO_TILE && more;) {
+    for (int64_t tile; (tile = bough_tile(thread, BOUGH_NO_TILE)) < BOUGH_NO_TILE && more;) {
         for (; more && tile - before >= heads; more = next_set(&m, set))
             before += heads;
         if (!more)
@@ -195,18 +188,18 @@ static void join_all(const bough_set_kernels *kernels, maker m, bough_set *set, 
         if (cuts_of(&m, set) > 1)
             kernels->join_runs(set, results_of(&m, tile - before, results), own);
     }
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
 void bough_attend_sets(const bough_set_kernels *kernels, const bough_attention_spec *spec, const bough_step *step,
                        const float *q, int64_t q_stride, float *out, int64_t out_stride, void *scratch,
-                       bough_team *team) {
-    maker m = start(spec, step, team->threads);
+                       bough_thread *thread) {
+    maker m = start(spec, step, thread->threads);
     bough_set set = {.spec = spec, .page_size = (int)step->page_size, .q = q, .q_stride = q_stride, .out = out,
                      .out_stride = out_stride};
-    char *own = (char *)scratch + results_bytes(spec, team->threads);
-    own += team->thread * align((int64_t)kernels->scratch(spec->dim));
-    attend_all(kernels, m, &set, scratch, own, team);
+    char *own = (char *)scratch + results_bytes(spec, thread->threads);
+    own += thread->index * align((int64_t)kernels->scratch(spec->dim));
+    attend_all(kernels, m, &set, scratch, own, thread);
     if (m.cut)
-        join_all(kernels, m, &set, scratch, own, team);
+        join_all(kernels, m, &set, scratch, own, thread);
 }

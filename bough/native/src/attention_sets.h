@@ -61,6 +61,6 @@ size_t bough_sets_scratch(const bough_set_kernels *kernels, const bough_attentio
 
 void bough_attend_sets(const bough_set_kernels *kernels, const bough_attention_spec *spec, const bough_step *step,
                        const float *q, int64_t q_stride, float *out, int64_t out_stride, void *scratch,
-                       bough_team *team);
+                       bough_thread *thread);
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef BOUGH_CPU_H
 #define BOUGH_CPU_H
 
-#include "team.h"
+#include "thread_pool.h"
 
 enum bough_feature {
     BOUGH_AVX2 = 1 << 0,     /* and FMA, F16C */

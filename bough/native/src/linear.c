@@ -47,12 +47,6 @@ const char *bough_linear_variant(int format, bool prompt) {
     return prompt && fits(wide, &part, 1) ? wide->name : narrow_kernels()->name;
 }
 
-static int64_t align(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
-
-static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
-
-static int64_t at_least(int64_t number, int64_t limit) { return number > limit ? number : limit; }
-
 /* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still
  * write there while the others are further. What follows is written with a tile in hand. */
 static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
@@ -134,25 +128,25 @@ static tile_output output_of(const linear_call *call, const tile_run *run, int64
 }
 
 /* Quantises the tokens, each thread all of them where that is little. Where they lie then. */
-static const uint8_t *quantize_tokens(const linear_call *call, const linear_kernels *kernels, bough_team *team) {
+static const uint8_t *quantize_tokens(const linear_call *call, const linear_kernels *kernels, bough_thread *thread) {
     int64_t k = call->parts[0].k, size = token_bytes(k);
     bool needed = false;
     for (int part = 0; part < call->count; part++)
         needed |= !takes_floats((int)call->parts[part].format);
-    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, team->threads);
+    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, thread->threads);
     if (!needed)
         return tokens;
     if (call->m * k <= ALONE) {
-        tokens = (uint8_t *)call->scratch + slices_bytes(team->thread);
+        tokens = (uint8_t *)call->scratch + slices_bytes(thread->index);
         for (int64_t token = 0; token < call->m; token++)
             kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
         return tokens;
     }
     int64_t piece = at_least(ALONE / k, 1);
-    for (int64_t first; (first = bough_tiles(team, piece, call->m)) < call->m;)
+    for (int64_t first; (first = bough_tiles(thread, piece, call->m)) < call->m;)
         for (int64_t token = first; token < at_most(first + piece, call->m); token++)
             kernels->quantize(call->x + token * call->x_stride, k, (token_group *)(tokens + token * size));
-    bough_barrier(team);
+    bough_barrier(thread);
     return tokens;
 }
 
@@ -170,9 +164,9 @@ static const uint8_t *start_of(const bough_weight *parts, int64_t size, int64_t 
 
 /* Many tokens with tiles of 16-bit floats; their sums are the same to the last bit as those of few. */
 static void multiply_widened(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
-                             int64_t first_token, int64_t count, bough_team *team) {
+                             int64_t first_token, int64_t count, bough_thread *thread) {
     const bough_weight *weight = run->weight;
-    int64_t own = slices_bytes(team->threads) + team->thread * widened_bytes(weight, 1);
+    int64_t own = slices_bytes(thread->threads) + thread->index * widened_bytes(weight, 1);
     float *wide = (float *)((uint8_t *)call->scratch + own);
     for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
         tile_output out = output_of(call, run, tile, first_token);
@@ -185,11 +179,11 @@ static void multiply_widened(const linear_call *call, const linear_kernels *kern
 /* `next` is the first tile of what this thread does after, or NULL. */
 static void multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
                          const uint8_t *next, const uint8_t *tokens, int64_t first_token, int64_t count,
-                         bough_team *team) {
+                         bough_thread *thread) {
     const bough_weight *weight = run->weight;
     int format = (int)weight->format;
     if (count >= MANY && is_narrow_float(format)) {
-        multiply_widened(call, kernels, run, first_token, count, team);
+        multiply_widened(call, kernels, run, first_token, count, thread);
         return;
     }
     const void *from = tokens + first_token * token_bytes(weight->k);
@@ -203,37 +197,37 @@ static void multiply_run(const linear_call *call, const linear_kernels *kernels,
     }
 }
 
-static void multiply_narrow(const linear_call *call, bough_team *team) {
+static void multiply_narrow(const linear_call *call, bough_thread *thread) {
     const linear_kernels *kernels = narrow_kernels();
-    const uint8_t *tokens = quantize_tokens(call, kernels, team);
+    const uint8_t *tokens = quantize_tokens(call, kernels, thread);
     int64_t panel = at_least(CACHED_BYTES / token_bytes(call->parts[0].k) / 8 * 8, 8);
     int64_t panels = (call->m + panel - 1) / panel;
-    int64_t size = run_size(call->parts, call->count, panels, team->threads);
+    int64_t size = run_size(call->parts, call->count, panels, thread->threads);
     int64_t runs = count_runs(call->parts, call->count, size);
     /* A run is drawn while the one before it is still to be multiplied, so that its weights can be on their way. */
     int64_t items = runs * panels;
-    for (int64_t item = bough_shared_out_tile(team, items), following; item < items; item = following) {
-        following = bough_shared_out_tile(team, items);
+    for (int64_t item = bough_shared_out_tile(thread, items), following; item < items; item = following) {
+        following = bough_shared_out_tile(thread, items);
         tile_run run = find_run(call->parts, size, item % runs);
         const uint8_t *next = start_of(call->parts, size, runs, panels, following);
         int64_t first = item / runs * panel;
-        multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first), team);
+        multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first), thread);
     }
 }
 
-static void multiply_wide(const linear_call *call, const linear_wide_kernels *wide, bough_team *team) {
+static void multiply_wide(const linear_call *call, const linear_wide_kernels *wide, bough_thread *thread) {
     int64_t k = call->parts[0].k;
-    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, team->threads);
-    uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + team->thread * align(wide->unpacked_bytes(k));
-    for (int64_t first; (first = bough_tile(team, call->m) * TILE_ROWS) < call->m;)
+    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, thread->threads);
+    uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + thread->index * align(wide->unpacked_bytes(k));
+    for (int64_t first; (first = bough_tile(thread, call->m) * TILE_ROWS) < call->m;)
         wide->convert(call->x, call->x_stride, k, first, at_most(TILE_ROWS, call->m - first), tokens);
-    bough_barrier(team);
+    bough_barrier(thread);
     int64_t panel = at_least(CACHED_BYTES / wide->panel_bytes(k, 2 * TILE_ROWS), 1) * 2 * TILE_ROWS;
     int64_t panels = (call->m + panel - 1) / panel, runs = count_runs(call->parts, call->count, WIDE_TILES);
     wide->begin();
     int64_t items = runs * panels;
-    for (int64_t item = bough_tile(team, items), following; item < items; item = following) {
-        following = bough_tile(team, items);
+    for (int64_t item = bough_tile(thread, items), following; item < items; item = following) {
+        following = bough_tile(thread, items);
         tile_run run = find_run(call->parts, WIDE_TILES, item % runs);
         const uint8_t *next = start_of(call->parts, WIDE_TILES, runs, panels, following);
         int64_t first = item / runs * panel;
@@ -257,12 +251,12 @@ static linear_call part_of(const linear_call *call, int64_t first, int64_t end) 
 
 void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
                   const float *bias, int64_t m, bough_spans prompts, bool accumulate, void *scratch,
-                  bough_team *team) {
+                  bough_thread *thread) {
     linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
     const linear_wide_kernels *wide = wide_kernels();
     if (prompts.count < 2 || !fits(wide, parts, count)) {
-        multiply_narrow(&call, team);
-        bough_barrier(team);
+        multiply_narrow(&call, thread);
+        bough_barrier(thread);
         return;
     }
     for (int64_t span = 0; span < prompts.count; span++) {
@@ -270,10 +264,10 @@ void bough_linear(const bough_weight *parts, int count, const float *x, int64_t 
         if (part.m == 0)
             continue;
         if (span % 2 == 0)
-            multiply_narrow(&part, team);
+            multiply_narrow(&part, thread);
         else
-            multiply_wide(&part, wide, team);
-        bough_barrier(team);
+            multiply_wide(&part, wide, thread);
+        bough_barrier(thread);
     }
 }
 
@@ -282,17 +276,17 @@ typedef struct {
     bough_spans prompts;
 } lone_call;
 
-static void run_call(bough_team *team, void *argument) {
+static void run_call(bough_thread *thread, void *argument) {
     const lone_call *lone = argument;
     const linear_call *call = &lone->call;
     bough_linear(call->parts, call->count, call->x, call->x_stride, call->y, call->y_stride, call->bias, call->m,
-                 lone->prompts, call->accumulate, call->scratch, team);
+                 lone->prompts, call->accumulate, call->scratch, thread);
 }
 
-void bough_linear_alone(bough_crew *crew, const bough_weight *parts, int count, const float *x, int64_t x_stride,
+void bough_linear_alone(bough_thread_pool *pool, const bough_weight *parts, int count, const float *x, int64_t x_stride,
                         float *y, int64_t y_stride, const float *bias, int64_t m, bool prompt, bool accumulate,
                         void *scratch) {
     int64_t bounds[3] = {0, 0, m};
     lone_call lone = {{parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch}, {bounds, prompt ? 2 : 0}};
-    bough_crew_run(crew, run_call, &lone);
+    bough_thread_pool_run(pool, run_call, &lone);
 }

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #include "step.h"
-#include "team.h"
+#include "thread_pool.h"
 
 /* How a packed weight is kept. The numbers are stored in files. */
 enum bough_format {
@@ -72,15 +72,15 @@ BOUGH_EXPORT void bough_weight_row(const bough_weight *weight, int64_t row, floa
 /* Bytes that a call of bough_linear needs besides, 64-byte aligned; shared by the threads. Grows with m. */
 BOUGH_EXPORT size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads);
 
-/* Called by all threads of a team; ends with a barrier. The parts have the same k; their outputs stand side by side in
+/* Called by all threads of a pool; ends with a barrier. The parts have the same k; their outputs stand side by side in
  * y. `bias` (or NULL) has one number for each of them. With `accumulate` the product is added to what y holds. Strides
  * count floats. `prompts` marks the tokens of prompts. */
 void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
                   const float *bias, int64_t m, bough_spans prompts, bool accumulate, void *scratch,
-                  bough_team *team);
+                  bough_thread *thread);
 
-/* The same on a team of its own, for tests and for callers outside a step; all tokens are of a prompt, or none. */
-BOUGH_EXPORT void bough_linear_alone(bough_crew *crew, const bough_weight *parts, int count, const float *x,
+/* The same on a whole pool, for tests and for callers outside a step; all tokens are of a prompt, or none. */
+BOUGH_EXPORT void bough_linear_alone(bough_thread_pool *pool, const bough_weight *parts, int count, const float *x,
                                      int64_t x_stride, float *y, int64_t y_stride, const float *bias, int64_t m,
                                      bool prompt, bool accumulate, void *scratch);
 

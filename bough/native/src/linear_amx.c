@@ -226,8 +226,6 @@ static void prefetch_outputs(const tile_output *out, int64_t first, int64_t coun
         __builtin_prefetch(out->y + token * out->stride, 1);
 }
 
-static int64_t at_most(int64_t number, int64_t limit) { return number < limit ? number : limit; }
-
 static void product(const bough_weight *weight, int64_t first_tile, int64_t tiles, const uint8_t *next,
                     const void *panel, int64_t count, const tile_output *outs, void *unpacked) {
     int64_t k = weight->k;

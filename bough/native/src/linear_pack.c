@@ -16,20 +16,6 @@ typedef struct {
     int zero;
 } code_group;
 
-static inline uint16_t float_to_half(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    float size = fabsf(value);
-    if (!(size < 65520.0f))
-        return sign | (size != size ? 0x7e00 : 0x7c00);
-    if (size < 0x1p-14f)
-        return sign | (uint16_t)rintf(size * 0x1p24f);
-    bits &= 0x7fffffff;
-    bits += 0xfff + (bits >> 13 & 1); /* to the nearest, ties to even */
-    return sign | (uint16_t)((bits >> 13) - (112 << 10));
-}
-
 static inline float half_at(const uint8_t *bytes) { return half_to_float((uint16_t)(bytes[0] | bytes[1] << 8)); }
 
 int bough_weight_format(int source) {

@@ -14,6 +14,7 @@
 #define BOUGH_LINEAR_TILE_H
 
 #include "linear.h"
+#include "numbers.h"
 
 #include <string.h>
 
@@ -191,19 +192,6 @@ const linear_wide_kernels *linear_amx(void);
 
 static inline float bfloat_to_float(uint16_t bfloat) {
     uint32_t bits = (uint32_t)bfloat << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* 16-bit floats, for code that no instruction helps. */
-static inline float half_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023, bits;
-    if (exponent == 0) {
-        float value = (float)mantissa * 0x1p-24f;
-        return sign ? -value : value;
-    }
-    bits = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;

@@ -114,7 +114,7 @@ static void widen(const void *from, int number, int dim, int64_t padded, float *
         for (int i = 0; i < whole; i += LANES)
             store(to + i, load_half(bits + i));
         for (int i = whole; i < dim; i++)
-            to[i] = widen_half(bits[i]);
+            to[i] = half_to_float(bits[i]);
     } else {
         for (int i = 0; i < dim; i++) {
             uint32_t wide = (uint32_t)bits[i] << 16;
@@ -134,7 +134,7 @@ static void narrow(const float *x, int number, int64_t size, void *out) {
         for (int64_t i = 0; i < whole; i += LANES)
             store_half(to + i, load(x + i));
         for (int64_t i = whole; i < size; i++)
-            to[i] = narrow_half(x[i]);
+            to[i] = float_to_half(x[i]);
     } else {
         for (int64_t i = 0; i < size; i++) {
             uint32_t bits;

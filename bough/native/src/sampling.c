@@ -254,21 +254,21 @@ static void sample_row(const bough_sampling *rows, const bough_ops *ops, int64_t
     rows->generated[row]++;
 }
 
-static void sample_all(bough_team *team, void *argument) {
+static void sample_all(bough_thread *thread, void *argument) {
     const sampling_job *job = argument;
     int64_t vocabulary = job->rows->vocabulary;
-    room own = room_in((char *)job->rows->scratch + team->thread * slice_bytes(vocabulary), vocabulary);
-    for (int64_t place; (place = bough_tile(team, job->rows->count)) < job->rows->count;)
+    room own = room_in((char *)job->rows->scratch + thread->index * slice_bytes(vocabulary), vocabulary);
+    for (int64_t place; (place = bough_tile(thread, job->rows->count)) < job->rows->count;)
         sample_row(job->rows, job->ops, place, &own);
-    bough_barrier(team);
+    bough_barrier(thread);
 }
 
-void bough_sample(const bough_sampling *rows, bough_crew *crew) {
+void bough_sample(const bough_sampling *rows, bough_thread_pool *pool) {
     sampling_job job = {rows, bough_ops_here()};
     if (rows->count == 1) { /* nothing to share: the others need not be woken */
         room own = room_in(rows->scratch, rows->vocabulary);
         sample_row(rows, job.ops, 0, &own);
         return;
     }
-    bough_crew_run(crew, sample_all, &job);
+    bough_thread_pool_run(pool, sample_all, &job);
 }

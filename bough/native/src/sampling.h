@@ -7,7 +7,7 @@
 #ifndef BOUGH_SAMPLING_H
 #define BOUGH_SAMPLING_H
 
-#include "team.h"
+#include "thread_pool.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,6 +35,6 @@ typedef struct {
 
 BOUGH_EXPORT size_t bough_sampling_scratch(int64_t vocabulary, int threads);
 
-BOUGH_EXPORT void bough_sample(const bough_sampling *rows, bough_crew *crew);
+BOUGH_EXPORT void bough_sample(const bough_sampling *rows, bough_thread_pool *pool);
 
 #endif

@@ -14,16 +14,16 @@ typedef struct {
 } bough_spans;
 
 typedef struct {
-    int64_t tokens, batch, wanted;
+    int64_t tokens, batch, logits_count;
     const int64_t *token_ids, *positions; /* [tokens] */
-    const int64_t *slots;                 /* [groups][tokens], with slots_stride from group to group */
-    const int64_t *wanted_tokens;                 /* [wanted] whose results alone are asked for */
-    const int32_t *rows;                          /* [batch] lines of the page table */
-    const int32_t *query_starts;                  /* [batch + 1] */
-    const int32_t *context_lens;                  /* [batch] tokens of the sequence before this step */
-    const int32_t *page_table; /* [groups][rows][page_table_width], with page_table_stride from group to group */
+    const int64_t *slots;                 /* [KV groups][tokens], with slots_stride from group to group */
+    const int64_t *logits_indices;        /* [logits_count] the tokens whose logits are asked for */
+    const int32_t *rows;                  /* [batch] lines of the page table */
+    const int32_t *query_starts;          /* [batch + 1] */
+    const int32_t *context_lens;          /* [batch] tokens of the sequence before this step */
+    const int32_t *page_table;            /* [KV groups][rows][page_table_width] */
     int64_t slots_stride, page_table_stride, page_table_width, page_size;
-    bough_spans prompts, wanted_prompts; /* which of the tokens, and of the wanted ones, are of prompts */
+    bough_spans prompts, logits_prompts; /* which of the tokens, and of those with logits, are of prompts */
 } bough_step;
 
 #endif

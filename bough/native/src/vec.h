@@ -4,6 +4,8 @@
 #ifndef BOUGH_VEC_H
 #define BOUGH_VEC_H
 
+#include "numbers.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -54,39 +56,6 @@ INLINE vec load(const float *from) {
 
 INLINE void store(float *to, vec v) { memcpy(to, &v, sizeof v); }
 
-/* Numbers of 16 bits (IEEE's) to float32 and back, to the nearest. */
-INLINE float widen_half(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, bits = (rest << 13) + 0x38000000;
-    float value;
-    if (rest >= 0x7c00)
-        bits += 0x38000000;
-    memcpy(&value, &bits, sizeof value);
-    if (rest < 0x0400)
-        value = (float)rest * 5.9604644775390625e-8f;
-    memcpy(&bits, &value, sizeof bits);
-    bits |= sign;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE uint16_t narrow_half(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-    if (rest > 0x7f800000)
-        return (uint16_t)(sign | 0x7e00);
-    if (rest >= 0x477ff000)
-        return (uint16_t)(sign | 0x7c00);
-    if (rest < 0x38800000) { /* a sum with this has the result's bits at its end */
-        float small, half = 0.5f;
-        memcpy(&small, &rest, sizeof small);
-        small += half;
-        memcpy(&rest, &small, sizeof rest);
-        return (uint16_t)(sign | (rest - 0x3f000000));
-    }
-    return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13));
-}
-
 INLINE vec load_half(const uint16_t *from) {
 #if LANES == 16
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
@@ -95,7 +64,7 @@ INLINE vec load_half(const uint16_t *from) {
 #elif defined(__aarch64__)
     return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
-    return (vec){widen_half(from[0]), widen_half(from[1]), widen_half(from[2]), widen_half(from[3])};
+    return (vec){half_to_float(from[0]), half_to_float(from[1]), half_to_float(from[2]), half_to_float(from[3])};
 #endif
 }
 
@@ -108,7 +77,7 @@ INLINE void store_half(uint16_t *to, vec v) {
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
 #else
     for (int i = 0; i < LANES; i++)
-        to[i] = narrow_half(v[i]);
+        to[i] = float_to_half(v[i]);
 #endif
 }
 

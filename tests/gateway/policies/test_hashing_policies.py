@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bough.core.errors import SettingsError
 from bough.gateway.policies import POLICIES, build_policy
-from bough.gateway.policies.hashing import ranking
+from bough.gateway.policies.interface import ranking
 from tests.fakes.routing import fleet, request, worker
 
 KEYS = [f"session {number}" for number in range(2000)]
@@ -42,9 +42,9 @@ def test_the_order_in_which_workers_are_listed_does_not_matter() -> None:
 
 def test_gateways_that_name_workers_differently_agree() -> None:
     ours, theirs = fleet(0, 0, 0), fleet(0, 0, 0)
-    renamed = [type(view)(f"w-{view.id}", view.url, 0, 0.0, None) for view in theirs]
+    renamed = [type(view)(f"w-{view.id}", view.url, 0, 0.0) for view in theirs]
     for key in KEYS[:30]:
-        assert ranking(key.encode(), ours)[0].url == ranking(key.encode(), renamed)[0].url
+        assert ranking(key, ours)[0].url == ranking(key, renamed)[0].url
 
 
 def test_without_a_session_the_prompt_is_the_key() -> None:
@@ -92,7 +92,7 @@ def test_under_every_policy_a_session_stays_and_a_named_worker_is_taken(name: st
         one = request(f"turn {number}", session="s")
         chosen = policy.choose(workers, one).worker_id
         policy.routed(chosen, one)
-        assert chosen == ranking(b"s", workers)[0].id
+        assert chosen == ranking("s", workers)[0].id
         assert policy.choose(workers, request(f"{number}", session="s", target="a")).worker_id == "a"
         assert policy.choose(workers, request(f"{number}", target="http://c:30000")).worker_id == "c"
     policy.tick(1.0)

@@ -1,14 +1,41 @@
-"""From gRPC messages to /v1/completions and back: values in, values out."""
+"""The messages of `gateway.proto`, and from them to /v1/completions and back.
+
+The classes are made at run time from the proto's compiled description, so that no generated code ties the gateway to
+one version of protobuf. A test compiles the proto and compares.
+"""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 import msgspec
-from google.protobuf import json_format
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, struct_pb2
 
 from bough.core.errors import RequestError
-from bough.gateway.grpc.wire import GenerateReply
+
+PACKAGE = "bough.gateway.v1"
+SERVICE = f"{PACKAGE}.Gateway"
+
+
+def described() -> descriptor_pb2.FileDescriptorProto:
+    """The compiled form of `gateway.proto`."""
+    raw = files("bough.gateway.grpc").joinpath("gateway.desc").read_bytes()
+    return descriptor_pb2.FileDescriptorSet.FromString(raw).file[0]
+
+
+def _messages() -> dict[str, Any]:
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+    file = pool.Add(described()) or pool.FindFileByName(described().name)
+    return {name: message_factory.GetMessageClass(kind) for name, kind in file.message_types_by_name.items()}
+
+
+_made = _messages()
+GenerateRequest: Any = _made["GenerateRequest"]
+GenerateReply: Any = _made["GenerateReply"]
+HealthRequest: Any = _made["HealthRequest"]
+HealthReply: Any = _made["HealthReply"]
 
 # Fields that would change the shape of the answer, which is fixed here.
 SET_HERE = ("model", "prompt", "stream", "stream_options", "return_token_ids", "n", "best_of", "echo")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bough.gateway.answers import scrubbed
+from bough.gateway.responses import scrubbed
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, workers
 

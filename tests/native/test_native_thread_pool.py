@@ -11,15 +11,15 @@ import pytest
 import bough.native
 
 SOURCES = Path(bough.native.__file__).parent / "src"
-DRIVER = Path(__file__).with_name("team_driver.c")
+DRIVER = Path(__file__).with_name("thread_pool_driver.c")
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 
 def compiled(folder: Path, *flags: str) -> Path:
-    program = folder / "team"
-    sources = [str(DRIVER), str(SOURCES / "team.c")]
+    program = folder / "thread_pool"
+    sources = [str(DRIVER), str(SOURCES / "thread_pool.c")]
     command = [str(COMPILER), "-std=c11", "-O2", *flags, f"-I{SOURCES}", *sources, "-o", str(program), "-lpthread"]
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode != 0 and flags:

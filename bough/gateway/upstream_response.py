@@ -1,15 +1,13 @@
-"""One response of a worker as its bytes come in: read by whoever asked, however the network has cut it.
+"""One response of a worker as its bytes come in, however the network has cut them.
 
-Parsing is httptools' (in C). Nothing is decoded: the body's bytes are handed on as they are, less HTTP's own framing.
-A reader that is slow slows the worker down. Owns what has come and was not read yet; the connection it comes over
-belongs to `http_client`.
+httptools parses (in C). The body's bytes are handed on as they are, less HTTP's own framing. A slow reader slows the
+worker down. Owns what has come and was not read yet; the connection belongs to `http_client`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import httptools
 
@@ -23,31 +21,23 @@ class ProtocolError(ConnectionError):
 
 
 class ReadInterruptedError(Exception):
-    """Whoever waited for more was called away; nothing is lost."""
+    """The reader was woken before more has come; nothing is lost."""
 
 
-class Flow(Protocol):
-    """What can be slowed down: the transport that a response comes over."""
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def is_closing(self) -> bool: ...
-
-
-class Response:
+class UpstreamResponse:
     """Fed by its connection. Status and headers (names in lower case) are there when `head` has returned. The methods
     that begin with `on_` are called by the parser."""
 
-    def __init__(self, flow: Flow, *, to_head: bool = False, on_close: Callable[[Response], None]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
+    ) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.begun = False  # a byte has come
         self.complete = False
         self.reusable = False  # the connection can take another request once this is complete
-        self.ends_with_connection = False  # nothing else tells where the body ends
-        self._flow = flow
+        self.ends_with_connection = False  # nothing else marks the end of the body
+        self._transport = transport
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
         self._parser = httptools.HttpResponseParser(self)
@@ -93,7 +83,7 @@ class Response:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def interrupt(self) -> None:
-        """Whoever waits for more gets a `ReadInterruptedError`."""
+        """Wakes a waiting reader with a `ReadInterruptedError`."""
         if self._reader is not None:
             self._interrupted = True
             self._wake()
@@ -110,8 +100,8 @@ class Response:
         """Ends what slowed the worker down."""
         if self._paused:
             self._paused = False
-            if not self._flow.is_closing():
-                self._flow.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
 
     async def _more(self) -> None:
         if self._error is not None:
@@ -145,9 +135,9 @@ class Response:
             self._head_bytes += len(data)
             if self._head_bytes > LARGEST_HEAD:
                 self._fail(ProtocolError("an answer whose headers are too long"))
-        if self._waiting_bytes > READ_BUFFER and not self._paused and not self._flow.is_closing():
+        if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
             self._paused = True
-            self._flow.pause_reading()
+            self._transport.pause_reading()
         self._wake()
 
     def lost(self, error: Exception | None) -> None:

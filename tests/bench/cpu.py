@@ -22,22 +22,22 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from bough.bench import cpu_llama_side
-from bough.bench.cpu_cases import VOCABULARY, Case, Order, Start, Timing, cases
-from bough.bench.cpu_llama import Peer, build_peer, find_peer
-from bough.bench.cpu_report import CaseResult, Comparison, SideResult, StartResult, json_report, text_report
 from bough.bench.number_checks import require_counts
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
 from bough.core.settings import Settings
 from bough.loader.locate import locate
 from bough.version import __version__
+from tests.bench import cpu_llama_side
+from tests.bench.cpu_cases import VOCABULARY, Case, Order, Start, Timing, cases
+from tests.bench.cpu_llama import Peer, build_peer, find_peer
+from tests.bench.cpu_report import CaseResult, Comparison, SideResult, StartResult, json_report, text_report
 
 NAMES = [case.name for case in cases()]
 LLAMA = "llama.cpp"
 EXIT_TIMEOUT_S = 30.0
 
-Answer = TypeVar("Answer", Start, Timing)
+Reply = TypeVar("Reply", Start, Timing)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ class Side:
     command: tuple[str, ...]
 
 
-ENGINE = Side("engine", "Bough", (sys.executable, "-P", "-m", "bough.bench.cpu_engine_side"))
+ENGINE = Side("engine", "Bough", (sys.executable, "-P", "-m", "tests.bench.cpu_engine_side"))
 
 
 def llama_side(peer: Peer) -> Side:
@@ -112,7 +112,7 @@ class RunningSide:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, order: Order | Case, answer: type[Answer]) -> Answer:
+    def _ask(self, order: Order | Case, reply: type[Reply]) -> Reply:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has died, which its answer shows
             self._process.stdin.write(msgspec.json.encode(order).decode() + "\n")
@@ -120,7 +120,7 @@ class RunningSide:
         line = self._process.stdout.readline()
         if not line:
             raise EngineDeadError(f"The measured process of {self.side.title} has died; its error stands above.")
-        return msgspec.json.decode(line, type=answer)
+        return msgspec.json.decode(line, type=reply)
 
 
 def _peak_of(process: psutil.Process) -> int:

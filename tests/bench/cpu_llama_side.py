@@ -1,7 +1,7 @@
 """llama.cpp's side of `bough bench cpu`, through the C API alone: a script for the environment that llama_cpp lives in.
 
 It needs nothing but the standard library, numpy and llama_cpp, because that environment does not have Bough; it speaks
-the lines of JSON of `cpu_child`. Batches are numpy arrays that the C structure points to, the best token is numpy's
+the lines of JSON of `cpu_cases`. Batches are numpy arrays that the C structure points to, the best token is numpy's
 argmax, so that no Python stands between llama.cpp and its speed. Before a load is first measured, the ways in which
 llama.cpp could run it are tried (attention fused or not; one cache for all sequences or one each) and the best is kept.
 """

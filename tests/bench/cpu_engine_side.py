@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from bough.bench.cpu_cases import Case, Order, Start, Timing
 from bough.core.errors import BoughError
+from tests.bench.cpu_cases import Case, Order, Start, Timing
 
 FIRST_PROMPT = [1, 2, 3, 4]
 PROCESSES = "processes and their imports"

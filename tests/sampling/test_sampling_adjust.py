@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from bough.core.plan import LogprobSpec
 from bough.sampling import sampler
-from bough.sampling.apart import set_apart
+from bough.sampling.adjust import adjust_on_device
 from bough.sampling.custom_logit_processor import CustomLogitProcessor
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import Sampled, sample, sample_rows_on_device
@@ -78,7 +78,7 @@ def test_both_paths_agree_whoever_is_masked(masked: list[int], dtype: torch.dtyp
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.bad.tolist() == expected.bad.tolist()
     assert torch.equal(device.output_counts.tensor.cpu(), host.output_counts.tensor)
-    assert device.generated[:-1].tolist() == host.generated[:-1].tolist() == [2] * len(KINDS)
+    assert device.parameters.generated[:-1].tolist() == host.parameters.generated[:-1].tolist() == [2] * len(KINDS)
 
 
 @pytest.mark.parametrize("masked", [[], [1, 3, 5, 6]], ids=str)
@@ -94,11 +94,11 @@ def test_rows_that_want_logprobs_keep_the_models_own_logits(masked: list[int]) -
 @pytest.mark.parametrize(
     ("rows", "chosen"), [([0, 2, 4, 5], []), ([0, 1, 5], [1]), ([3, 4, 6, 0], [3, 6]), ([7, 1, 6], [7, 1, 6])]
 )
-def test_only_rows_with_other_numbers_are_set_apart(rows: list[int], chosen: list[int]) -> None:
+def test_only_rows_with_other_numbers_get_lines(rows: list[int], chosen: list[int]) -> None:
     logits = randn(1, torch.bfloat16).to(DEVICE)[: len(rows)]
-    apart = set_apart(make_state(DEVICE), logits, np.array(rows, dtype=np.int32), None)
-    assert (apart.numbers.tolist() if apart else []) == chosen
-    assert apart is None or (apart.logits.dtype == torch.float32 and len(apart.logits) == len(chosen))
+    adjusted = adjust_on_device(make_state(DEVICE), logits, np.array(rows, dtype=np.int32), None)
+    assert (adjusted.numbers.tolist() if adjusted else []) == chosen
+    assert adjusted is None or (adjusted.logits.dtype == torch.float32 and len(adjusted.logits) == len(chosen))
 
 
 def test_the_others_are_drawn_from_16_bits_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:

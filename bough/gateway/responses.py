@@ -1,7 +1,7 @@
-"""What came of one attempt: a whole answer, an open stream, or a failure; and what counts as which.
+"""The result of one attempt: a whole response, an open stream, or a failure; and what counts as which.
 
-A worker that answers 200 with something that is no answer has failed, like one that does not answer. Errors in plain
-text are put into the shape of OpenAI's.
+A worker that answers 200 with something else than it was asked for has failed. Errors in plain text are put into the
+shape of OpenAI's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import msgspec
 
 from bough.gateway.call import Call
 from bough.gateway.headers import downstream_headers
-from bough.gateway.known import Known, read_known
-from bough.gateway.response import Response
-from bough.gateway.retries import BUSY_STATUSES, NOT_IMPLEMENTED, is_failure
+from bough.gateway.peek import ResponseFields, read_response_fields
+from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
@@ -37,27 +36,29 @@ JSON_PATHS = frozenset(
         "/v1/classify",
     }
 )
+BUSY_STATUSES = frozenset({408, 429})
+NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
 INFO_PATHS = frozenset({"/server_info", "/get_server_info"})
 SHORTEST_SECRET = 8  # characters
 LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A whole response."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
-    known: Known | None = None  # what the gateway reads in it
+    fields: ResponseFields | None = None  # what the gateway reads in it
 
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A response that is still coming; whoever has it must end it."""
+    """A response that is still coming; its owner must end it."""
 
     lease: Lease
-    response: Response
+    response: UpstreamResponse
     headers: list[tuple[bytes, bytes]]
     first: bytes  # what has come of it
     counted: bool | None = None  # as a success on trial; None before its first event
@@ -92,14 +93,14 @@ class OpenStream:
 
 
 class AttemptFailedError(Exception):
-    """One worker did not answer as it should. `told` is what the client gets if no other one does better."""
+    """One worker did not answer as it should."""
 
-    def __init__(self, reason: str, status: int, answer: Answer | None = None, *, moved: bool = False) -> None:
+    def __init__(self, reason: str, status: int, response: Response | None = None, *, moved: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
         self.moved = moved  # called back from a worker that is gone: goes on elsewhere at once
-        self._answer = answer
+        self._response = response
 
     @property
     def settled(self) -> bool:
@@ -111,14 +112,15 @@ class AttemptFailedError(Exception):
         """A worker that says it is busy works, and so does one that does not know what it is asked for."""
         return not self.moved and self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED
 
-    def told(self) -> Answer:
-        if self._answer is not None:
-            return self._answer
+    def final_response(self) -> Response:
+        """What the client gets if no other worker does better: the worker's own error, or ours, which is raised."""
+        if self._response is not None:
+            return self._response
         kind = "GatewayTimeoutError" if self.status == 504 else "BadGatewayError"
         raise HttpError(self.status, f"No worker answered: {self.reason}.", kind)
 
 
-async def read_answer(call: Call, lease: Lease, response: Response) -> Answer | OpenStream:
+async def read_response(call: Call, lease: Lease, response: UpstreamResponse) -> Response | OpenStream:
     """Reads a response until it is whole or, if it is a stream, until its first bytes are there."""
     key = lease.worker.api_key
     headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.headers)]
@@ -129,39 +131,39 @@ async def read_answer(call: Call, lease: Lease, response: Response) -> Answer | 
         return OpenStream(lease, response, headers, first)
     body = await response.read()
     if response.status == 200:
-        known = None
+        fields = None
         if call.path in JSON_PATHS and response.header(b"content-encoding") is None:
-            known = read_known(body)
-            if known is None:
+            fields = read_response_fields(body)
+            if fields is None:
                 raise AttemptFailedError("the worker's answer is not JSON", 502)
         if call.path in INFO_PATHS:
             body = _without_keys(body)
-        return Answer(200, headers, scrubbed(body, key), known)
+        return Response(200, headers, scrubbed(body, key), fields)
     if response.status in (401, 403):
         raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
-    answer = _error_answer(call, lease, response.status, headers, body)
-    if is_failure(response.status):
+    answer = _error_response(call, lease, response.status, headers, body)
+    if response.status in BUSY_STATUSES or response.status >= 500:
         raise AttemptFailedError(f"the worker answered {response.status}", response.status, answer)
     return answer
 
 
-def _error_answer(call: Call, lease: Lease, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+def _error_response(call: Call, lease: Lease, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Response:
     """A worker's error as the client gets it: JSON, and without the key that only the worker should know."""
     key = lease.worker.api_key
     if key is not None:
         body = body.replace(key.encode(), b"***")
     encoded = any(name == b"content-encoding" for name, _ in headers)
-    if status < 400 or encoded or read_known(body) is not None:
-        return Answer(status, headers, body)
+    if status < 400 or encoded or read_response_fields(body) is not None:
+        return Response(status, headers, body)
     text = body.decode("utf-8", "replace").strip()[:LONGEST_QUOTE] or f"The worker answered {status}."
     kept = [(name, value) for name, value in headers if name != b"content-type"]
     shaped = encode_json(error_shape(call.path)(Failure(status, text, "WorkerError")))
-    return Answer(status, [*kept, (b"content-type", JSON)], shaped)
+    return Response(status, [*kept, (b"content-type", JSON)], shaped)
 
 
 def scrubbed(data: bytes, key: str | None) -> bytes:
-    """Without the key that only the worker should know; a short one could be anybody's word, unless it is written as in
-    a request."""
+    """Without the key that only the worker should know. A short one could be any word, so it is removed only where it
+    stands as in a request."""
     if key is None:
         return data
     secret = key if len(key) >= SHORTEST_SECRET else f"Bearer {key}"
@@ -169,7 +171,7 @@ def scrubbed(data: bytes, key: str | None) -> bytes:
 
 
 def _without_keys(body: bytes) -> bytes:
-    """What a worker tells of itself, without any key that it was started with."""
+    """A worker's /server_info without any key that it was started with."""
     try:
         info = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.gateway.response import LARGEST_HEAD, READ_BUFFER, ProtocolError, ReadInterruptedError, Response
+from bough.gateway.upstream_response import (
+    LARGEST_HEAD,
+    READ_BUFFER,
+    ProtocolError,
+    ReadInterruptedError,
+    UpstreamResponse,
+)
 
 
 @dataclass
@@ -32,8 +39,8 @@ class Flow:
         return self.closing
 
 
-def response(flow: Flow | None = None, *, to_head: bool = False) -> Response:
-    return Response(flow or Flow(), to_head=to_head, on_close=lambda _: None)
+def response(flow: Flow | None = None, *, to_head: bool = False) -> UpstreamResponse:
+    return UpstreamResponse(cast(asyncio.Transport, flow or Flow()), to_head=to_head, on_close=lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def test_any_cutting_gives_the_same_answer(sent: Sent, places: list[int], reads_
     asyncio.run(play())
 
 
-async def read(coming: Response) -> tuple[int, bytes]:
+async def read(coming: UpstreamResponse) -> tuple[int, bytes]:
     await coming.head()
     return coming.status, await coming.read()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bough.bench.cpu_cases import Start
+from tests.bench.cpu_cases import Start
 
 BAR_CELLS = 8  # of a ratio of 1
 

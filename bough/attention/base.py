@@ -28,10 +28,16 @@ class AttentionSpec:
     head_dim: int
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
+    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether scores are computed one by one, because no library has the layer's kind of softmax."""
+        return self.softcap is not None or self.sinks is not None
 
 
 @dataclass(frozen=True, slots=True)
-class HeadTurn:
+class QKNormRope:
     """What is done to the query and key heads of one layer before they attend: a norm, if they have one, and the
     rotation by their positions."""
 
@@ -62,9 +68,9 @@ class AttentionBackend(Protocol):
         ...
 
     def run_projected(
-        self, qkv: torch.Tensor, turn: HeadTurn, layer: AttentionSpec, pool: KVPool
+        self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor | None:
-        """All that stands between the projection and the output at once: turns the heads of qkv [tokens, heads + 2 *
-        kv_heads, head_dim], stores keys and values, and attends. None where that has no kernel of its own; nothing is
-        done then, and the caller takes one step after the other."""
+        """All that stands between the projection and the output at once: QK norm and RoPE of qkv [tokens, heads +
+        2 * kv_heads, head_dim], storing keys and values, and attention. None where that has no kernel of its own;
+        nothing is done then, and the caller takes one step after the other."""
         return None

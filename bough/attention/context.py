@@ -18,4 +18,6 @@ class ForwardContext:
     attention: AttentionBackend
     pool: KVPool
     batch: AttentionBatch
-    wanted: torch.Tensor | None = None  # [n] last tokens of rows, whose hidden states alone are asked for; None: all
+    logits_indices: torch.Tensor | None = (
+        None  # [n] last tokens of rows, whose hidden states alone are asked for; None: all
+    )

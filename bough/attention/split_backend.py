@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, HeadTurn
+from bough.attention.base import AttentionBackend, AttentionSpec, QKNormRope
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
@@ -42,9 +42,9 @@ class SplitAttention(AttentionBackend):
         return torch.cat((self._decode.run(q[:n], k[:n], v[:n], layer, pool), prompts))
 
     def run_projected(
-        self, qkv: torch.Tensor, turn: HeadTurn, layer: AttentionSpec, pool: KVPool
+        self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor | None:
-        return self._decode.run_projected(qkv, turn, layer, pool) if self._decodes == len(qkv) else None
+        return self._decode.run_projected(qkv, qk_norm_rope, layer, pool) if self._decodes == len(qkv) else None
 
 
 def cut_rows(batch: AttentionBatch, first: int, last: int) -> AttentionBatch:

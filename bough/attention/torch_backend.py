@@ -24,13 +24,13 @@ DISTANCE_BYTES = 9  # of a distance between query and key, and of whether it is 
 MAX_SCORES = 1 << 26  # that exist at once where they are computed one by one
 
 
-def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, capped: bool) -> int:
+def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, writes_scores: bool) -> int:
     """The most memory that attention over contexts of this length takes for itself."""
     width = 1 << (context - 1).bit_length()
     gathered = 2 * (max(context, MAX_GROUP_TOKENS) * 5 // 4) * kv_heads * head_dim * itemsize
     # A mask for each of two windows, a cut of one, and the distances that one is made of.
     masks = QUERY_BLOCK * width * (3 * itemsize + DISTANCE_BYTES)
-    if not capped:
+    if not writes_scores:
         return gathered + masks
     repeated = 2 * context * heads * head_dim * itemsize
     return gathered + masks + repeated + 3 * max(MAX_SCORES, heads * context) * 4
@@ -117,9 +117,8 @@ class TorchAttention(AttentionBackend):
         """Several queries of one row, block by block, written to their place in `out`."""
         gathered_k, gathered_v = self._gather(row.index, keys, values)
         k, v = gathered_k.transpose(0, 1)[None], gathered_v.transpose(0, 1)[None]  # [1, kv_heads, keys, head_dim]
-        size = (
-            QUERY_BLOCK if layer.softcap is None else min(QUERY_BLOCK, max(1, MAX_SCORES // (layer.heads * k.shape[2])))
-        )
+        most = max(1, MAX_SCORES // (layer.heads * k.shape[2]))
+        size = min(QUERY_BLOCK, most) if layer.writes_scores else QUERY_BLOCK
         blocks = range(row.first_token, row.last_token, size)
         for first in blocks[-1:] if layer.ends_only else blocks:
             last = min(first + size, row.last_token)
@@ -152,17 +151,32 @@ def attend(
 ) -> torch.Tensor:
     """softmax(q k) v for [batch, heads, tokens, head_dim]; k and v may have fewer heads, each for several of q's."""
     shared = q.shape[1] // k.shape[1]
-    if layer.softcap is None and shared > 1 and q.device.type != "cpu":
+    if layer.writes_scores:
+        return _attend_by_scores(q, k, v, mask, layer)
+    if shared > 1 and q.device.type != "cpu":
         return _attend_by_kv_head(q, k, v, mask, layer)
-    if layer.softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=shared > 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=shared > 1)
+
+
+def _attend_by_scores(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, layer: AttentionSpec
+) -> torch.Tensor:
+    """The same for scores that are capped, or that share the softmax with a sink."""
+    shared = q.shape[1] // k.shape[1]
     if shared > 1:
         k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * layer.scale
-    scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
     if mask is not None:
         scores = scores + mask
-    return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)
+    if layer.sinks is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        # Of decodes the heads that share a key head stand as its queries; of prompts each head stands by itself.
+        sinks = layer.sinks.float().view(1, q.shape[1], -1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
+    return torch.matmul(weights.to(v.dtype), v)
 
 
 def _attend_by_kv_head(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, HeadTurn
+from bough.attention.base import AttentionBackend, AttentionSpec, QKNormRope
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.triton import decode_attention
@@ -100,7 +100,7 @@ class TritonAttention(AttentionBackend):
         return out
 
     def run_projected(
-        self, qkv: torch.Tensor, turn: HeadTurn, layer: AttentionSpec, pool: KVPool
+        self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor | None:
         batch, keys = self._batch, pool.keys[layer.layer]
         assert batch is not None, "prepare() comes before run_projected()"
@@ -111,12 +111,12 @@ class TritonAttention(AttentionBackend):
             qkv,
             layer.heads,
             layer.kv_heads,
-            turn.query_weight,
-            turn.key_weight,
-            turn.eps,
-            turn.plus_one,
-            turn.cos,
-            turn.sin,
+            qk_norm_rope.query_weight,
+            qk_norm_rope.key_weight,
+            qk_norm_rope.eps,
+            qk_norm_rope.plus_one,
+            qk_norm_rope.cos,
+            qk_norm_rope.sin,
             batch.positions,
             batch.slots[layer.group],
             keys,

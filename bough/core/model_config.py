@@ -1,6 +1,7 @@
 """The shape of a model, as far as running it needs to know: one form for Hugging Face configs and GGUF metadata alike.
 
-The loader fills it, the model classes read it; nothing else in the engine looks into a checkpoint's own configuration.
+A model's family fills it (`bough.models`), layers read it; nothing else in the engine looks into a checkpoint's own
+configuration. A family whose blocks need more fields subclasses `ModelConfig`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bough.core.plan import FULL_ATTENTION, KVGroup
+from bough.core.kv_group import FULL_ATTENTION, KVGroup
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # gated MLPs have the first two
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     factors: tuple[float, ...] | None = None
+    partial_rotary_factor: float = 1.0  # the share of each head that rotates, its first coordinates
+    sections: tuple[int, ...] | None = None  # pairs of coordinates that rotate by the first, second, third position
+
+    def rotary_dim(self, head_dim: int) -> int:
+        return int(head_dim * self.partial_rotary_factor)
+
+
+NO_ROPE = RopeConfig(theta=1.0, partial_rotary_factor=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,11 @@ class ModelConfig:
     norm_eps: float
     rope: RopeConfig
     local_rope: RopeConfig | None = None  # sliding-window layers, where they differ
+    unrotated_layers: tuple[bool, ...] = ()  # per layer; empty: all rotate
     activation: Activation = "silu"
+    mlp: Literal["gated", "plain"] = "gated"
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False  # of layer norms
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -55,6 +68,8 @@ class ModelConfig:
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none slides
     query_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
+    attention_sinks: bool = False  # each head has a logit that joins its softmax
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
@@ -75,3 +90,9 @@ class ModelConfig:
     def kv_group(self, layer: int) -> int:
         """The group of a layer."""
         return int(self.slides(layer) and len(self.kv_groups) > 1)
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """How a layer rotates its queries and keys."""
+        if self.unrotated_layers and self.unrotated_layers[layer]:
+            return NO_ROPE
+        return self.local_rope if self.local_rope is not None and self.slides(layer) else self.rope

@@ -27,11 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from bough.core.kv_group import FULL_ATTENTION, KVGroup
 from bough.core.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -43,28 +44,6 @@ def ranks(counts: IntArray) -> IntArray:
     """0, 1, … for each of the counts, back to back: where repeated things stand among their like."""
     ends = counts.cumsum(dtype=np.int32)
     return np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) - (ends - counts).repeat(counts)
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """A kind of layers, by what of a sequence they keep: all tokens, a window of them, or a state that stands for all
-    tokens before."""
-
-    kind: Literal["full", "window", "state"] = "full"
-    window: int | None = None  # tokens that a query of a window group sees, its own included
-
-    def __post_init__(self) -> None:
-        assert (self.kind == "window") == (self.window is not None)
-
-    def row_pages(self, page_size: int) -> int:
-        """The most pages that a row holds of a window or state group between two steps."""
-        if self.window is None:
-            return 1  # its state
-        # Windows begin inside a page, and rows keep a page more than they read, to be cut back by some tokens.
-        return -(-self.window // page_size) + 3
-
-
-FULL_ATTENTION = KVGroup()
 
 
 @dataclass(frozen=True, slots=True)

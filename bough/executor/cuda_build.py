@@ -12,7 +12,7 @@ from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.rehearsal import rehearse
 from bough.executor.sizing import CacheShape, size_gpu_cache
-from bough.executor.step_memory import LIBRARY_BYTES, StepShape
+from bough.executor.step_memory import GRAPH_BYTES, LIBRARY_BYTES, StepShape
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.memory.pools.kv_pool import KVPool
 
@@ -43,7 +43,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         itemsize=loaded.dtype.itemsize,
         logit_itemsize=4 if widened else loaded.dtype.itemsize,
     )
-    graphs = graph_sizes(loaded, settings, rows, chunk)
+    graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
     size = size_gpu_cache(
@@ -52,7 +52,7 @@ def build_cuda(loaded: LoadedWeights, settings: Settings, makers: KernelMakers) 
         total_bytes=total,
         activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings),
         shape=CacheShape.of(config, per_token, settings.memory, rows, chunk),
-        graph_bytes=LIBRARY_BYTES + step.graph_bytes((*graphs.decode, *graphs.few_keys), graphs.mixed, forward_bytes),
+        graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
     )
     limits = Limits(
         rows,

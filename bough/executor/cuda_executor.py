@@ -31,7 +31,7 @@ from bough.core.plan import (
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, MaskedStep
 from bough.executor.device_clock import DeviceClock
-from bough.executor.graphs import Captured, GraphSizes, Ladder, Pauses, cut_sizes, replay_s, waits_for_host
+from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.padding import padding_batch
@@ -39,7 +39,6 @@ from bough.executor.staging import Staging
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
-from bough.kernels.tuned_linear.products import products_on
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
@@ -48,20 +47,15 @@ from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
 
 UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anything
-TUNING_TOKENS = 32  # of a forward pass in which every product is left to the library
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """A decode step: the forward pass, and the sampling of rows that ask for nothing special."""
+    """A decode step: the forward pass up to the hidden states, and the logits and sampling of rows that ask for nothing
+    special."""
 
     forward: Captured[torch.Tensor]
     sample: Captured[torch.Tensor]
-
-    def replay(self) -> None:
-        """All of it, to see how long it takes."""
-        self.forward.replay()
-        self.sample.replay()
 
 
 class CudaExecutor:
@@ -79,6 +73,7 @@ class CudaExecutor:
         sampling: SamplingState,
         *,
         graphs: GraphSizes,
+        hidden_size: int,
         dtype: torch.dtype,
     ) -> None:
         self._model = model
@@ -91,21 +86,18 @@ class CudaExecutor:
         self._sampling = sampling
         self._clock = DeviceClock()
         pauses = Pauses()
-        self._few_keys_graphs = Ladder(
-            "short decode", graphs.few_keys, partial(self._capture_decode, few_keys=True), pauses, _time_decode
-        )
-        self._decode_graphs = Ladder(
-            "decode", graphs.decode, partial(self._capture_decode, few_keys=False), pauses, _time_decode
-        )
-        self._mixed_graphs = Ladder("mixed", graphs.mixed, self._capture_mixed, pauses, self._time_mixed)
-        self._ladders = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # as they are climbed
+        capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
+        self._few_keys_graphs = CudaGraphs("short decode", graphs.few_keys, capture_short, pauses)
+        self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
+        self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
+        self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # in the order of capture
         self._has_few_keys_graphs = bool(graphs.few_keys)
-        self._graph_memory = torch.cuda.graph_pool_handle()
         device = inputs.last_tokens.device
+        self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
+        # Every graph writes here, so that no graph keeps memory of its own.
+        self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
-        self._products = products_on(device)
-        self._prepared = not graphs.mixed  # it is known which products to measure, or nothing is
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
 
     def limits(self) -> Limits:
@@ -117,23 +109,14 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Uses a quiet moment to have rare kernels compiled, to measure a product, or to capture one graph, which keeps
-        the algorithms that it was captured with; False when there is nothing left to do."""
-        if self._warm_up.advance():
-            return True
-        if not self._prepared:
-            self._prepared = True
-            self._staging.next_step()
-            tokens = min(TUNING_TOKENS, self._mixed.largest)
-            self._mixed.pad(tokens)
-            chunk, cut = self._limits.chunk_tokens, cut_sizes(self._limits)
-            self._products.prepare(chunk, cut, lambda: self._captured_hidden(tokens))
-            return True
-        if self._products.tune():
-            for ladder in self._ladders:
-                ladder.outdate(self._products.serves)
-            return True
-        return any(ladder.capture_next() for ladder in self._ladders)
+        """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
+        return self._warm_up.advance() or self.capture_next()
+
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Captures one graph; False when none is left. Which one follows from these calls and the plans so far, so the
+        first of several ranks decides when, and the others are told: each compiles for a time of its own."""
+        return any(graphs.capture_next() for graphs in self._graphs)
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:
@@ -157,19 +140,19 @@ class CudaExecutor:
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
         few_keys = worth(batch, int(growth.lengths.sum()))
-        ladder = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
-        captured = ladder.find(batch)
+        graphs = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
+        captured = graphs.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, growth, batch)
-            logits = self._decode_logits(batch, few_keys, growth.context_lens)
+            hidden = self._decode_hidden(batch, few_keys, growth.context_lens)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, growth, size)
-            logits = graph.forward.replay()
+            hidden = graph.forward.replay()[:batch]
             if plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, logits[:batch], self._inputs.decode_rows(batch), {})
+        return self._finish(plan, self._model.logits(hidden), self._inputs.decode_rows(batch), {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         hidden, inputs = self._mixed_hidden(plan, layout)
@@ -186,12 +169,12 @@ class CudaExecutor:
             self._mixed.send(plan, layout, size)
             return graph.replay()[: int(plan.sample.sum())], {}
         token_ids, batch = self._inputs.mixed_batch(layout)
-        wanted = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
+        logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
         if not plan.input_logprobs:
-            return self._forward(token_ids, batch, wanted), {}
+            return self._forward(token_ids, batch, logits_indices), {}
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
-        return hidden.index_select(0, wanted), inputs
+        return hidden.index_select(0, logits_indices), inputs
 
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
@@ -205,30 +188,33 @@ class CudaExecutor:
 
     def _capture_decode(self, size: int, *, few_keys: bool) -> DecodeGraph:
         self._inputs.pad_decode()
-        self._sample_decodes(size, self._decode_logits(size, few_keys))
-        torch.cuda.synchronize()
-        forward = Captured(lambda: self._decode_logits(size, few_keys), self._graph_memory)
-        logits = forward.replay()
-        return DecodeGraph(forward, Captured(lambda: self._sample_decodes(size, logits), self._graph_memory))
 
-    def _capture_mixed(self, size: int) -> Captured[torch.Tensor] | None:
+        def forward() -> torch.Tensor:
+            return self._keep(self._decode_hidden(size, few_keys))
+
+        def sample() -> torch.Tensor:
+            return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
+
+        forward()
+        sample()
+        torch.cuda.synchronize()
+        return DecodeGraph(self._graph_memory.capture(forward), self._graph_memory.capture(sample))
+
+    def _capture_mixed(self, size: int) -> Captured[torch.Tensor]:
         self._staging.next_step()
         self._mixed.pad(size)
-        self._captured_hidden(size)  # compiles
-        if not waits_for_host(size, lambda: self._captured_hidden(size)):
-            return None
-        return Captured(lambda: self._captured_hidden(size), self._graph_memory)
 
-    def _time_mixed(self, size: int, graph: Captured[torch.Tensor]) -> float:
-        """Where the fields of a step lie depends on its size: each graph needs padding of its own, or it would read
-        another's as slots and rows, and write over the cache."""
-        self._mixed.pad(size)
-        return replay_s(graph.replay)
+        def forward() -> torch.Tensor:
+            inputs = self._mixed.take(size)
+            return self._keep(self._forward(inputs.token_ids, inputs.batch, inputs.logits_indices))
 
-    def _captured_hidden(self, size: int) -> torch.Tensor:
-        """The hidden states of the tokens that sample, of the step in the persistent buffers. Can be captured."""
-        inputs = self._mixed.take(size)
-        return self._forward(inputs.token_ids, inputs.batch, inputs.wanted)
+        forward()
+        torch.cuda.synchronize()
+        return self._graph_memory.capture(forward)
+
+    def _keep(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
+        return self._hidden[: len(hidden)].copy_(hidden)
 
     def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
@@ -251,7 +237,7 @@ class CudaExecutor:
         sampled = sample_rows_on_device(self._sampling, logits, rows, numbers, masks=masks)
         self._inputs.advance(rows, sampled.tokens)
         specs = self._sampling.specs(numbers)
-        outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs).fetch()
+        outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs)
         tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
         return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
 
@@ -263,25 +249,20 @@ class CudaExecutor:
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 
-    def _decode_logits(self, size: int, few_keys: bool, context_lens: IntArray | None = None) -> torch.Tensor:
+    def _decode_hidden(self, size: int, few_keys: bool, context_lens: IntArray | None = None) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
         token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens)
-        return self._model.logits(self._forward(token_ids, batch))
+        return self._forward(token_ids, batch)
 
     def _forward(
-        self, token_ids: torch.Tensor, batch: AttentionBatch, wanted: torch.Tensor | None = None
+        self, token_ids: torch.Tensor, batch: AttentionBatch, logits_indices: torch.Tensor | None = None
     ) -> torch.Tensor:
         self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch, wanted)
+        context = ForwardContext(self._attention, self._pool, batch, logits_indices)
         return self._model.forward(token_ids, batch.positions, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:
         first = int(layout.query_starts[want.index]) + want.first
         targets = self._staging.to_device(prompt_targets(plan, want))
         spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec).fetch()
-
-
-def _time_decode(size: int, graph: DecodeGraph) -> float:
-    """Whatever is in the persistent buffers: padding, while graphs are captured."""
-    return replay_s(graph.replay)
+        return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec)

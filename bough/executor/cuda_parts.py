@@ -10,6 +10,8 @@ from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
+from bough.core.errors import SettingsError
+from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.cuda_executor import CudaExecutor
@@ -18,6 +20,7 @@ from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.staging import Staging
+from bough.executor.step_memory import StepShape
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
@@ -45,6 +48,7 @@ def assemble(loaded: LoadedWeights, settings: Settings, limits: Limits, graphs: 
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device),
         graphs=graphs,
+        hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
     )
 
@@ -55,20 +59,31 @@ def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> K
     )
 
 
-def graph_sizes(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> GraphSizes:
-    """Which steps are captured, by what the settings and the back ends allow."""
+def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, forward_bytes: int) -> GraphSizes:
+    """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
+    was measured to need."""
     if settings.model.disable_cuda_graph:
         return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
-    decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or rows, rows))
-    if settings.model.enable_deterministic_inference:
-        return GraphSizes(decode)
-    mixed = mixed_sizes(chunk, chunk + rows) if names.prefills_capturable else ()
-    few = [size for size in decode if size <= MOST_ROWS] if projects(loaded.dtype, loaded.cache_dtype) else ()
-    return GraphSizes(decode, mixed, few)
+    decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
+    mixed: Sequence[int] = ()
+    few_keys: Sequence[int] = ()
+    if not settings.model.enable_deterministic_inference:
+        if names.prefills_capturable:
+            chunk = shape.chunk_tokens
+            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
+        if projects(loaded.dtype, loaded.cache_dtype):
+            few_keys = [size for size in decode if size <= MOST_ROWS]
+    return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Numbers in the matrices of one layer."""
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return config.hidden_size * (attention + 3 * config.intermediate_size)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
@@ -86,6 +101,8 @@ def _build_torch(staging: Staging) -> AttentionBackend:
 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
+    if config.attention_sinks:
+        raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
     heads = loaded.topology.share(config.num_heads, "num_heads")
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
@@ -118,7 +135,12 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
         return 0
     heads = loaded.topology.share(config.num_heads, "num_heads")
     kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
-    capped = config.attention_softcap is not None
+    writes_scores = config.attention_softcap is not None or config.attention_sinks
     return scratch_bytes(
-        config.context_length, heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype.itemsize, capped
+        config.context_length,
+        heads,
+        kv_heads.stop - kv_heads.start,
+        config.head_dim,
+        loaded.dtype.itemsize,
+        writes_scores,
     )

@@ -39,7 +39,7 @@ class Room:
             "lengths": rows,
             "context_lens": rows,
             "query_starts": rows + 1,
-            "wanted": rows,
+            "logits_indices": rows,
             "blocks": 2 * self.blocks,
             "ends": 2 * rows,
         }
@@ -59,7 +59,7 @@ class CapturedInputs:
 
     token_ids: torch.Tensor
     batch: AttentionBatch
-    wanted: torch.Tensor  # [rows] tokens whose hidden states are asked for
+    logits_indices: torch.Tensor  # [rows] tokens whose hidden states are asked for
 
 
 class MixedInputs:
@@ -110,7 +110,7 @@ class MixedInputs:
         put("lengths", layout.lengths[:decodes])
         put("context_lens", layout.context_lens)
         put("query_starts", layout.query_starts)
-        put("wanted", sampled_tokens(plan, layout.query_starts))
+        put("logits_indices", sampled_tokens(plan, layout.query_starts))
         blocks, ends = chunk_blocks(layout.query_lens, layout.context_lens, decodes, self._block_queries)
         put("blocks", blocks)
         put("ends", ends)
@@ -147,7 +147,7 @@ class MixedInputs:
                 ends=views["ends"].view(-1, 2),
             ),
         )
-        return CapturedInputs(ids, batch, views["wanted"])
+        return CapturedInputs(ids, batch, views["logits_indices"])
 
     def _empty(self, room: Room) -> tuple[IntArray, dict[str, slice]]:
         """The packed short integers of a step of padding, and where each field stands."""

@@ -15,7 +15,7 @@ from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
-from bough.executor.native_tapes import NativeTapes
+from bough.executor.native_tapes import NativeTapes, why_not_recorded
 from bough.kernels.quant_linear.filling import FOR_FLOATS
 from bough.kernels.quant_linear.native import variant
 from bough.kernels.quant_linear.packed import Format
@@ -88,4 +88,4 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return f"they do not read a KV cache of {settings.memory.kv_cache_dtype}"
     if config.head_dim > MAX_HEAD_DIM or config.head_dim % 2:
         return f"they have no room for heads of {config.head_dim}"
-    return None
+    return why_not_recorded(config)

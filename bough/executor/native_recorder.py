@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
@@ -25,6 +26,9 @@ from bough.native.tape import Tape
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 LINE = 64  # bytes that buffers are aligned to
+# Functions of torch that make views or look at a tensor; `__get__` are its properties.
+VIEWS = {"view", "flatten", "split", "chunk", "transpose", "unflatten", "__iter__", "__len__", "unbind"}
+NOT_COMPUTING = VIEWS | {"__get__", "empty", "dim", "size", "stride", "storage_offset", "untyped_storage", "data_ptr"}
 
 
 @dataclass(slots=True, eq=False)
@@ -181,6 +185,8 @@ class Recorder:
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
+        if layer.sinks is not None:
+            raise NotRecordedError("attention sinks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
@@ -257,6 +263,19 @@ def arrange(buffers: Iterable[Buffer]) -> Arrangement:
         offsets[buffer] = at
         end = max(end, at + buffer.nbytes)
     return Arrangement(offsets, end)
+
+
+class OnlyRecorded(TorchFunctionMode):
+    """Refuses what torch would compute by itself while a model is recorded: it would not be on the tape."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in NOT_COMPUTING:
+            raise NotRecordedError(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class NotRecordedError(Exception):
+    """The operation that a tape has no entry for."""
 
 
 def _storage(tensor: torch.Tensor) -> int:

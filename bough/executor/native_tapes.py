@@ -7,7 +7,7 @@ for; and the logits of hidden states alone. They are recorded when the weights a
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,11 +15,14 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
+from bough.core.model_config import ModelConfig
+from bough.distributed.topology import Topology
 from bough.executor.machine import usable_cores
-from bough.executor.native_recorder import Arrangement, Recorder, RecordingAttention
-from bough.kernels.quant_linear.packed import aligned_bytes
+from bough.executor.native_recorder import Arrangement, NotRecordedError, OnlyRecorded, Recorder, RecordingAttention
+from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
+from bough.models.registry import build_model
 from bough.native.tape import Step, Tape, ThreadPool
 
 
@@ -35,6 +38,35 @@ class RecordedTape:
 
 def _thread_pool(library: ctypes.CDLL, threads: int) -> ThreadPool:
     return ThreadPool(library, threads, patient=threads < usable_cores())
+
+
+def why_not_recorded(config: ModelConfig) -> str | None:
+    """What the tapes lack for such a model; None: it can be recorded. Records it once, without its weights."""
+    recorder, device = Recorder(tokens=1, logits=1), torch.device("cpu")
+    small = replace(config, context_length=1)
+    model = build_model(small, Topology(), torch.float32, device, packed_ops=recorder.ops)
+    for slot in model.slots():
+        if slot.packing is not None:
+            slot.packing.adopt(PackedWeight(Format.F32, slot.packing.outputs, slot.packing.inputs, aligned_bytes(0)))
+    pool = KVPool(small, (1,), 1, torch.float32, device, Topology())
+    try:
+        with OnlyRecorded():
+            model.logits(record_forward(model, recorder, pool, torch.empty(1, dtype=torch.int64, device="meta")))
+    except NotRecordedError as error:
+        return f"they have no operation for the model's {error}"
+    return None
+
+
+@torch.inference_mode()
+def record_forward(
+    model: CausalLM, recorder: Recorder, pool: KVPool, logits_indices: torch.Tensor | None
+) -> torch.Tensor:
+    nothing = torch.empty(1, dtype=torch.int64, device="meta")
+    # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
+    slots = torch.empty((len(model.config.kv_groups), 1), dtype=torch.int64, device="meta")
+    batch = cast(AttentionBatch, _Unread(tuple(slots)))
+    context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices)
+    return model.forward(nothing, nothing, context)
 
 
 class NativeTapes:
@@ -81,15 +113,8 @@ class NativeTapes:
         hidden = self._recorder.rows(self._model.config.hidden_size, on_logits=True)
         return hidden, self._model.logits(hidden)
 
-    @torch.inference_mode()
     def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        attention = RecordingAttention(self._recorder)
-        nothing = torch.empty(1, dtype=torch.int64, device="meta")
-        # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
-        slots = torch.empty((len(self._model.config.kv_groups), 1), dtype=torch.int64, device="meta")
-        batch = cast(AttentionBatch, _Unread(tuple(slots)))
-        context = ForwardContext(attention, self._pool, batch, logits_indices)
-        return self._model.forward(nothing, nothing, context)
+        return record_forward(self._model, self._recorder, self._pool, logits_indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,22 +117,23 @@ def size_gpu_cache(
     shape: CacheShape,
     graph_bytes: int = 0,
 ) -> CacheSize:
-    """What `--mem-fraction-static` of the device leaves after the weights and the largest step; the rest is for graphs
+    """What `--mem-fraction-static` of the device leaves after the weights; the rest is for the largest step, for graphs
     and for what libraries take by themselves, and never less than what these need. `free_bytes` is what is free once
     the weights are loaded."""
     size = settings.page_size
     fraction = GPU_FRACTION if settings.mem_fraction_static is None else settings.mem_fraction_static
-    usable = free_bytes - activation_bytes
-    budget = usable - max(int(total_bytes * (1.0 - fraction)), graph_bytes)
+    usable = free_bytes - activation_bytes - graph_bytes
+    budget = min(usable, free_bytes - int(total_bytes * (1.0 - fraction)))
     fitting = shape.fitting(budget) // size * size
-    tokens, why = fitting, f"{fraction:.0%} of {_gib(total_bytes)} less weights and a step of {_gib(activation_bytes)}"
+    tokens, why = fitting, f"{fraction:.0%} of {_gib(total_bytes)} less weights"
+    if budget == usable:
+        why = f"what weights, a step of {_gib(activation_bytes)} and graphs of {_gib(graph_bytes)} leave"
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens // size * size, "--max-total-tokens"
-        if shape.nbytes(tokens) > usable - graph_bytes:
+        if shape.nbytes(tokens) > usable:
             raise ResourceError(
                 f"--max-total-tokens {settings.max_total_tokens} needs {_gib(shape.nbytes(tokens))} for the KV "
-                f"cache, but only {_gib(usable - graph_bytes)} are left on the device; set it to {fitting} or "
-                "less."
+                f"cache, but only {_gib(usable)} are left on the device; set it to {fitting} or less."
             )
     if tokens < max(size, 2):
         raise ResourceError(

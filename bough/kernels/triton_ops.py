@@ -1,5 +1,4 @@
-"""The table of operations for GPUs. Matrix products of more than a few rows are left to the vendor's
-library, by torch's choice of algorithm or by one that was measured to be faster."""
+"""The table of operations for GPUs. Matrix products of more than a few rows are left to torch."""
 
 from __future__ import annotations
 
@@ -13,18 +12,12 @@ from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
-from bough.kernels.tuned_linear.products import products_on
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias."""
     if x.dtype != torch.float32 and worth(x.shape[0], *weight.shape):
         return skinny_linear(x, weight, bias)
-    if bias is None:
-        products = products_on(x.device)
-        algorithm = products.find(x, weight)
-        if algorithm is not None:
-            return products.multiply(algorithm, x, weight)
     return F.linear(x, weight, bias)
 
 

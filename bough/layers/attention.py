@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from bough.attention.base import AttentionSpec, HeadTurn
+from bough.attention.base import AttentionSpec, QKNormRope
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import RmsNorm
+from bough.layers.norm import NormLayer, RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.rope import RopeTable
 from bough.layers.weights import WeightSlot
 
 
@@ -36,9 +37,8 @@ class SelfAttention:
         if config.qk_norm:
             shape = (config.head_dim, config.norm_eps, config.norm_plus_one, placement)
             self._norms = (RmsNorm(*shape), RmsNorm(*shape))
-        self._norm_eps, self._norm_plus_one = config.norm_eps, config.norm_plus_one
-        self._norm_rope_store_ = placement.ops.norm_rope_store_
         self._take_rows = placement.ops.take_rows
+        self._query_heads = query_heads
         self._spec = AttentionSpec(
             layer=layer,
             scale=config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
@@ -48,56 +48,63 @@ class SelfAttention:
             heads=query.size // config.head_dim,
             kv_heads=key.size // config.head_dim,
             head_dim=config.head_dim,
+            sinks=placement.empty(query.size // config.head_dim) if config.attention_sinks else None,
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
+        rope = placement.rope(config.rope_of(layer), config.head_dim, config.context_length)
+        query_norm, key_norm = self._norms or (None, None)
+        self._qk_norm_rope = QKNormRope(
+            None if query_norm is None else query_norm.norm.weight,
+            None if key_norm is None else key_norm.norm.weight,
+            config.norm_eps,
+            config.norm_plus_one,
+            rope.cos,
+            rope.sin,
+        )
+        # Kernels rotate whole heads, by one position.
+        self._has_kernels = rope.axes is None and rope.cos.shape[1] * 2 == config.head_dim
+        self._norm_rope_store_ = placement.ops.norm_rope_store_
+        if not self._has_kernels:
+            self._norm_rope_store_ = partial(norm_rope_store_, axes=rope.axes)
 
     def __call__(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
-        norm: RmsNorm,
-        rope: RopeTable,
+        norm: NormLayer,
         positions: torch.Tensor,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attends with the norm of x + residual; returns the result and that sum, of the tokens that are wanted."""
-        spec, pool = self._spec if ctx.wanted is None else self._spec_of_ends, ctx.pool
-        qkv, stream = self._qkv.after(norm, x, residual)
+        """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
+        spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
+        qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
-        query_norm, key_norm = self._norms or (None, None)
-        turn = HeadTurn(
-            None if query_norm is None else query_norm.norm.weight,
-            None if key_norm is None else key_norm.norm.weight,
-            self._norm_eps,
-            self._norm_plus_one,
-            rope.cos,
-            rope.sin,
-        )
-        attended = ctx.attention.run_projected(qkv, turn, spec, pool)
+        attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool) if self._has_kernels else None
         if attended is None:
-            attended = self._turn_and_run(qkv, turn, spec, positions, ctx)
+            attended = self._rotate_and_run(qkv, spec, positions, ctx)
         attended = attended.flatten(1)
-        if ctx.wanted is not None:
-            attended, stream = self._take_rows(attended, ctx.wanted), self._take_rows(stream, ctx.wanted)
-        return self._output(attended), stream
+        if ctx.logits_indices is not None:
+            attended = self._take_rows(attended, ctx.logits_indices)
+            total = self._take_rows(total, ctx.logits_indices)
+        return self._output(attended, ctx), total
 
-    def _turn_and_run(
-        self, qkv: torch.Tensor, turn: HeadTurn, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
+    def _rotate_and_run(
+        self, qkv: torch.Tensor, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """One operation after the other."""
-        pool = ctx.pool
+        pool, qk_norm_rope = ctx.pool, self._qk_norm_rope
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         self._norm_rope_store_(
             qkv,
             spec.heads,
             spec.kv_heads,
-            turn.query_weight,
-            turn.key_weight,
-            turn.eps,
-            turn.plus_one,
-            turn.cos,
-            turn.sin,
+            qk_norm_rope.query_weight,
+            qk_norm_rope.key_weight,
+            qk_norm_rope.eps,
+            qk_norm_rope.plus_one,
+            qk_norm_rope.cos,
+            qk_norm_rope.sin,
             positions,
             ctx.batch.slots[spec.group],
             pool.keys[spec.layer],
@@ -112,8 +119,10 @@ class SelfAttention:
         yield from self._qkv.slots(prefix)
         yield from self._output.slots(prefix)
         if self._norms is not None:
-            yield from self._norms[0].slots(f"{prefix}q_norm")
-            yield from self._norms[1].slots(f"{prefix}k_norm")
+            yield from self._norms[0].slots(f"{prefix}q_norm.")
+            yield from self._norms[1].slots(f"{prefix}k_norm.")
+        if self._spec.sinks is not None:
+            yield WeightSlot(f"{prefix}sinks", self._spec.sinks, (self._query_heads,))
 
 
 def _features(heads: slice, head_dim: int) -> slice:

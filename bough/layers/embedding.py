@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from bough.attention.context import ForwardContext
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import TableWeight
 from bough.layers.weights import WeightSlot
@@ -19,7 +20,7 @@ class Embedding:
         # Models with a scale were trained with it rounded to the type of the weights.
         self._scale = float(torch.tensor(scale, dtype=placement.dtype))
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         return self.table.embed(token_ids, self._scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -30,13 +31,16 @@ class Head:
     """Logits over the vocabulary, in the type of the weights or, where they are capped, in float32. A tied head uses
     the embedding's table and needs no slot of its own."""
 
-    def __init__(self, table: TableWeight, softcap: float | None, placement: Placement) -> None:
+    def __init__(self, table: TableWeight, softcap: float | None, placement: Placement, scale: float = 1.0) -> None:
         self._table = table
         self._cap = placement.ops.softcap
         self._softcap = softcap
+        self._scale = scale
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._table.logits(hidden)
+        if self._scale != 1.0:
+            logits = logits * self._scale
         return logits if self._softcap is None else self._cap(logits, self._softcap)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation
-from bough.layers.norm import RmsNorm
+from bough.layers.norm import NormLayer
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import Gate, Part, Rows
 from bough.layers.weights import WeightSlot
@@ -38,16 +39,24 @@ class ColumnLinear:
         parts = [Part(part.name, part.size, (part.held,)) for part in columns]
         self._weight = placement.make_weight(in_features, parts, bias, placement)
 
-    def after(self, norm: RmsNorm, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def after(
+        self, norm: NormLayer, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of the norm of x + residual, and that sum."""
-        return self._weight.after_norm(x, residual, norm.norm)
+        return norm.into(self._weight, x, residual, ctx)
 
     def gated_after(
-        self, norm: RmsNorm, x: torch.Tensor, residual: torch.Tensor | None, activation: Activation, gate: Gate
+        self,
+        norm: NormLayer,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        activation: Activation,
+        gate: Gate,
+        ctx: ForwardContext,
     ) -> tuple[Rows, torch.Tensor]:
         """The same for two matrices of equal size, of which the first gates the second; `gate` is that of the layer
         that takes the result."""
-        return self._weight.gated_after_norm(x, residual, norm.norm, activation, gate)
+        return norm.into_gated(self._weight, x, residual, activation, gate, ctx)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._weight.slots(prefix)
@@ -64,8 +73,8 @@ class RowLinear:
         self._weight = placement.make_weight(int(held.stop) - int(held.start), [part], biased, placement)
         self.gate: Gate = self._weight.gate
 
-    def __call__(self, x: Rows) -> torch.Tensor:
-        return self._all_reduce(self._weight.linear(x))
+    def __call__(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
+        return self._all_reduce(self._weight.linear(x, ctx))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._weight.slots(prefix)

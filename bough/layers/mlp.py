@@ -1,4 +1,4 @@
-"""The gated feed-forward block: two products of the input, one gating the other, and a third back to the old width."""
+"""The feed-forward part of a block, with a gate or without."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
+from bough.attention.context import ForwardContext
+from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.kernels.activation.reference import PLAIN
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import RmsNorm
+from bough.layers.norm import NormLayer
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -17,6 +20,8 @@ class GatedMLP:
     """down(activation(gate(x)) * up(x)), the inner width shared among ranks."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        if config.activation not in ("silu", "gelu_tanh"):
+            raise ModelError(f"Gated MLPs have the activation silu or gelu_tanh here, not {config.activation}.")
         held = placement.topology.slice_of(config.intermediate_size, "intermediate_size")
         parts = (Columns("gate_proj", held), Columns("up_proj", held))
         self._gate_up = ColumnLinear(config.hidden_size, parts, config.mlp_bias, placement)
@@ -24,12 +29,38 @@ class GatedMLP:
         self._activation = config.activation
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
-        gated, stream = self._gate_up.gated_after(norm, x, residual, self._activation, self._down.gate)
-        return self._down(gated), stream
+        gated, total = self._gate_up.gated_after(norm, x, residual, self._activation, self._down.gate, ctx)
+        return self._down(gated, ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._gate_up.slots(prefix)
         yield from self._down.slots(prefix)
+
+
+class PlainMLP:
+    """down(activation(up(x))), the inner width shared among ranks."""
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        held = placement.topology.slice_of(config.intermediate_size, "intermediate_size")
+        self._up = ColumnLinear(config.hidden_size, (Columns("up_proj", held),), config.mlp_bias, placement)
+        self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
+        self._activate = PLAIN[config.activation]
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        inner, total = self._up.after(norm, x, residual, ctx)
+        return self._down(self._activate(inner), ctx), total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._up.slots(prefix)
+        yield from self._down.slots(prefix)
+
+
+def make_mlp(config: ModelConfig, placement: Placement) -> GatedMLP | PlainMLP:
+    """The kind of MLP that the model has."""
+    return GatedMLP(config, placement) if config.mlp == "gated" else PlainMLP(config, placement)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from bough.core.model_config import RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
+from bough.layers.rope import RopeTable, rope_table
 from bough.layers.schemes.base import LinearWeight, Part, TableWeight
 from bough.layers.schemes.plain import PlainTable, PlainWeight
 
@@ -45,7 +47,15 @@ class Placement:
     ops: Ops = REFERENCE
     make_weight: WeightMaker = PlainWeight
     make_table: TableMaker = PlainTable
+    _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, not yet written."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def rope(self, config: RopeConfig, head_dim: int, context_length: int) -> RopeTable:
+        """The angles of a rotation; layers that rotate alike share them."""
+        key = (config, head_dim, context_length)
+        if key not in self._ropes:
+            self._ropes[key] = rope_table(config, head_dim, context_length, self.device)
+        return self._ropes[key]

@@ -16,23 +16,29 @@ from bough.core.model_config import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Cosine and sine of every position's angles, float32 [context, head_dim / 2]."""
+    """Cosine and sine of every position's angles, float32 [context, rotary_dim / 2]."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+    axes: torch.Tensor | None = None  # [rotary_dim / 2] int64, by which of a token's positions each pair rotates
 
 
 def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: torch.device) -> RopeTable:
     """Angles for the whole context, computed where they are needed: a long context takes tens of megabytes."""
     positions = torch.arange(context_length, dtype=torch.float32, device=device)
-    turned = torch.outer(positions, frequencies(config, head_dim).to(device))
+    turned = torch.outer(positions, frequencies(config, config.rotary_dim(head_dim)).to(device))
     scale = magnitude(config)
-    return RopeTable(turned.cos().mul_(scale), turned.sin().mul_(scale))
+    axes = None
+    if config.sections is not None:
+        assert sum(config.sections) == turned.shape[1], "every pair of coordinates belongs to one section"
+        of_sections = torch.arange(len(config.sections)), torch.tensor(config.sections)
+        axes = torch.repeat_interleave(*of_sections).to(device)
+    return RopeTable(turned.cos().mul_(scale), turned.sin().mul_(scale), axes)
 
 
-def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of coordinates. [head_dim / 2] float32"""
-    base = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+def frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of coordinates. [rotary_dim / 2] float32"""
+    base = 1.0 / config.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     if config.factors is not None:
         return base / torch.tensor(config.factors, dtype=torch.float32)
     if config.kind == "linear":
@@ -40,7 +46,7 @@ def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     if config.kind == "llama3":
         return _llama3(base, config)
     if config.kind == "yarn":
-        return _yarn(base, config, head_dim)
+        return _yarn(base, config, rotary_dim)
     return base
 
 
@@ -61,16 +67,16 @@ def _llama3(base: torch.Tensor, config: RopeConfig) -> torch.Tensor:
     return (1.0 - kept) * base / config.factor + kept * base
 
 
-def _yarn(base: torch.Tensor, config: RopeConfig, head_dim: int) -> torch.Tensor:
+def _yarn(base: torch.Tensor, config: RopeConfig, rotary_dim: int) -> torch.Tensor:
     """As Llama 3's, but blended linearly over the coordinates between two rotation counts."""
 
     def coordinate(turns: float) -> float:
         """Where in the head a pair makes this many turns over the original context."""
         ratio = config.original_context / (turns * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+        return rotary_dim * math.log(ratio) / (2 * math.log(config.theta))
 
     low = max(math.floor(coordinate(config.beta_fast)), 0)
-    high = min(math.ceil(coordinate(config.beta_slow)), head_dim - 1)
+    high = min(math.ceil(coordinate(config.beta_slow)), rotary_dim - 1)
     span = high - low if high > low else 0.001
-    kept = 1.0 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+    kept = 1.0 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
     return base / config.factor * (1.0 - kept) + base * kept

@@ -1,65 +1,23 @@
-"""Turns a checkpoint's own configuration into a `ModelConfig`, and its generation settings into sampling defaults.
+"""Reads a checkpoint's own configuration as a `ModelConfig`, and its generation settings as sampling defaults.
 
-There is one reader: `gguf_config` first puts GGUF metadata into the form of a Hugging Face config.json, so overrides
-and checks hold for both. Fields that a config.json leaves out have the defaults of the Transformers class behind it.
+Finds the model's family and lays the user's overrides over the file and the family's defaults under it; what the fields
+mean is the family's business (`bough.models`). GGUF metadata first take the form of a config.json (`gguf_config`), so
+overrides and checks hold for both.
 """
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.core.model_config import Activation, ModelConfig
-from bough.loader.fields import Fields, read_json
+from bough.core.model_config import ModelConfig
 from bough.loader.locate import ModelFiles
-from bough.loader.rope_config import read_local_rope, read_rope, trained_context
+from bough.models.fields import Fields, read_json
+from bough.models.registry import find_family
 
-COMMON_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
-QWEN_DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
-# What the Transformers class of each architecture assumes; its names are the keys of the model registry.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
-    "MistralForCausalLM": {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "Qwen2ForCausalLM": QWEN_DEFAULTS,
-    "Qwen3ForCausalLM": QWEN_DEFAULTS | {"head_dim": 128},
-    "Gemma3ForCausalLM": {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "query_pre_attn_scalar": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-}
-# Spellings under which the same text model appears.
-ALIASES = {
-    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-}
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-DTYPES = ("float32", "float16", "bfloat16")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -70,8 +28,8 @@ def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -
 
         given, freq_factors = read_gguf_config(files.gguf)
         config = _build(str(files.gguf), given, overrides or {}, _generation_eos(files))
-        # llama.cpp stores Gemma's norms with the one already added, and the result of Llama 3's rope scaling. Another
-        # scaling can only come from the overrides, and takes that one's place.
+        # llama.cpp adds the one to norm weights that are stored without it, and stores the result of some rope
+        # scalings. Another scaling can only come from the overrides, and takes that one's place.
         rope = replace(config.rope, factors=freq_factors) if config.rope.kind == "default" else config.rope
         return replace(config, norm_plus_one=False, rope=rope)
     if files.config is None:
@@ -105,62 +63,16 @@ def _generation_eos(files: ModelFiles) -> tuple[int, ...]:
 def _build(
     where: str, given: Mapping[str, Any], overrides: Mapping[str, Any], more_eos: tuple[int, ...]
 ) -> ModelConfig:
-    architecture = _architecture(where, {**given, **overrides})
+    names = {**given, **overrides}
+    named = names.get("architectures") or [names.get("model_type")]
+    family = find_family(str(named[0]) if isinstance(named, list) else str(named), f"{where}: ")
     text = Fields(where, given).section("text_config")  # a multimodal checkpoint keeps its language model there
-    layers: list[Mapping[str, Any]] = [overrides, text.values if text else {}, given]
-    config = Fields(where, ChainMap(*map(dict, [*layers, DEFAULTS[architecture], COMMON_DEFAULTS])))
-    _refuse_unsupported(config)
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    head_dim = config.optional_integer("head_dim") or hidden // heads
-    if heads % kv_heads:
-        raise ModelError(f"{where}: {heads} attention heads cannot share {kv_heads} key-value heads evenly.")
-    num_layers = config.integer("num_hidden_layers")
-    window, sliding = _sliding(architecture, config, num_layers)
-    gemma = architecture == "Gemma3ForCausalLM"
-    biased = config.boolean("attention_bias") and architecture != "MistralForCausalLM"
-    rope = read_rope(config)
+    layers: list[Mapping[str, Any]] = [overrides, text.values if text else {}, given, family.defaults]
+    fields = Fields(where, ChainMap(*map(dict, layers)))
+    _refuse_unsupported(fields)
+    config = family.read_config(fields)
     outer_eos = Fields(where, given).token_ids("eos_token_id") if "eos_token_id" not in overrides else ()
-    return ModelConfig(
-        architecture=architecture,
-        hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=config.integer("vocab_size"),
-        context_length=trained_context(config, rope),
-        norm_eps=config.number("rms_norm_eps"),
-        rope=rope,
-        local_rope=read_local_rope(config) if gemma else None,
-        activation=_activation(config, "hidden_activation" if gemma else "hidden_act"),
-        qkv_bias=biased or architecture == "Qwen2ForCausalLM",
-        output_bias=biased and architecture != "Qwen2ForCausalLM",
-        mlp_bias=architecture == "LlamaForCausalLM" and config.boolean("mlp_bias"),
-        qk_norm=architecture in ("Qwen3ForCausalLM", "Gemma3ForCausalLM"),
-        tied_embeddings=config.boolean("tie_word_embeddings"),
-        sliding_window=window,
-        sliding_layers=sliding,
-        query_scale=config.number("query_pre_attn_scalar") ** -0.5 if gemma else None,
-        attention_softcap=config.optional_number("attn_logit_softcapping") if gemma else None,
-        logit_softcap=config.optional_number("final_logit_softcapping") if gemma else None,
-        embedding_scale=math.sqrt(hidden) if gemma else 1.0,
-        norm_plus_one=gemma,
-        eos_token_ids=tuple(dict.fromkeys((*config.token_ids("eos_token_id"), *outer_eos, *more_eos))),
-        bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
-        dtype=_dtype(config),
-    )
-
-
-def _architecture(where: str, given: Mapping[str, Any]) -> str:
-    named = given.get("architectures") or [given.get("model_type")]
-    name = str(named[0]) if isinstance(named, list) else str(named)
-    found = ALIASES.get(name, name)
-    if found not in DEFAULTS:
-        known = ", ".join((*DEFAULTS, "Gemma3ForConditionalGeneration (text only)"))
-        raise ModelError(f"{where}: architecture {name!r} is not supported; supported are {known}.")
-    return found
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *outer_eos, *more_eos))))
 
 
 def _refuse_unsupported(config: Fields) -> None:
@@ -173,49 +85,3 @@ def _refuse_unsupported(config: Fields) -> None:
         )
     if config.boolean("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: attends in both directions, so it is an encoder and cannot generate text.")
-
-
-def _sliding(architecture: str, config: Fields, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """The window and which layers it holds for, by each architecture's own rule."""
-    window = config.optional_integer("sliding_window")
-    if architecture == "LlamaForCausalLM" or window is None:
-        return None, ()
-    if architecture == "MistralForCausalLM":
-        return window, (True,) * num_layers
-    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and not config.boolean("use_sliding_window"):
-        return None, ()
-    layer_types = config.values.get("layer_types")
-    if layer_types is not None:
-        slides = _by_layer_type(config, layer_types, num_layers)
-    elif architecture == "Gemma3ForCausalLM":
-        pattern = config.integer("sliding_window_pattern")
-        slides = tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
-    else:
-        first = config.values.get("max_window_layers")
-        if isinstance(first, bool) or not isinstance(first, int):
-            raise ModelError(f"{config.where}: max_window_layers must be a whole number, got {first!r}.")
-        slides = tuple(layer >= first for layer in range(num_layers))
-    return (window, slides) if any(slides) else (None, ())
-
-
-def _by_layer_type(config: Fields, layer_types: Any, num_layers: int) -> tuple[bool, ...]:
-    kinds = {"sliding_attention": True, "full_attention": False}
-    if not isinstance(layer_types, list) or not set(map(str, layer_types)) <= kinds.keys():
-        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(kinds)} only, got {layer_types!r}.")
-    if len(layer_types) < num_layers:
-        raise ModelError(f"{config.where}: layer_types names {len(layer_types)} of {num_layers} layers.")
-    return tuple(kinds[kind] for kind in layer_types[:num_layers])
-
-
-def _activation(config: Fields, field: str) -> Activation:
-    name = config.text(field, "silu")
-    if name not in ACTIVATIONS:
-        raise ModelError(f"{config.where}: {field} {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}.")
-    return ACTIVATIONS[name]
-
-
-def _dtype(config: Fields) -> str:
-    name = config.text("dtype", config.text("torch_dtype", "bfloat16")).removeprefix("torch.")
-    if name not in DTYPES:
-        raise ModelError(f"{config.where}: dtype {name!r} is not supported; supported are {', '.join(DTYPES)}.")
-    return name

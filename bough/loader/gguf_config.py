@@ -1,11 +1,10 @@
 """Puts the metadata of a GGUF file into the form of a Hugging Face config.json, which `config` then reads as usual.
 
-Also owns the names: which tensor of llama.cpp is which tensor of the Hugging Face checkpoint it was converted from.
+Keys that all architectures have are read here; the family adds its own (`ModelFamily.gguf_fields`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,64 +14,19 @@ from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from bough.core.errors import ModelError
 from bough.loader.gguf_file import GgufArray, GgufFile, Value
+from bough.models.registry import find_gguf_family
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",  # Mistral too: llama.cpp does not tell them apart
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-}
-# Quantised files do not say what they were made from. bfloat16 has the range for all of them, Gemma's included, which
-# float16 has not.
+# Quantised files do not say what they were made from. bfloat16 has the range for all of them, which float16 has not.
 DTYPES = {LlamaFileType.ALL_F32: "float32", LlamaFileType.MOSTLY_F16: "float16"}
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 ROPE_FACTORS = "rope_freqs.weight"
-GEMMA_27B_LAYERS = 62  # the one Gemma 3 that scales queries by hidden size per head; its GGUF does not say so
-
-OUTER_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_norm": "post_attention_layernorm",
-}
-GEMMA_LAYER_NAMES = LAYER_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-
-
-def hugging_face_name(name: str, architecture: str) -> str | None:
-    """The checkpoint's name of a GGUF tensor; None for what is no weight (`rope_freqs.weight`) or unknown."""
-    if name in OUTER_NAMES:
-        return OUTER_NAMES[name]
-    match = LAYER_TENSOR.fullmatch(name)
-    names = GEMMA_LAYER_NAMES if architecture == "Gemma3ForCausalLM" else LAYER_NAMES
-    if match is None or match[2] not in names:
-        return None
-    return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
 
 
 def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | None]:
     """A config.json's content, and the divisors of the rope frequencies where the file stores them (Llama 3.1 on)."""
     file = GgufFile.open(path)
     meta = _Metadata(path, file.metadata)
-    if meta.name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{path}: GGUF architecture {meta.name!r} is not supported; supported are {known}.")
+    family = find_gguf_family(meta.name, f"{path}: ")
     if meta.get("split.count", 1) != 1:
         raise ModelError(f"{path} is one part of a split GGUF; join the parts with `llama-gguf-split --merge` first.")
     embedding = file.tensors.get("token_embd.weight")
@@ -80,7 +34,7 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         raise ModelError(f"{path} holds no token_embd.weight: it is not a whole model.")
     config = _shape(meta)
     config |= {
-        "architectures": [ARCHITECTURES[meta.name]],
+        "architectures": list(family.architectures),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -88,8 +42,7 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id", None),
         "eos_token_id": _eos_ids(meta),
     }
-    if meta.name == "gemma3":
-        config |= _gemma_shape(meta, config)
+    config |= family.gguf_fields(meta, config)
     return config, _frequency_factors(file)
 
 
@@ -123,6 +76,7 @@ def _shape(meta: _Metadata) -> dict[str, Any]:
     heads = meta.need(".attention.head_count")
     head_dim = meta.get(".attention.key_length", meta.need(".embedding_length") // heads)
     rotated = meta.get(".rope.dimension_count", head_dim)
+    layer_norm_eps = meta.get(".attention.layer_norm_epsilon", None)
     return {
         "hidden_size": meta.need(".embedding_length"),
         "intermediate_size": meta.need(".feed_forward_length"),
@@ -131,7 +85,8 @@ def _shape(meta: _Metadata) -> dict[str, Any]:
         "num_key_value_heads": meta.get(".attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": meta.need(".context_length"),
-        "rms_norm_eps": meta.need(".attention.layer_norm_rms_epsilon"),
+        "layer_norm_eps": layer_norm_eps,
+        "rms_norm_eps": layer_norm_eps or meta.need(".attention.layer_norm_rms_epsilon"),
         "rope_theta": meta.get(".rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(meta),
         "partial_rotary_factor": rotated / head_dim,
@@ -148,18 +103,6 @@ def _rope_scaling(meta: _Metadata) -> dict[str, Any] | None:
         "original_max_position_embeddings": meta.get(".rope.scaling.original_context_length", None),
         "beta_fast": meta.get(".rope.scaling.yarn_beta_fast", None),
         "beta_slow": meta.get(".rope.scaling.yarn_beta_slow", None),
-    }
-
-
-def _gemma_shape(meta: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    large = config["num_hidden_layers"] == GEMMA_27B_LAYERS
-    per_head = config["hidden_size"] // config["num_attention_heads"]
-    return {
-        "query_pre_attn_scalar": per_head if large else config["head_dim"],
-        "sliding_window": meta.get(".attention.sliding_window", None),
-        "rope_local_base_freq": meta.get(".rope.freq_base_swa", None),
-        "attn_logit_softcapping": meta.get(".attn_logit_softcapping", None),
-        "final_logit_softcapping": meta.get(".final_logit_softcapping", None),
     }
 
 

@@ -23,7 +23,9 @@ from bough.loader.gguf_file import GgufFile
 from bough.loader.gguf_source import GgufSource
 from bough.loader.locate import ModelFiles
 from bough.loader.packed_cache import PackedCache, cache_path
-from bough.loader.source import DummySource, Index, SafetensorsSource, WeightSource
+from bough.loader.source import DummySource, Index, NamedSource, SafetensorsSource, WeightSource
+from bough.models.names import find_tensors
+from bough.models.registry import find_family, find_gguf_family
 from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
@@ -37,9 +39,14 @@ def open_source(
     if load_format == "dummy":
         return DummySource(config, device=device)
     if files.gguf is not None and load_format in ("auto", "gguf"):
-        return GgufSource(GgufFile.open(files.gguf), config)
+        file = GgufFile.open(files.gguf)
+        family = find_gguf_family(str(file.metadata.get("general.architecture")), f"{files.gguf}: ")
+        tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
+        return NamedSource(GgufSource(file), tensors)
     if files.safetensors and load_format in ("auto", "safetensors"):
-        return SafetensorsSource(files.safetensors)
+        source = SafetensorsSource(files.safetensors)
+        names = find_family(config.architecture).names(config)
+        return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
     wanted = "weights" if load_format == "auto" else f"{load_format} weights"
     raise ModelError(f"{files.folder} holds no {wanted}; choose another model, or --load-format dummy for random ones.")
 

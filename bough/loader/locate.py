@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bough.core.errors import ModelError
 from bough.loader import catalogue
-from bough.loader.fields import read_json
+from bough.models.fields import read_json
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 INDEX_NAME = "model.safetensors.index.json"

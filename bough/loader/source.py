@@ -1,14 +1,15 @@
-"""Where weights come from, behind one seam: tensors by their Hugging Face names, whole or in part.
+"""Where weights come from, behind one seam: tensors by name, whole or in part.
 
-`SafetensorsSource` reads checkpoints, `DummySource` makes weights up; `gguf_source` has the third. Files are
-memory-mapped, so what is not asked for is not read. Which part goes where is the model's business (`WeightSlot`).
+`SafetensorsSource` reads checkpoints, `DummySource` makes weights up; `gguf_source` has the third. `NamedSource` gives
+tensors of a checkpoint the model's names. Files are memory-mapped, so what is not asked for is not read. Which part
+goes where is the model's business (`WeightSlot`).
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,9 @@ from safetensors import SafetensorError, safe_open
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.distributed.topology import Topology
+from bough.models.names import Rows, Stored
+from bough.models.registry import build_model
 
 Index = tuple[slice, ...]
 StoredRows = tuple[npt.NDArray[np.uint8], GGMLQuantizationType]  # [rows, bytes of a row], and what the bytes are
@@ -29,27 +33,17 @@ FLOAT_TYPES = {
     torch.bfloat16: GGMLQuantizationType.BF16,
 }
 STORED_TYPES = {kind.name: kind for kind in FLOAT_TYPES.values()}  # by safetensors' names for them
-# A multimodal checkpoint nests its language model; older and newer Transformers at different depths.
-NESTED_PREFIXES = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
 DUMMY_SCALE = 0.02
 # Prime, so that no two rows of a matrix begin at the same place in the repeated block and none are equal.
 DUMMY_BLOCK = 524_309
 
 
 class WeightSource(Protocol):
-    """Tensors by their Hugging Face names, e.g. `model.layers.0.self_attn.q_proj.weight`."""
+    """Tensors by name, e.g. `model.layers.0.self_attn.q_proj.weight`."""
 
     def names(self) -> Sequence[str]: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def nbytes(self) -> int:
-        """Size of all tensors as they are stored."""
-        ...
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
         """The type in which `read_stored` gives a matrix."""
@@ -73,24 +67,20 @@ class SafetensorsSource:
     """The tensors of one or several safetensors files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._nbytes = sum(path.stat().st_size for path in paths)
-        self._where: dict[str, tuple[Path, Any, str]] = {}  # name: file, open handle, name inside the file
+        self._where: dict[str, tuple[Path, Any]] = {}  # name: file, open handle
         for path in paths:
             try:
                 handle: Any = safe_open(str(path), framework="pt")
                 stored = list(handle.keys())
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} is damaged or cut short ({error}); fetch it again.") from None
-            self._where |= {_plain_name(name): (path, handle, name) for name in stored}
+            self._where |= dict.fromkeys(stored, (path, handle))
 
     def names(self) -> Sequence[str]:
         return list(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
-
-    def nbytes(self) -> int:
-        return self._nbytes
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
         return STORED_TYPES.get(str(self._slice(name).get_dtype()), GGMLQuantizationType.F32)
@@ -103,11 +93,67 @@ class SafetensorsSource:
         return float_rows(self.read(name, index))
 
     def _slice(self, name: str) -> Any:
-        path, handle, stored = self._where[name]
+        path, handle = self._where[name]
         try:
-            return handle.get_slice(stored)
+            return handle.get_slice(name)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name!r} cannot be read ({error}); fetch the file again.") from None
+
+
+class NamedSource:
+    """The tensors of another source by the model's names: some of its rows, in another order, or transposed."""
+
+    def __init__(self, source: WeightSource, tensors: Mapping[str, Stored]) -> None:
+        self._source = source
+        self._tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        at = self._tensors[name]
+        shape = self._source.shape(at.name)
+        if self._is_flipped(at):
+            shape = shape[::-1]
+        return shape if at.rows is None else (_count(at.rows), *shape[1:])
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        return self._source.stored_type(self._tensors[name].name)
+
+    def read(self, name: str, index: Index = ()) -> torch.Tensor:
+        at = self._tensors[name]
+        if at.rows is None and not at.transposed:
+            return self._source.read(at.name, index)
+        (rows, *columns), order = self._place(at, index)
+        if self._is_flipped(at):
+            part = self._source.read(at.name, (*(columns or [slice(None)]), rows)).T
+        else:
+            part = self._source.read(at.name, (rows, *columns))
+        return part if order is None else part[torch.from_numpy(order)]
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        at = self._tensors[name]
+        if self._is_flipped(at):
+            return float_rows(self.read(name, index))
+        place, order = self._place(at, index)
+        rows, kind = self._source.read_stored(at.name, place)
+        return rows if order is None else rows[order], kind
+
+    def _is_flipped(self, at: Stored) -> bool:
+        """A bias has no other way round."""
+        return at.transposed and len(self._source.shape(at.name)) == 2
+
+    def _place(self, at: Stored, index: Index) -> tuple[Index, npt.NDArray[np.int64] | None]:
+        """Which rows and columns to read, and how to order those rows; None: they are in order."""
+        rows, *columns = index or (slice(None),)
+        if at.rows is None:
+            return (rows, *columns), None
+        if isinstance(at.rows, slice):
+            taken = range(at.rows.start, at.rows.stop)[rows]
+            return (slice(taken.start, taken.stop), *columns), None
+        wanted = np.array(at.rows[rows], dtype=np.int64)
+        first = int(wanted.min())
+        return (slice(first, int(wanted.max()) + 1), *columns), wanted - first
 
 
 class DummySource:
@@ -119,7 +165,8 @@ class DummySource:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
-        self._shapes = dict(_tensor_shapes(config))
+        model = build_model(config, Topology(), torch.float32, torch.device("meta"))
+        self._shapes = {slot.name: tuple(slot.target.shape) for slot in model.slots()}
         self._dtype = dtype
         # One block for all tensors, read from another place for each name: drawing billions of numbers takes minutes.
         block = torch.randn(DUMMY_BLOCK, generator=torch.Generator().manual_seed(0)) * DUMMY_SCALE
@@ -133,6 +180,7 @@ class DummySource:
         return self._shapes[name]
 
     def nbytes(self) -> int:
+        """Size of all tensors in the source's type."""
         return sum(map(math.prod, self._shapes.values())) * self._dtype.itemsize
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
@@ -143,7 +191,7 @@ class DummySource:
         rows = range(first)[index[0]] if index else range(first)
         width = math.prod(others)
         values = self._stretch(name, rows.start * width, len(rows) * width).view(len(rows), *others)
-        if "norm" in name:
+        if name.endswith("norm.weight"):
             values = values + self._norm_base
         return values[(slice(None), *index[1:])]
 
@@ -156,46 +204,5 @@ class DummySource:
         return turned.repeat(-(-count // DUMMY_BLOCK))[:count]
 
 
-def _plain_name(name: str) -> str:
-    for prefix, plain in NESTED_PREFIXES.items():
-        if name.startswith(prefix):
-            return plain + name.removeprefix(prefix)
-    return name
-
-
-def _tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of a checkpoint with this configuration."""
-    hidden = config.hidden_size
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        for name, shape in _layer_shapes(config):
-            yield f"model.layers.{layer}.{name}", shape
-    yield "model.norm.weight", (hidden,)
-    if not config.tied_embeddings:
-        yield "lm_head.weight", (config.vocab_size, hidden)
-
-
-def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    linears = {
-        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, queries, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    for name, (rows, columns, biased) in linears.items():
-        yield f"{name}.weight", (rows, columns)
-        if biased:
-            yield f"{name}.bias", (rows,)
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    if config.architecture == "Gemma3ForCausalLM":
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    for name in norms:
-        yield f"{name}.weight", (hidden,)
-    if config.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,)
-        yield "self_attn.k_norm.weight", (config.head_dim,)
+def _count(rows: Rows) -> int:
+    return int(rows.stop - rows.start) if isinstance(rows, slice) else len(rows)

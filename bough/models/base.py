@@ -21,8 +21,8 @@ class CausalLM(Protocol):
     def config(self) -> ModelConfig: ...
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """Hidden states [wanted, hidden_size] of int64 [tokens], those that `ctx.wanted` names; writes the keys and
-        values of all tokens to the pool."""
+        """Hidden states [n, hidden_size] of int64 [tokens], those that `ctx.logits_indices` names; writes the keys
+        and values of all tokens to the pool."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

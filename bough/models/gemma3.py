@@ -1,61 +1,80 @@
-"""Gemma 3: norms after attention and feed-forward as well as before; most layers see a window, with its own rotation.
+"""Gemma 3: norms after attention and MLP as well as before; most layers see a window, with its own rotation.
 
-The multimodal checkpoints hold the same text model under another name; here it answers to text alone.
+Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-import torch
-
-from bough.attention.context import ForwardContext
+from bough import layers
 from bough.core.model_config import ModelConfig
-from bough.layers.attention import SelfAttention
-from bough.layers.mlp import GatedMLP
-from bough.layers.norm import RmsNorm
-from bough.layers.placement import Placement
-from bough.layers.rope import RopeTable
-from bough.layers.weights import WeightSlot
-from bough.models.decoder import Decoder
+from bough.models.family import Metadata, ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import GGUF_NAMES, Names
+from bough.models.rope_config import read_local_rope
+
+GGUF_27B_LAYERS = 62  # the one that scales queries by hidden size per head, which its GGUF does not say
+GGUF_FIELDS = {
+    "sliding_window": ".attention.sliding_window",
+    "rope_local_base_freq": ".rope.freq_base_swa",
+    "attn_logit_softcapping": ".attn_logit_softcapping",
+    "final_logit_softcapping": ".final_logit_softcapping",
+}
 
 
-class Gemma3Block:
-    """Attention and feed-forward, each between two norms; the second is taken before adding to the stream."""
+class Gemma3(ModelFamily):
+    architectures = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+    model_types = ("gemma3", "gemma3_text")
+    gguf_architecture = "gemma3"
+    activation_field = "hidden_activation"
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    }
 
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        norm = (config.hidden_size, config.norm_eps, config.norm_plus_one, placement)
-        self._input_norm = RmsNorm(*norm)
-        self._attention = SelfAttention(config, layer, placement)
-        self._attention_norm = RmsNorm(*norm)
-        self._mlp_input_norm = RmsNorm(*norm)
-        self._mlp = GatedMLP(config, placement)
-        self._mlp_norm = RmsNorm(*norm)
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {
+            "local_rope": read_local_rope(config),
+            "qk_norm": True,
+            "query_scale": config.number("query_pre_attn_scalar") ** -0.5,
+            "attention_softcap": config.optional_number("attn_logit_softcapping"),
+            "logit_softcap": config.optional_number("final_logit_softcapping"),
+            "embedding_scale": math.sqrt(config.integer("hidden_size")),
+            "norm_plus_one": True,
+            **window_fields(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern") != 0),
+        }
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        rope: RopeTable,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._attention(x, residual, self._input_norm, rope, positions, ctx)
-        x, residual = self._mlp(self._attention_norm(x)[0], residual, self._mlp_input_norm)
-        return self._mlp_norm(x)[0], residual
+    def names(self, config: ModelConfig) -> Names:
+        """Transformers has nested the language model in two ways."""
+        older = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
+        return {**older, "model.language_model.": "model."}
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._input_norm.slots(f"{prefix}input_layernorm")
-        yield from self._attention.slots(f"{prefix}self_attn.")
-        yield from self._attention_norm.slots(f"{prefix}post_attention_layernorm")
-        yield from self._mlp_input_norm.slots(f"{prefix}pre_feedforward_layernorm")
-        yield from self._mlp.slots(f"{prefix}mlp.")
-        yield from self._mlp_norm.slots(f"{prefix}post_feedforward_layernorm")
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        per_head = given["hidden_size"] // given["num_attention_heads"]
+        scale = per_head if given["num_hidden_layers"] == GGUF_27B_LAYERS else given["head_dim"]
+        return {"query_pre_attn_scalar": scale, **{field: meta.get(key, None) for field, key in GGUF_FIELDS.items()}}
 
+    def gguf_names(self, config: ModelConfig) -> Names:
+        return {
+            **GGUF_NAMES,
+            "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+            "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
+            "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
+        }
 
-class Gemma3(Decoder):
-    """Gemma3ForCausalLM, and the text model inside Gemma3ForConditionalGeneration."""
-
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        multimodal = config.architecture == "Gemma3ForConditionalGeneration"
-        super().__init__(config, placement, Gemma3Block, prefix="language_model." if multimodal else "")
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
+        return layers.SandwichBlock(config, layer, placement)

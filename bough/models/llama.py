@@ -1,56 +1,29 @@
-"""Llama, and the families that differ from it only in what `ModelConfig` says.
-
-Mistral adds a sliding window, Qwen2 biases on query, key and value, Qwen3 a norm on each query and key head: flags of
-the attention layer, so they need no class of their own.
-"""
+"""Llama: the model that other families are described against."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any, ClassVar
 
-import torch
-
-from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.layers.attention import SelfAttention
-from bough.layers.mlp import GatedMLP
-from bough.layers.norm import RmsNorm
-from bough.layers.placement import Placement
-from bough.layers.rope import RopeTable
-from bough.layers.weights import WeightSlot
-from bough.models.decoder import Decoder
+from bough.models.family import ModelFamily
+from bough.models.fields import Fields
+from bough.models.names import GGUF_NAMES, Names, interleaved
 
 
-class LlamaBlock:
-    """Attention and feed-forward, each after a norm and added to the stream."""
+class Llama(ModelFamily):
+    architectures = ("LlamaForCausalLM",)
+    model_types = ("llama",)
+    gguf_architecture = "llama"  # Mistral's too: llama.cpp does not tell them apart
+    defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
 
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        norm = (config.hidden_size, config.norm_eps, config.norm_plus_one, placement)
-        self._input_norm = RmsNorm(*norm)
-        self._attention = SelfAttention(config, layer, placement)
-        self._mlp_norm = RmsNorm(*norm)
-        self._mlp = GatedMLP(config, placement)
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"mlp_bias": config.boolean("mlp_bias")}
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        rope: RopeTable,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._attention(x, residual, self._input_norm, rope, positions, ctx)
-        return self._mlp(x, residual, self._mlp_norm)
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._input_norm.slots(f"{prefix}input_layernorm")
-        yield from self._attention.slots(f"{prefix}self_attn.")
-        yield from self._mlp_norm.slots(f"{prefix}post_attention_layernorm")
-        yield from self._mlp.slots(f"{prefix}mlp.")
-
-
-class Llama(Decoder):
-    """LlamaForCausalLM and its relatives."""
-
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        super().__init__(config, placement, LlamaBlock)
+    def gguf_names(self, config: ModelConfig) -> Names:
+        """llama.cpp interleaves the halves of each query and key head, because it rotates neighbours."""
+        attention = "model.layers.*.self_attn"
+        return {
+            **GGUF_NAMES,
+            "blk.*.attn_q": interleaved(f"{attention}.q_proj", config.num_heads, config.head_dim),
+            "blk.*.attn_k": interleaved(f"{attention}.k_proj", config.num_kv_heads, config.head_dim),
+        }

@@ -1,12 +1,24 @@
-"""Architectures by their Hugging Face class name. Torch is loaded only when a model is built."""
+"""The families of models that there are: those of this package, and those that other packages register.
+
+A package registers a `ModelFamily` class through the entry point group `bough.models`. Its modules are imported when a
+checkpoint names an architecture that is not built in. Torch is loaded only when a model is built.
+"""
 
 from __future__ import annotations
 
-import importlib
+import functools
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily
+from bough.models.gemma3 import Gemma3
+from bough.models.llama import Llama
+from bough.models.mistral import Mistral
+from bough.models.qwen2 import Qwen2
+from bough.models.qwen3 import Qwen3
 
 if TYPE_CHECKING:
     import torch
@@ -16,19 +28,34 @@ if TYPE_CHECKING:
     from bough.layers.placement import AllReduce
     from bough.models.base import CausalLM
 
-ARCHITECTURES = {
-    "Gemma3ForCausalLM": "bough.models.gemma3:Gemma3",
-    "Gemma3ForConditionalGeneration": "bough.models.gemma3:Gemma3",
-    "LlamaForCausalLM": "bough.models.llama:Llama",
-    "MistralForCausalLM": "bough.models.llama:Llama",
-    "Qwen2ForCausalLM": "bough.models.llama:Llama",
-    "Qwen3ForCausalLM": "bough.models.llama:Llama",
-}
+BUILT_IN: tuple[ModelFamily, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Gemma3())
+GROUP = "bough.models"
 
 
 def supported_architectures() -> tuple[str, ...]:
-    """Names that `build_model` accepts, in order."""
-    return tuple(sorted(ARCHITECTURES))
+    """The Hugging Face class names that can be served."""
+    return tuple(name for family in _families() for name in family.architectures)
+
+
+def find_family(name: str, where: str = "") -> ModelFamily:
+    """The family of an architecture, or of a config.json's model type. `where` begins the error message."""
+    for family in _families():
+        if name in family.architectures or name in family.model_types:
+            return family
+    known = ", ".join(supported_architectures())
+    raise ModelError(
+        f"{where}architecture {name!r} is not supported; supported are {known}. Other packages can add models "
+        f"(entry point group {GROUP})."
+    )
+
+
+def find_gguf_family(name: str, where: str = "") -> ModelFamily:
+    """The family of a GGUF file's architecture."""
+    for family in _families():
+        if name == family.gguf_architecture:
+            return family
+    known = [family.gguf_architecture for family in _families() if family.gguf_architecture]
+    raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {', '.join(known)}.")
 
 
 def build_model(
@@ -43,17 +70,12 @@ def build_model(
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`. With
     `packed_ops` the weights are packed for those."""
-    if config.architecture not in ARCHITECTURES:
-        known = ", ".join(supported_architectures())
-        raise ModelError(
-            f"The architecture {config.architecture!r} is not supported; choose a model of one of: {known}."
-        )
+    family = find_family(config.architecture)
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement, no_reduce
     from bough.layers.schemes.packed import PackedScheme
     from bough.layers.schemes.registry import scheme_for
 
-    module, _, attribute = ARCHITECTURES[config.architecture].partition(":")
     reduce = all_reduce or no_reduce
     if packed_ops is not None:
         packed = PackedScheme(quantization)
@@ -61,5 +83,31 @@ def build_model(
     else:
         ops = ops_for(device, deterministic)
         placement = Placement(topology, dtype, device, reduce, ops, scheme_for(quantization))
-    model: CausalLM = getattr(importlib.import_module(module), attribute)(config, placement)
-    return model
+    return family.build(config, placement)
+
+
+def _families() -> Iterator[ModelFamily]:
+    yield from BUILT_IN
+    yield from _registered()
+
+
+@functools.cache
+def _registered() -> tuple[ModelFamily, ...]:
+    """The families of other packages."""
+    families = []
+    for entry in entry_points(group=GROUP):
+        package = entry.dist.name if entry.dist else entry.value
+        try:
+            family = entry.load()()
+        except Exception as error:
+            raise ModelError(
+                f"The package {package} registers the model {entry.name!r}, which cannot be loaded "
+                f"({type(error).__name__}: {error}); repair or uninstall it."
+            ) from error
+        if not isinstance(family, ModelFamily):
+            raise ModelError(
+                f"The package {package} registers {entry.value!r} as a model, which is no subclass of "
+                "bough.models.family.ModelFamily."
+            )
+        families.append(family)
+    return tuple(families)

@@ -1,16 +1,18 @@
 """Logprobs of the model's own distribution: raw logits, before temperature, penalties, bias or masks.
 
-Only rows that ask are computed. Results stay on the device, as `PendingLogprobs` or `Scores`, until they are read, so
-that a step in flight need not wait for them; `fetch` queues their way to the host. Positions are worked through in
-blocks, so that the logits of a long prompt never exist at once. Nothing is kept between calls.
+Only rows that ask are computed. Positions are worked through in blocks, so that the logits of a long prompt never exist
+at once. The copy of a block's results to the host is queued before the next block is computed, so a step in flight need
+not wait for them and the device never holds those of all blocks. Nothing is kept between calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,8 +25,8 @@ OUTPUT_BLOCK = INPUT_BLOCK  # rows whose logits are widened at once
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Logprobs of some positions, not yet read."""
+class BlockScores:
+    """Logprobs of a block of positions, in host memory: valid once the device has come to this point."""
 
     tokens: Tensor  # [m] int64
     logprobs: Tensor  # [m] float32
@@ -32,19 +34,25 @@ class Scores:
     top_ids: Tensor  # [m, most asked]
     id_logprobs: Tensor  # [m, most asked]
 
-    def fetch(self) -> Scores:
-        """The same in host memory, by copies that are queued: valid once the device has come to this point."""
-        return Scores(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logprobs of some positions, not yet read."""
+
+    blocks: Sequence[BlockScores]
 
     def to_host(self) -> PositionLogprobs:
-        """The same as numpy arrays; waits for the device, unless `fetch` came before and has been waited for."""
+        """The same as numpy arrays; the step must have been waited for."""
         return PositionLogprobs(
-            tokens=self.tokens.int().cpu().numpy(),
-            logprobs=self.logprobs.cpu().numpy(),
-            top_logprobs=self.top_logprobs.cpu().numpy(),
-            top_ids=self.top_ids.int().cpu().numpy(),
-            id_logprobs=self.id_logprobs.cpu().numpy(),
+            tokens=self._column("tokens").astype(np.int32),
+            logprobs=self._column("logprobs"),
+            top_logprobs=self._column("top_logprobs"),
+            top_ids=self._column("top_ids").astype(np.int32),
+            id_logprobs=self._column("id_logprobs"),
         )
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(block, name).numpy() for block in self.blocks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +62,8 @@ class PendingLogprobs:
     specs: Sequence[LogprobSpec | None]
     scores: Scores | None  # one position for each spec that is not None
 
-    def fetch(self) -> PendingLogprobs:
-        """The same in host memory, by copies that are queued: valid once the device has come to this point."""
-        return PendingLogprobs(self.specs, None if self.scores is None else self.scores.fetch())
-
     def read(self) -> list[PositionLogprobs | None]:
-        """For each row of the batch what it asked, as a run of one position; waits as `Scores.to_host` does."""
+        """For each row of the batch what it asked, as a run of one position; the step must have been waited for."""
         if self.scores is None:
             return [None] * len(self.specs)
         host = self.scores.to_host()
@@ -91,13 +95,13 @@ def output_logprobs(logits: Tensor, tokens: Tensor, specs: Sequence[LogprobSpec 
     asked = [spec for spec in specs if spec is not None]
     top, ids = max(spec.top for spec in asked), _padded_ids(asked, logits.device)
     if len(wanted) == len(specs) <= OUTPUT_BLOCK:
-        return PendingLogprobs(specs, _score(logits, tokens, top, ids))
+        return PendingLogprobs(specs, Scores([_score(logits, tokens, top, ids)]))
     places = to_device(np.array(wanted, dtype=np.int64), logits.device)
     blocks = [
         _score(logits.index_select(0, block), tokens.index_select(0, block), top, block_ids)
         for block, block_ids in zip(torch.split(places, OUTPUT_BLOCK), torch.split(ids, OUTPUT_BLOCK), strict=True)
     ]
-    return PendingLogprobs(specs, _joined(blocks))
+    return PendingLogprobs(specs, Scores(blocks))
 
 
 def input_logprobs(
@@ -108,7 +112,7 @@ def input_logprobs(
 
 
 def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, spec: LogprobSpec) -> Scores:
-    """What `input_logprobs` returns, still on the device."""
+    """What `input_logprobs` returns, on its way to the host."""
     if len(hidden) != len(targets):
         raise ValueError(f"{len(hidden)} hidden states for {len(targets)} targets")
     ids = _padded_ids([spec], hidden.device)
@@ -116,28 +120,24 @@ def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets:
         _score(logits_of(block), target, spec.top, ids.expand(len(block), -1))
         for block, target in zip(torch.split(hidden, INPUT_BLOCK), torch.split(targets, INPUT_BLOCK), strict=True)
     ]
-    return _joined(blocks)
+    return Scores(blocks)
 
 
-def _joined(blocks: list[Scores]) -> Scores:
-    """Scores of consecutive positions as one."""
-    return Scores(*(torch.cat([getattr(block, field.name) for block in blocks]) for field in fields(Scores)))
-
-
-def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> Scores:
+def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> BlockScores:
     """Normalises only the few logits that are wanted."""
     vocab_size = logits.shape[1]
     peak, log_sum = _log_normaliser(logits)
     top_logits, top_ids = logits.topk(min(top, vocab_size), dim=-1)
     id_logprobs = logits.gather(1, ids.clamp(0, vocab_size - 1)).float() - peak - log_sum
-    return Scores(
-        tokens=tokens,
-        logprobs=(logits.gather(1, tokens[:, None]).float() - peak - log_sum).squeeze(1),
-        top_logprobs=top_logits.float() - peak - log_sum,
-        top_ids=top_ids,
+    found = (
+        tokens,
+        (logits.gather(1, tokens[:, None]).float() - peak - log_sum).squeeze(1),
+        top_logits.float() - peak - log_sum,
+        top_ids,
         # The model cannot say an id that is not in its vocabulary.
-        id_logprobs=id_logprobs.masked_fill_((ids < 0) | (ids >= vocab_size), -torch.inf),
+        id_logprobs.masked_fill_((ids < 0) | (ids >= vocab_size), -torch.inf),
     )
+    return BlockScores(*(column.to("cpu", non_blocking=True) for column in found))
 
 
 def _log_normaliser(logits: Tensor) -> tuple[Tensor, Tensor]:

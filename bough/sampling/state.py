@@ -133,7 +133,7 @@ class SamplingState:
 
     @property
     def penalties(self) -> PenaltyStore:
-        """Penalties, and the slots that go with them, which may be others after the next setup."""
+        """Penalties, and the slots that go with them, whose tensors may be others after the next setup."""
         return PenaltyStore(
             repetition=self.repetition_penalty,
             frequency=self.frequency_penalty,
@@ -177,13 +177,12 @@ class SamplingState:
         return [self.logprob_specs[row] for row in rows.tolist()]
 
     def check(self) -> None:
-        """Audits the slots: each is free or lent, and only rows that need one hold one."""
+        """Audits the slots: only rows that need one hold one."""
         for slots, needed in (
             (self.output_counts, self.flags.repetition | self.flags.additive),
             (self.prompt_tokens, self.flags.repetition),
             (self.bias, self.flags.biased),
         ):
-            slots.check()
             if not np.array_equal(slots.slot_of >= 0, needed):
                 raise AssertionError("the rows that hold a slot are not those that need one")
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import ResourceError
-from bough.core.plan import FULL_ATTENTION, IntArray, KVGroup, ranks
+from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.plan import IntArray, ranks
 from bough.scheduler.request import Request
 
 MAX_TABLE_BYTES = 2**36  # of address space; memory is taken only as rows are used

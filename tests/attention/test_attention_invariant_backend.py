@@ -38,13 +38,13 @@ OTHER = [3 + 5 * i % 57 for i in range(23)]
 
 def weights(config: ModelConfig) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    slots = Llama(config, Placement(Topology(), torch.float32, CPU)).slots()
+    slots = Llama().build(config, Placement(Topology(), torch.float32, CPU)).slots()
     return {slot.name: torch.randn(slot.target.shape, generator=generator) * 0.2 for slot in slots}
 
 
 def deterministic(config: ModelConfig) -> Forward:
     """The model on Triton's interpreter, with chunks so short that the prompt has three."""
-    model = Llama(config, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
+    model = Llama().build(config, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
     source = weights(config)
     for slot in model.slots():
         slot.target.copy_(source[slot.name])

@@ -80,6 +80,29 @@ def test_scores_of_capped_layers_are_computed_in_bounded_pieces(monkeypatch: pyt
     assert error_of(Case(((20, 300), (0, 9)), softcap=2.0)) < 1e-5
 
 
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("group", [1, 3])
+def test_sinks_take_their_share_of_each_softmax(window: int | None, softcap: float | None, group: int) -> None:
+    rows = ((30, 1), (0, 1), (12, 7), (0, 9), (400, 300))
+    case = Case(rows, group=group, window=window, softcap=softcap, sinks=True)
+    assert error_of(case) < 1e-5
+    assert error_of(replace(case, rows=((13, 1), (4, 1)), page_size=4)) < 1e-5
+
+
+def test_sinks_are_those_of_gpt_oss() -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    torch.manual_seed(1)
+    q, k, v = torch.randn(1, 6, 5, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
+    mask = torch.zeros(5, 11).masked_fill_(torch.rand(5, 11) < 0.3, float("-inf"))
+    module = torch.nn.Module()
+    module.sinks, module.num_key_value_groups = torch.nn.Parameter(torch.randn(6)), 3
+    expected, _ = eager_attention_forward(module.eval(), q, k, v, mask[None, None], scaling=0.4)
+    layer = AttentionSpec(0, 0.4, None, None, 6, 2, 8, sinks=module.sinks.detach())
+    torch.testing.assert_close(torch_backend.attend(q, k, v, mask, layer), expected.transpose(1, 2).detach())
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_key_heads_as_a_batch_give_the_same(masked: bool) -> None:
     torch.manual_seed(1)

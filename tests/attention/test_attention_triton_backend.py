@@ -71,13 +71,13 @@ def test_it_agrees_with_the_torch_back_end(page_size: int, window: int | None) -
 @pytest.fixture
 def turned_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every layer that turns heads in a launch of its own."""
-    apart, taken = SelfAttention._turn_and_run, list[int]()
+    apart, taken = SelfAttention._rotate_and_run, list[int]()
 
     def counted(layer: SelfAttention, *args: Any) -> torch.Tensor:
         taken.append(layer._spec.layer)
         return apart(layer, *args)
 
-    monkeypatch.setattr(SelfAttention, "_turn_and_run", counted)
+    monkeypatch.setattr(SelfAttention, "_rotate_and_run", counted)
     return taken
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,17 @@ import numpy as np
 import pytest
 import torch
 
+from bough.core.model_config import ModelConfig
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
-from bough.executor import cuda_executor, cuda_parts, staging
+from bough.executor import cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_parts import assemble, graph_sizes
+from bough.executor.cuda_parts import assemble, graph_sizes, layer_weights
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.plain_plans import decode_plan, prompt_plan
+from bough.executor.step_memory import StepShape
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.projected_decode import triton as projected
 from bough.models.registry import build_model
@@ -60,7 +63,7 @@ class Rerun:
 
     def __init__(self, run: Callable[[], torch.Tensor], pool: object) -> None:
         self._run = run
-        self._output = run().clone()
+        self._output = run()
 
     def replay(self) -> torch.Tensor:
         return self._output.copy_(self._run())
@@ -72,10 +75,8 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("current_stream", "graph_pool_handle", "synchronize", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
     monkeypatch.setattr(staging, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
-    monkeypatch.setattr(cuda_executor, "Captured", Rerun)
+    monkeypatch.setattr(graphs, "Captured", Rerun)
     monkeypatch.setattr(cuda_executor, "rare_pieces", lambda *args: [])
-    monkeypatch.setattr(cuda_executor, "waits_for_host", lambda size, run: True)
-    monkeypatch.setattr(cuda_executor, "replay_s", lambda replay: 1.0)
     monkeypatch.setattr(cuda_parts, "DecodeWork", partial(DecodeWork, programs=INTERPRETED_PROGRAMS))
 
 
@@ -135,8 +136,8 @@ def test_decodes_take_the_graphs_that_fit_their_keys(
     monkeypatch.setattr(projected, "MOST_KEYS", most_keys)
     executor = build(loaded, GRAPHS)
     tokens_of(executor, [5, 17], decodes=2)
-    ladders: list[Any] = [executor._few_keys_graphs, executor._decode_graphs]
-    uses = [ladder._uses[2] for ladder in ladders]
+    kinds: list[Any] = [executor._few_keys_graphs, executor._decode_graphs]
+    uses = [graphs._uses[2] for graphs in kinds]
     assert uses == [min(few, 2), 2 - min(few, 2)]
 
 
@@ -164,4 +165,18 @@ def test_which_decodes_with_few_keys_have_graphs(
 ) -> None:
     model: Any = None
     weights = LoadedWeights(model, CONFIG, dtype, CPU, Topology(), 0, cache)
-    assert list(graph_sizes(weights, Settings.from_flat(flags), rows=64, chunk=128).few_keys) == few
+    shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
+    assert list(graph_sizes(weights, Settings.from_flat(flags), shape, forward_bytes=0).few_keys) == few
+
+
+QWEN = replace(CONFIG, hidden_size=1024, num_heads=16, num_kv_heads=8, head_dim=128, intermediate_size=3072)
+LLAMA = replace(CONFIG, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128, intermediate_size=14_336)
+
+
+@pytest.mark.parametrize(("config", "weights", "mixed"), [(QWEN, 15_728_640, 8704), (LLAMA, 218_103_808, 3072)])
+def test_prompts_of_a_small_model_have_graphs_up_to_a_full_chunk(config: ModelConfig, weights: int, mixed: int) -> None:
+    model: Any = None
+    loaded = LoadedWeights(model, config, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
+    step = StepShape(512, 8192, config.vocab_size, config.hidden_size, config.context_length, 1, 2, 2)
+    assert layer_weights(config) == weights
+    assert graph_sizes(loaded, SETTINGS, step, forward_bytes=0).mixed[-1] == mixed

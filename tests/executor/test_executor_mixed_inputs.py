@@ -16,7 +16,6 @@ from bough.core.plan import BatchPlan, Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.distributed.topology import Topology
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.graphs import FINE_STEP, FINE_TOKENS, mixed_sizes
 from bough.executor.layout import sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.kernels.decode_attention.work import DecodeWork
@@ -77,7 +76,7 @@ class Device:
         self.mixed.pad(size)
         taken = self.mixed.take(size)
         self.attention.prepare(taken.batch)
-        context = ForwardContext(self.attention, self.pool, taken.batch, taken.wanted)
+        context = ForwardContext(self.attention, self.pool, taken.batch, taken.logits_indices)
         self.model.forward(taken.token_ids, taken.batch.positions, context)
 
     @torch.inference_mode()
@@ -86,13 +85,13 @@ class Device:
         layout = self.inputs.lay_out(plan, self.inputs.apply(plan))
         if size is None:
             ids, batch = self.inputs.mixed_batch(layout)
-            wanted = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
+            indices = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
         else:
             self.mixed.send(plan, layout, size)
             taken = self.mixed.take(size)
-            ids, batch, wanted = taken.token_ids, taken.batch, taken.wanted
+            ids, batch, indices = taken.token_ids, taken.batch, taken.logits_indices
         self.attention.prepare(batch)
-        hidden = self.model.forward(ids, batch.positions, ForwardContext(self.attention, self.pool, batch, wanted))
+        hidden = self.model.forward(ids, batch.positions, ForwardContext(self.attention, self.pool, batch, indices))
         count = int(plan.sample.sum())
         rows = torch.from_numpy(plan.rows[plan.sample].astype(np.int64))
         self.inputs.advance(rows, self.model.logits(hidden[:count]).argmax(dim=-1))
@@ -158,13 +157,3 @@ def test_padding_of_any_size_leaves_the_cache_alone_after_any_other() -> None:
     for size in (20, 24, 36, 8, 24):
         device.run_padding(size)
         assert all(torch.equal(layer[1:24], kept) for layer, kept in zip(layers, before, strict=True))
-
-
-@pytest.mark.parametrize(("chunk", "largest"), [(16, 17), (64, 80), (2048, 2304), (8192, 8704)])
-def test_the_sizes_hold_every_step_and_waste_little(chunk: int, largest: int) -> None:
-    sizes = mixed_sizes(chunk, largest)
-    assert sizes == sorted(set(sizes)) and sizes[-1] == largest and chunk in sizes
-    for tokens in range(1, largest + 1):
-        rung = next(size for size in sizes if size >= tokens)
-        assert rung - tokens < max(16, tokens // 8 + 1, 256 if tokens > chunk else 0)
-        assert rung - tokens < FINE_STEP or not 512 < tokens <= min(chunk, FINE_TOKENS)

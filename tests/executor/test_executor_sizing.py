@@ -107,9 +107,11 @@ def gpu_size(settings: MemorySettings, free: int = 100 * GIB, step: int = 10 * G
     )
 
 
-def test_a_gpu_gives_what_weights_and_the_largest_step_leave() -> None:
-    assert gpu_size(MemorySettings()).pages == ((100 - 10 - 14) * 1024,) and "90%" in gpu_size(MemorySettings()).note
-    assert gpu_size(MemorySettings(mem_fraction_static=0.5)).pages == ((100 - 10 - 70) * 1024,)
+def test_a_gpu_gives_its_fraction_less_weights_and_never_what_a_step_needs() -> None:
+    assert gpu_size(MemorySettings()).pages == ((100 - 14) * 1024,) and "90%" in gpu_size(MemorySettings()).note
+    assert gpu_size(MemorySettings(), step=20 * GIB).pages == ((100 - 20) * 1024,)
+    assert gpu_size(MemorySettings(mem_fraction_static=0.5)).pages == ((100 - 70) * 1024,)
+    assert gpu_size(MemorySettings(mem_fraction_static=1.0)).pages == ((100 - 10) * 1024,)
     assert gpu_size(MemorySettings(max_total_tokens=1000, page_size=16)).pages == (62,)
 
 

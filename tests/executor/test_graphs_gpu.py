@@ -16,7 +16,6 @@ from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.graphs import USES_BEFORE_CAPTURE
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.kernels.projected_decode import triton as projected
-from bough.kernels.tuned_linear import products
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
 
@@ -26,13 +25,12 @@ SHAPE = {
     **TINY_LLAMA,
     "hidden_size": 128,
     "head_dim": 32,
-    "vocab_size": 1000,
     "max_position_embeddings": 2048,
 }
 
 
-def build(folder: Path, **settings: Any) -> CudaExecutor:
-    (folder / "config.json").write_text(json.dumps(SHAPE))
+def build(folder: Path, vocab_size: int = 1000, **settings: Any) -> CudaExecutor:
+    (folder / "config.json").write_text(json.dumps({**SHAPE, "vocab_size": vocab_size}))
     flat = {"load_format": "dummy", "max_total_tokens": 4096, **settings}
     executor = build_executor(locate(str(folder)), Settings.from_flat(flat)).executor
     assert isinstance(executor, CudaExecutor)
@@ -41,7 +39,7 @@ def build(folder: Path, **settings: Any) -> CudaExecutor:
 
 @pytest.mark.parametrize("tokens", [60, 200, 250])
 def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: int) -> None:
-    """A large rung is captured under load, and smaller ones, which are timed beside it, when nothing runs."""
+    """A large graph is captured under load, and smaller ones when nothing runs."""
     executor = build(tmp_path, max_running_requests=8, chunked_prefill_size=256)
     pages = np.arange(1, 1 + tokens, dtype=np.int32)
     plan = prompt_plan(0, np.arange(tokens, dtype=np.int32), pages)
@@ -55,31 +53,9 @@ def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: i
     executor.close()
 
 
-def test_graphs_from_before_products_were_measured_are_captured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether another algorithm than torch's is faster, is for a measurement to say; here the first proposal is."""
-    monkeypatch.setattr(
-        products,
-        "_fastest",
-        lambda library, rows, weight: library.proposals(rows, *weight.shape, weight.dtype)[0],
-    )
-    sizes = {"max_running_requests": 8, "chunked_prefill_size": 2048, "max_total_tokens": 8192}
-    executor = build(tmp_path, dtype="bfloat16", **sizes)
-    plan = prompt_plan(0, np.arange(1024, dtype=np.int32) % 1000, np.arange(1, 1025, dtype=np.int32))
-    for _ in range(USES_BEFORE_CAPTURE + 2):
-        executor.launch(plan).wait()
-    early = executor._mixed_graphs._graphs[1024]
-    while executor.idle():
-        pass
-    assert executor._mixed_graphs._graphs[1024] is not early
-    executor.launch(plan).wait()
-    executor.close()
-
-
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_few_keys_have_graphs_of_their_own_that_compute_the_same(tmp_path: Path, rows: int) -> None:
-    """Captured, padded to the next rung where there is none, and kernel by kernel."""
+    """Captured, padded to the next size where there is none, and kernel by kernel."""
     sizes = {"max_running_requests": 16, "chunked_prefill_size": 512, "max_total_tokens": 8192}
     executor = build(tmp_path, dtype="bfloat16", **sizes)
     for row in range(rows):
@@ -93,8 +69,9 @@ def test_few_keys_have_graphs_of_their_own_that_compute_the_same(tmp_path: Path,
             executor._staging.next_step()
             plan = decode_plan(step, rows)
             executor._inputs.send_decode(plan, executor._inputs.apply(plan), size)
-            apart, together = (graph.forward.replay()[:rows].double() for graph in graphs)
-            alone = executor._decode_logits(rows, few_keys=True).double()
+            logits_of = executor._model.logits
+            apart, together = (logits_of(graph.forward.replay()[:rows]).double() for graph in graphs)
+            alone = logits_of(executor._decode_hidden(rows, few_keys=True)).double()
             for logits in (together, alone):
                 assert float((logits - apart).norm() / apart.norm()) < 2e-2
             executor._sample_decodes(rows, apart.bfloat16())  # so that the next step begins with other tokens
@@ -106,13 +83,13 @@ def test_decodes_take_the_graphs_that_fit_their_keys(tmp_path: Path, monkeypatch
     executor = build(tmp_path, dtype="bfloat16", max_running_requests=8)
     while executor.idle():
         pass
-    ladders = executor._few_keys_graphs, executor._decode_graphs
+    kinds = executor._few_keys_graphs, executor._decode_graphs
     taken = []
     for length in (99, 100):  # and the token that is computed
         executor.launch(prompt_plan(0, np.zeros(length, dtype=np.int32), np.arange(1, 120, dtype=np.int32))).wait()
-        before = [ladder._uses[1] for ladder in ladders]
+        before = [graphs._uses[1] for graphs in kinds]
         executor.launch(decode_plan(0, 1)).wait()
-        taken.append([ladder._uses[1] - used for ladder, used in zip(ladders, before, strict=True)])
+        taken.append([graphs._uses[1] - used for graphs, used in zip(kinds, before, strict=True)])
     assert taken == [[1, 0], [0, 1]]
     executor.close()
 
@@ -124,3 +101,21 @@ def test_small_executors_come_to_rest(tmp_path: Path, rows: int, chunk: int) -> 
         pass
     executor.launch(prompt_plan(0, np.arange(chunk, dtype=np.int32), np.arange(1, 1 + chunk, dtype=np.int32))).wait()
     executor.close()
+
+
+def test_graphs_compute_in_one_block(tmp_path: Path) -> None:
+    """Captured smallest first, they take no more than the block of the largest. Small tensors have blocks of 2 MiB."""
+    executor = build(tmp_path, 100_000, dtype="bfloat16", max_running_requests=256, chunked_prefill_size=512)
+    scratch, before = executor._graph_memory._scratch_bytes, pool_bytes()
+    with torch.inference_mode():
+        graphs = [executor._capture_decode(size, few_keys=False) for size in (1, 2, 4, 8, 64, 128, 192, 256)]
+    taken = pool_bytes() - before
+    executor.close()
+    assert len(graphs) == 8 and scratch >= 256 * 100_000 * 2
+    assert scratch <= taken <= scratch + (16 << 20)
+
+
+def pool_bytes() -> int:
+    """What the pools of graphs hold."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))

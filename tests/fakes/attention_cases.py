@@ -34,6 +34,7 @@ class Case:
     decodes: int = 0  # rows at the front that a back end is told to be decodes
     dtype: torch.dtype = torch.float32  # of the cache
     input_dtype: torch.dtype | None = None  # of the queries; None: the cache's
+    sinks: bool = False
 
 
 def error_of(case: Case, backend: AttentionBackend) -> float:
@@ -78,7 +79,8 @@ def error_of(case: Case, backend: AttentionBackend) -> float:
     dtype = case.input_dtype or case.dtype
     q = torch.randn(len(slots), heads, HEAD_DIM).to(dtype)
     k, v = torch.randn(2, len(slots), case.kv_heads, HEAD_DIM).to(dtype)
-    spec = AttentionSpec(0, 0.4, case.window, case.softcap, heads, case.kv_heads, HEAD_DIM)
+    sinks = torch.randn(heads) if case.sinks else None
+    spec = AttentionSpec(0, 0.4, case.window, case.softcap, heads, case.kv_heads, HEAD_DIM, sinks=sinks)
     backend.prepare(batch)
     pool.keys[0][slots], pool.values[0][slots] = k.to(case.dtype), v.to(case.dtype)  # as the layer does first
     out = backend.run(q, k, v, spec, pool)
@@ -95,6 +97,7 @@ def error_of(case: Case, backend: AttentionBackend) -> float:
         0.4,
         case.window,
         case.softcap,
+        sinks,
     )
     return float((out.double() - truth).abs().max())
 

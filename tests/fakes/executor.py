@@ -20,17 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bough.core.plan import (
-    FULL_ATTENTION,
-    BatchPlan,
-    KVGroup,
-    Limits,
-    PositionLogprobs,
-    RowSetup,
-    StepResult,
-    TokenMasks,
-    mask_words,
-)
+from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.plan import BatchPlan, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks, mask_words
 
 VOCAB = 97
 

@@ -19,11 +19,11 @@ from bough.attention import triton_backend
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor, DecodeGraph
-from bough.executor.graphs import replay_s
 from bough.kernels.decode_attention import triton as plain
 from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.loader.shapes import find_files
+from tests.kernels.gpu_timing import replay_us
 
 ROWS, KEYS = (1, 2, 4, 8, 16, 64, 128, 256), (400, 1000, 2000, 4000, 16_000)
 MOST_TOKENS = 256_000
@@ -87,7 +87,7 @@ def place(executor: CudaExecutor, rows: int, keys: int) -> None:
 
 
 def step_us(graph: DecodeGraph) -> float:
-    times = [1e6 * replay_s(graph.forward.replay) for _ in range(REPLAYS)]
+    times = [replay_us(graph.forward.replay) for _ in range(REPLAYS)]
     return statistics.median(times[COLD_REPLAYS:])
 
 

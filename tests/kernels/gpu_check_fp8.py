@@ -32,6 +32,7 @@ from bough.kernels.scaled_linear.library import scaled_linear
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import LinearWeight, Part
 from bough.layers.schemes.registry import scheme_for
+from tests.fakes.context import NO_CONTEXT
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -150,10 +151,10 @@ def launcher(name: str, rows: int, made: list[LinearWeight]) -> Callable[[int], 
     norm = Norm(torch.rand(inputs, dtype=BF16, device=CUDA), EPS, False)
     gate_up = torch.randn(rows, 2 * inputs, dtype=BF16, device=CUDA)
     if name in ("qkv", "gate_up"):
-        return lambda number: made[number % len(made)].after_norm(x, residual, norm)
+        return lambda number: made[number % len(made)].after_norm(x, residual, norm, NO_CONTEXT)
     if name == "o":
-        return lambda number: made[number % len(made)].linear(x)
-    return lambda number: made[number % len(made)].linear(made[0].gate(gate_up, "silu"))
+        return lambda number: made[number % len(made)].linear(x, NO_CONTEXT)
+    return lambda number: made[number % len(made)].linear(made[0].gate(gate_up, "silu"), NO_CONTEXT)
 
 
 def product(name: str, rows: int, fast_sums: bool) -> Callable[[int], object]:

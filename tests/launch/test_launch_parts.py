@@ -14,9 +14,7 @@ from safetensors.numpy import save_file
 from bough.core.errors import ModelError, SettingsError
 from bough.core.settings import ModelSettings
 from bough.launch.parts import check_model
-from bough.loader.config import DEFAULTS
 from bough.loader.locate import locate
-from bough.models.registry import supported_architectures
 from tests.conftest import TINY_LLAMA
 
 
@@ -56,10 +54,6 @@ def test_damaged_weights_are_named_unless_nobody_reads_them(tmp_path: Path, dama
 def test_overrides_must_be_an_object(tiny_model: Path, text: str) -> None:
     with pytest.raises(SettingsError, match="json-model-override-args"):
         check(tiny_model, json_model_override_args=text)
-
-
-def test_every_architecture_whose_configuration_is_read_can_be_built() -> None:
-    assert DEFAULTS.keys() <= set(supported_architectures())
 
 
 def test_checking_needs_no_torch() -> None:

@@ -8,14 +8,15 @@ from bough.distributed.topology import Topology
 from bough.layers.embedding import Embedding, Head
 from bough.layers.placement import Placement
 from bough.layers.schemes.plain import PlainTable
+from tests.fakes.context import NO_CONTEXT
 
 
 def test_scale_is_rounded_to_the_weights_type_and_leaves_them_alone() -> None:
     placement = Placement(Topology(), torch.bfloat16, torch.device("cpu"))
     embedding = Embedding(5, 3, 33.9411, placement)
-    weight = next(embedding.slots("embed")).target
+    weight = next(embedding.slots("embed.")).target
     weight.fill_(1.0)
-    assert torch.equal(embedding(torch.tensor([2, 4])), torch.full((2, 3), 34.0, dtype=torch.bfloat16))
+    assert torch.equal(embedding(torch.tensor([2, 4]), NO_CONTEXT), torch.full((2, 3), 34.0, dtype=torch.bfloat16))
     assert torch.equal(weight, torch.ones(5, 3, dtype=torch.bfloat16))
 
 

@@ -19,6 +19,7 @@ from bough.loader.load import load_weights
 from bough.loader.source import DummySource
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
+from tests.fakes.context import NO_CONTEXT
 from tests.fakes.forward import Forward
 
 CPU = torch.device("cpu")
@@ -81,10 +82,10 @@ def test_bands_are_quantised_as_they_come() -> None:
         for first in range(0, slot.target.shape[0], 5):
             slot.fill(first, matrices[slot.name][first : first + 5])
     x = torch.randn(3, 64)
-    product = weight.linear(x)
+    product = weight.linear(x, NO_CONTEXT)
     expected = x @ torch.cat(list(matrices.values())).T
     assert (product - expected).norm() / expected.norm() < 0.05
-    assert torch.equal(weight.linear(weight._ops.quantize_rows(x)), product)
+    assert torch.equal(weight.linear(weight._ops.quantize_rows(x), NO_CONTEXT), product)
 
 
 def test_layers_that_do_not_fit_stay_plain_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,9 +20,9 @@ from bough.layers.attention import SelfAttention
 from bough.layers.mlp import GatedMLP
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.rope import rope_table
 from bough.layers.weights import WeightSlot
 from bough.memory.pools.kv_pool import KVPool
+from tests.fakes.context import NO_CONTEXT
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -91,8 +91,7 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
     backend = TorchAttention()
     backend.prepare(batch)
     ctx = ForwardContext(backend, KVPool(config, (TOKENS,), 1, torch.float32, CPU, topology), batch)
-    rope = rope_table(config.rope, config.head_dim, TOKENS, CPU)
-    return layer(x, None, norm_of(config), rope, batch.positions, ctx)[0]
+    return layer(x, None, norm_of(config), batch.positions, ctx)[0]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -111,7 +110,7 @@ def test_mlp_of_the_ranks_sums_to_the_whole() -> None:
     def output(topology: Topology) -> torch.Tensor:
         layer = GatedMLP(CONFIG, placement(topology))
         fill(layer, checkpoint_of(CONFIG))
-        return layer(x, None, norm_of(CONFIG))[0]
+        return layer(x, None, norm_of(CONFIG), NO_CONTEXT)[0]
 
     parts = [output(Topology(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
@@ -124,7 +123,7 @@ def test_partial_results_pass_through_the_given_reduction() -> None:
         fill(layer, checkpoint_of(CONFIG))
     x = torch.randn(2, CONFIG.hidden_size)
     norm = norm_of(CONFIG)
-    torch.testing.assert_close(reduced(x, None, norm)[0], plain(x, None, norm)[0] * 2)
+    torch.testing.assert_close(reduced(x, None, norm, NO_CONTEXT)[0], plain(x, None, norm, NO_CONTEXT)[0] * 2)
 
 
 def test_uneven_shares_are_refused_by_name() -> None:

@@ -10,7 +10,6 @@ import pytest
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.loader.config import read_config
-from bough.loader.gguf_config import hugging_face_name
 from bough.loader.locate import ModelFiles
 
 MakeGguf = Callable[..., Path]
@@ -140,20 +139,3 @@ def test_per_layer_numbers_must_agree(make_gguf: MakeGguf) -> None:
 def test_what_cannot_be_run_is_refused(make_gguf: MakeGguf, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ModelError, match=rf"tiny\.gguf.*{text}"):
         read(make_gguf(**changes))
-
-
-@pytest.mark.parametrize(
-    ("name", "architecture", "expected"),
-    [
-        ("token_embd.weight", "LlamaForCausalLM", "model.embed_tokens.weight"),
-        ("output.weight", "LlamaForCausalLM", "lm_head.weight"),
-        ("blk.11.attn_q.bias", "Qwen2ForCausalLM", "model.layers.11.self_attn.q_proj.bias"),
-        ("blk.0.ffn_norm.weight", "LlamaForCausalLM", "model.layers.0.post_attention_layernorm.weight"),
-        ("blk.0.ffn_norm.weight", "Gemma3ForCausalLM", "model.layers.0.pre_feedforward_layernorm.weight"),
-        ("blk.0.post_attention_norm.weight", "Gemma3ForCausalLM", "model.layers.0.post_attention_layernorm.weight"),
-        ("rope_freqs.weight", "LlamaForCausalLM", None),
-        ("blk.0.ffn_gate_exps.weight", "LlamaForCausalLM", None),
-    ],
-)
-def test_names(name: str, architecture: str, expected: str | None) -> None:
-    assert hugging_face_name(name, architecture) == expected

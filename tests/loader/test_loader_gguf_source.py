@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from bough.core.model_config import ModelConfig
-from bough.loader.gguf_file import GgufFile
-from bough.loader.gguf_source import GgufSource
+from bough.loader.load import open_source
+from bough.loader.locate import ModelFiles
+from bough.loader.source import WeightSource
 
 MakeGguf = Callable[..., Path]
 QUERY, KEY, VALUE = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
@@ -30,9 +31,13 @@ def checkpoint() -> dict[str, np.ndarray]:
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def open_gguf(make: MakeGguf, tensors: dict[str, np.ndarray], config: ModelConfig, **options: object) -> GgufSource:
+def open_file(path: Path, config: ModelConfig) -> WeightSource:
+    return open_source(ModelFiles("tiny", path.parent, gguf=path), config)
+
+
+def open_gguf(make: MakeGguf, tensors: dict[str, np.ndarray], config: ModelConfig, **options: object) -> WeightSource:
     named = {f"blk.0.{name}": values for name, values in tensors.items()}
-    return GgufSource(GgufFile.open(make(tensors=named, **options)), config)
+    return open_file(make(tensors=named, **options), config)
 
 
 def test_llama_heads_get_their_order_back(
@@ -74,9 +79,7 @@ def test_parts_of_quantised_tensors(
 
 def test_only_weights_are_listed(make_gguf: MakeGguf, tiny_config: ModelConfig) -> None:
     tensors = {"token_embd.weight": np.ones((10, 64), np.float32), "rope_freqs.weight": np.ones(8, np.float32)}
-    source = GgufSource(GgufFile.open(make_gguf(tensors=tensors)), tiny_config)
-    assert source.names() == ["model.embed_tokens.weight"]
-    assert source.nbytes() == 10 * 64 * 4
+    assert open_file(make_gguf(tensors=tensors), tiny_config).names() == ["model.embed_tokens.weight"]
 
 
 def test_a_type_without_kernels_is_dequantised_and_told_once(
@@ -86,7 +89,7 @@ def test_a_type_without_kernels_is_dequantised_and_told_once(
     values = np.random.default_rng(0).normal(size=(8, 256)).astype(np.float32)
     names = ["blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"]
     path = make_gguf(tensors=dict.fromkeys(names, values), kinds=dict.fromkeys(names, kind))
-    source = GgufSource(GgufFile.open(path), tiny_config)
+    source = open_file(path, tiny_config)
     with caplog.at_level("INFO"):
         for name in source.names():
             rows, stored = source.read_stored(name)

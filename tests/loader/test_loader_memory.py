@@ -81,4 +81,5 @@ def test_weights_on_their_way_to_a_device_are_not_doubled(tmp_path: Path) -> Non
 @reads_status
 def test_the_peak_is_little_more_than_the_weights() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert 0.9 < float(done.stdout) <= MOST, done.stdout
+    # Below one, because the allocator has touched some of the weights' memory before; near zero, nothing was measured.
+    assert 0.7 < float(done.stdout) <= MOST, done.stdout

@@ -11,8 +11,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import save_file
 
 from bough.loader.config import read_config
-from bough.loader.gguf_file import GgufFile
-from bough.loader.gguf_source import GgufSource
+from bough.loader.load import open_source
 from bough.loader.locate import ModelFiles
 from bough.loader.packed_size import PackedSize, packed_size
 from bough.loader.source import SafetensorsSource
@@ -39,6 +38,6 @@ def test_of_floats(tmp_path: Path, quantization: str, expected: PackedSize) -> N
 def test_of_what_is_quantised_already(make_gguf: MakeGguf, quantization: str, row_bytes: int) -> None:
     tensors = {"token_embd.weight": np.zeros((16, 64), np.float32)}
     path = make_gguf(tensors=tensors, kinds={"token_embd.weight": GGMLQuantizationType.Q5_0})
-    config = read_config(ModelFiles("tiny", path.parent, gguf=path), {})
-    found = packed_size(GgufSource(GgufFile.open(path), config), quantization)
+    files = ModelFiles("tiny", path.parent, gguf=path)
+    found = packed_size(open_source(files, read_config(files)), quantization)
     assert found == PackedSize(16 * row_bytes, quantised=quantization != "none")

@@ -13,7 +13,8 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.models.base import CausalLM
-from bough.models.registry import build_model, supported_architectures
+from bough.models.names import find_tensors
+from bough.models.registry import build_model, find_family, supported_architectures
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -56,11 +57,15 @@ def test_every_architecture_builds(name: str) -> None:
     assert len({slot.name for slot in model.slots()}) > 2 * 9
 
 
-def test_multimodal_gemma_reads_the_language_model_of_its_checkpoint() -> None:
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_multimodal_gemma_reads_the_language_model_of_its_checkpoint(prefix: str) -> None:
     model = build(replace(CONFIG, architecture="Gemma3ForConditionalGeneration", tied_embeddings=True))
-    names = {slot.name for slot in model.slots()}
-    assert all(name.startswith("language_model.model.") for name in names)
-    assert "language_model.model.layers.1.pre_feedforward_layernorm.weight" in names
+    needed = {slot.name for slot in model.slots()}
+    assert "model.layers.1.pre_feedforward_layernorm.weight" in needed
+    stored = {prefix + name.removeprefix("model.") for name in needed}
+    found = find_tensors(find_family(model.config.architecture).names(model.config), stored, keep_others=True)
+    assert found.keys() == needed
+    assert {at.name for at in found.values()} == stored
 
 
 def test_tied_head_shares_the_embedding() -> None:

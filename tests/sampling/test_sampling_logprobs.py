@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bough.core.plan import LogprobSpec
 from bough.sampling import logprobs
-from bough.sampling.logprobs import INPUT_BLOCK, input_logprobs, output_logprobs, score_inputs
+from bough.sampling.logprobs import INPUT_BLOCK, input_logprobs, output_logprobs
 
 
 def randn(*shape: int) -> Tensor:
@@ -85,21 +85,3 @@ def test_input_logprobs_in_bounded_blocks(length: int) -> None:
 def test_input_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="3 hidden states for 2 targets"):
         input_logprobs(lambda block: block, torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), LogprobSpec())
-
-
-def test_fetched_scores_read_the_same() -> None:
-    logits, tokens, spec = randn(3, 50), torch.tensor([4, 0, 49]), LogprobSpec(top=2, ids=(7,))
-    pending = output_logprobs(logits, tokens, [spec, None, spec])
-    for one, other in zip(pending.read(), pending.fetch().read(), strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            assert one.logprobs.tolist() == other.logprobs.tolist()
-            assert one.top_ids.tolist() == other.top_ids.tolist()
-    direct = input_logprobs(lambda block: block, logits, tokens, spec)
-    fetched = score_inputs(lambda block: block, logits, tokens, spec).fetch().to_host()
-    assert direct.logprobs.tolist() == fetched.logprobs.tolist()
-    assert direct.id_logprobs.tolist() == fetched.id_logprobs.tolist()
-
-
-def test_nobody_needs_no_fetch() -> None:
-    assert output_logprobs(randn(1, 10), torch.tensor([0]), [None]).fetch().read() == [None]

@@ -100,8 +100,8 @@ def test_a_plain_step_never_waits() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         sampled = sample_rows_on_device(state, logits, rows, numbers)
-        pending = output_logprobs(logits, sampled.tokens, specs).fetch()
-        prompt = score_inputs(lambda hidden: hidden, logits, rows, LogprobSpec(top=1)).fetch()
+        pending = output_logprobs(logits, sampled.tokens, specs)
+        prompt = score_inputs(lambda hidden: hidden, logits, rows, LogprobSpec(top=1))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bough.core.plan import FULL_ATTENTION, KVGroup, Limits
+from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.plan import Limits
 from bough.core.settings import MemorySettings
 from bough.scheduler.admission import (
     CLIPPED_NEW_TOKENS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bough.kernels.rms_norm.reference import rms_norm
-from bough.kernels.rope.reference import apply_rope
+from bough.kernels.rope.reference import angles_of, apply_rope
 from bough.kernels.store_kv.reference import store_kv
 
 
@@ -17,28 +17,28 @@ def norm_rope_store_(
     k_weight: torch.Tensor | None,  # [head_dim]
     eps: float,
     plus_one: bool,
-    cos: torch.Tensor,  # [context, head_dim / 2] float32
-    sin: torch.Tensor,  # [context, head_dim / 2] float32
-    positions: torch.Tensor,  # [tokens] int64
+    cos: torch.Tensor,  # [context, rotary_dim / 2] float32
+    sin: torch.Tensor,  # [context, rotary_dim / 2] float32
+    positions: torch.Tensor,  # [tokens] int64, or [axes, tokens]
     slots: torch.Tensor,  # [tokens] int64
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
     v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
     k_scale: float = 1.0,  # what readers multiply stored keys and values with, where caches have 8 bits
     v_scale: float = 1.0,
+    axes: torch.Tensor | None = None,  # [rotary_dim / 2] int64, by which of a token's positions each pair rotates
 ) -> None:
     """Normalises query and key heads if they have a weight, rotates them, all in place, and stores keys and values.
+
+    Kernels for devices rotate whole heads by one position. Layers that rotate a part of each head, not at all, or by
+    several positions call this function on every device.
 
     The normalised heads are rounded to the type of `qkv` before they are rotated, and keys and values to the type of
     the caches as they are stored; those that are too large for 8 bits become the largest number there is.
     """
-    c, s = cos[positions, None], sin[positions, None]
-    cos_of, signed_sin_of = torch.cat((c, c), dim=-1), torch.cat((-s, s), dim=-1)
     q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-    if q_weight is None and k_weight is None:  # both at once: on a CPU each operation costs more than its arithmetic
-        qk = qkv[:, : heads + kv_heads]
-        qk.copy_(apply_rope(qk, cos_of, signed_sin_of))
-    else:
-        for part, weight in ((q, q_weight), (k, k_weight)):
-            normed = part if weight is None else rms_norm(part, weight, eps, plus_one=plus_one)[0]
-            part.copy_(apply_rope(normed, cos_of, signed_sin_of))
+    for part, weight in ((q, q_weight), (k, k_weight)):
+        if weight is not None:
+            part.copy_(rms_norm(part, weight, eps, plus_one=plus_one)[0])
+    qk = qkv[:, : heads + kv_heads]  # both at once: on a CPU each operation costs more than its arithmetic
+    qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
     store_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)

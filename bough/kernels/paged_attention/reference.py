@@ -21,6 +21,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
 ) -> torch.Tensor:
     """Causal attention of each row over its own pages, which already hold the queries' own keys and values."""
     out = torch.empty_like(q)
@@ -34,8 +35,11 @@ def paged_attention(
             scores = q[first:last, head] @ k_cache[slots, head // group].T * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            weights = torch.softmax(scores.masked_fill(~mask.to(q.device), float("-inf")), dim=-1)
-            out[first:last, head] = weights @ v_cache[slots, head // group]
+            scores = scores.masked_fill(~mask.to(q.device), float("-inf"))
+            total = torch.logsumexp(scores, dim=-1, keepdim=True)
+            if sinks is not None:
+                total = torch.logaddexp(total, sinks[head].to(total.dtype))
+            out[first:last, head] = torch.exp(scores - total) @ v_cache[slots, head // group]
     return out
 
 

@@ -1,7 +1,8 @@
 """The seam between linear layers and the ways to keep a weight.
 
 A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs and what
-stands before and behind a product; the weight decides in what form all of that is computed.
+stands before and behind a product; the weight decides in what form all of that is computed. Each product gets the
+forward context: a weight that depends on the request finds there whose rows it multiplies.
 
 While the checkpoint is read, a weight is handed its parts band by band through the `store` of its slots, each part from
 its first row to its last, and may keep whatever it makes of them: a scheme that packs whole matrices knows by its own
@@ -16,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.quantize_rows.rows import QuantizedRows
 from bough.layers.weights import WeightSlot
@@ -36,18 +38,24 @@ class Part:
 class LinearWeight(Protocol):
     """The matrix of one layer, and its bias if it has one."""
 
-    def linear(self, x: Rows) -> torch.Tensor:
+    def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         """The product of the rows."""
         ...
 
     def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of the norm of x + residual, and that sum."""
         ...
 
     def gated_after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        activation: Activation,
+        gate: Gate,
+        ctx: ForwardContext,
     ) -> tuple[Rows, torch.Tensor]:
         """The same for a weight of which the first half of the outputs gates the second. `gate` is that of the weight
         that multiplies the result; one that has a fused way to plain rows need not use it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bough.attention.context import ForwardContext
 from bough.kernels.fp8_ops import fp8_ops_for
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.quantize_rows.rows import FP8, QuantizedRows
@@ -58,19 +59,25 @@ class Fp8Weight:
         self._dtype = placement.dtype
         self._ops = fp8_ops_for(placement.device)
 
-    def linear(self, x: Rows) -> torch.Tensor:
+    def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         return self._product(x if isinstance(x, QuantizedRows) else self._ops.quantize_rows(x))
 
     def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, stream = self._ops.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one)
         return self._product(rows), stream
 
     def gated_after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        activation: Activation,
+        gate: Gate,
+        ctx: ForwardContext,
     ) -> tuple[Rows, torch.Tensor]:
-        gate_up, stream = self.after_norm(x, residual, norm)
+        gate_up, stream = self.after_norm(x, residual, norm, ctx)
         return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:

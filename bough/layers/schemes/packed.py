@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.packed_ops import PackedOps
 from bough.kernels.quant_linear.filling import FillingWeight, of_tables
@@ -44,20 +45,26 @@ class PackedLinear:
         self._bias = placement.empty(sum(part.outputs for part in parts)) if bias else None
         self._ops = _packed_ops(placement)
 
-    def linear(self, x: Rows) -> torch.Tensor:
+    def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "the product itself quantises its rows"
         return self._ops.packed_linear(x, [weight.weight for weight in self._weights], self._bias)
 
     def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self.linear(normed), stream
+        return self.linear(normed, ctx), stream
 
     def gated_after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        activation: Activation,
+        gate: Gate,
+        ctx: ForwardContext,
     ) -> tuple[Rows, torch.Tensor]:
-        gate_up, stream = self.after_norm(x, residual, norm)
+        gate_up, stream = self.after_norm(x, residual, norm, ctx)
         return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
@@ -83,7 +90,7 @@ class PackedTable:
         return self._ops.packed_linear(hidden, [self._weight.weight], None)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield _slot(f"{prefix}.weight", self._weight)
+        yield _slot(f"{prefix}weight", self._weight)
 
 
 def _packed_ops(placement: Placement) -> PackedOps:

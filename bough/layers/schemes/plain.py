@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
 from bough.layers.weights import WeightSlot
@@ -31,17 +32,23 @@ class PlainWeight:
         self._bias = placement.empty(outputs) if bias else None
         self._ops = placement.ops
 
-    def linear(self, x: Rows) -> torch.Tensor:
+    def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "quantised rows are for quantised weights"
         return self._ops.linear(x, self._weight, self._bias)
 
     def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._ops.norm_linear(x, residual, norm, self._weight, self._bias)
 
     def gated_after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, activation: Activation, gate: Gate
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        activation: Activation,
+        gate: Gate,
+        ctx: ForwardContext,
     ) -> tuple[Rows, torch.Tensor]:
         return self._ops.norm_gate_up(x, residual, norm, self._weight, self._bias, activation)
 
@@ -68,4 +75,4 @@ class PlainTable:
         return self._ops.logits(hidden, self.weight)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}.weight", self.weight)
+        yield WeightSlot(f"{prefix}weight", self.weight)

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.plan import BoolArray, IntArray, KVGroup
+from bough.core.kv_group import KVGroup
+from bough.core.plan import BoolArray, IntArray
 from bough.memory.tree.pool import PagePool
 
 NameArray = npt.NDArray[np.int64]  # generation << 32 | page; 0 names no page

@@ -8,19 +8,27 @@ it is what users lay over a configuration.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 from bough.core.errors import ModelError
 from bough.core.model_config import RopeConfig
-from bough.loader.fields import Fields
+from bough.models.fields import Fields
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(RopeConfig)["kind"])
 DEFAULT_THETA = 10_000.0
 
 
-def read_rope(config: Fields) -> RopeConfig:
-    """The rotation of a model's full-attention layers, which for most models are all."""
-    return _parse(_parameters(config, "full_attention"), config)
+def read_rope(config: Fields, *, partial: bool = False) -> RopeConfig:
+    """The rotation of a model's full-attention layers, which for most models are all. `partial`: the family knows
+    heads of which a part rotates."""
+    given = _parameters(config, "full_attention")
+    share = given.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if share != 1.0 and not partial:
+        raise ModelError(
+            f"{given.where}: partial_rotary_factor = {share} is not supported; the whole head must rotate."
+        )
+    return replace(_parse(given, config), partial_rotary_factor=share)
 
 
 def read_local_rope(config: Fields) -> RopeConfig:
@@ -53,7 +61,6 @@ def _parse(given: Fields, config: Fields) -> RopeConfig:
     kind = given.text("rope_type", given.text("type", "default"))
     if kind not in KINDS:
         raise ModelError(f"{given.where}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}.")
-    _check_whole_head(given, config)
     theta = given.number("rope_theta")
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=given.number("factor"))
@@ -101,11 +108,3 @@ def _yarn_attention_factor(given: Fields, factor: float) -> float:
 
     above, below = given.optional_number("mscale"), given.optional_number("mscale_all_dim")
     return temperature(above) / temperature(below) if above and below else temperature(1.0)
-
-
-def _check_whole_head(given: Fields, config: Fields) -> None:
-    share = given.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if share != 1.0:
-        raise ModelError(
-            f"{given.where}: partial_rotary_factor = {share} is not supported; the whole head must rotate."
-        )

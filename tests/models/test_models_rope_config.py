@@ -7,8 +7,8 @@ import pytest
 
 from bough.core.errors import ModelError
 from bough.core.model_config import RopeConfig
-from bough.loader.fields import Fields
-from bough.loader.rope_config import read_local_rope, read_rope, trained_context
+from bough.models.fields import Fields
+from bough.models.rope_config import read_local_rope, read_rope, trained_context
 
 LLAMA3 = {
     "rope_type": "llama3",

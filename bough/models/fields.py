@@ -71,6 +71,11 @@ class Fields:
             raise ModelError(f"{self.where}: {name} must be a token id or a list of them, got {value!r}.")
         return tuple(ids)
 
+    def renamed(self, names: Mapping[str, str]) -> Fields:
+        """The same fields, some of them under another name too."""
+        added = {meant: self.values[name] for name, meant in names.items() if name in self.values}
+        return Fields(self.where, {**self.values, **added})
+
     def _read(self, name: str, kind: Any, what: str, allows: Callable[[Any], bool] = lambda value: True) -> Any:
         """The field's value, or None where it is absent; raises where it is not `what`."""
         value = self.values.get(name)

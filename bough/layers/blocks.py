@@ -1,0 +1,116 @@
+"""Blocks that many families share: norms, attention and MLP, one after the other or side by side.
+
+The hidden states travel as two tensors whose sum they are, `x` and `residual`, so that each addition is done together
+with the norm that follows it. Before the first block there is no residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from bough.attention.context import ForwardContext
+from bough.core.model_config import ModelConfig
+from bough.layers.attention import SelfAttention
+from bough.layers.mlp import make_mlp
+from bough.layers.norm import NO_NORM, make_norm
+from bough.layers.placement import Placement
+from bough.layers.weights import WeightSlot, slots_of
+
+
+class Block(Protocol):
+    """One layer of a decoder."""
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """What fills the block; `prefix` ends in a dot."""
+        ...
+
+
+class PreNormBlock(Block):
+    """Attention, then an MLP, each after a norm and added to the residual."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        self._input_norm = make_norm(config, placement)
+        self._attention = SelfAttention(config, layer, placement)
+        self._mlp_norm = make_norm(config, placement)
+        self._mlp = make_mlp(config, placement)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
+        return self._mlp(x, residual, self._mlp_norm, ctx)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        return slots_of(
+            prefix,
+            input_layernorm=self._input_norm,
+            self_attn=self._attention,
+            post_attention_layernorm=self._mlp_norm,
+            mlp=self._mlp,
+        )
+
+
+class ParallelBlock(Block):
+    """Attention and MLP of the same hidden states, both added to the residual; each after a norm of its own, or both
+    after one."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement, *, one_norm: bool = False) -> None:
+        self._input_norm = make_norm(config, placement)
+        self._attention = SelfAttention(config, layer, placement)
+        self._mlp_norm = None if one_norm else make_norm(config, placement)
+        self._mlp = make_mlp(config, placement)
+        self._take_rows = placement.ops.take_rows
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._mlp_norm is not None:
+            attended, total = self._attention(x, residual, self._input_norm, positions, ctx)
+            return attended + self._mlp(total, None, self._mlp_norm, ctx)[0], total
+        normed, total = self._input_norm(x, residual, ctx)
+        attended, normed = self._attention(normed, None, NO_NORM, positions, ctx)
+        if ctx.logits_indices is not None:
+            total = self._take_rows(total, ctx.logits_indices)
+        return attended + self._mlp(normed, None, NO_NORM, ctx)[0], total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        parts = {"input_layernorm": self._input_norm, "self_attn": self._attention, "mlp": self._mlp}
+        second = {} if self._mlp_norm is None else {"post_attention_layernorm": self._mlp_norm}
+        return slots_of(prefix, **parts, **second)
+
+
+class SandwichBlock(Block):
+    """Attention, then an MLP, each between two norms; the second is taken before adding to the residual."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        self._input_norm = make_norm(config, placement)
+        self._attention = SelfAttention(config, layer, placement)
+        self._attention_norm = make_norm(config, placement)
+        self._mlp_input_norm = make_norm(config, placement)
+        self._mlp = make_mlp(config, placement)
+        self._mlp_norm = make_norm(config, placement)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
+        x, residual = self._mlp(self._attention_norm(x, None, ctx)[0], residual, self._mlp_input_norm, ctx)
+        return self._mlp_norm(x, None, ctx)[0], residual
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        return slots_of(
+            prefix,
+            input_layernorm=self._input_norm,
+            self_attn=self._attention,
+            post_attention_layernorm=self._attention_norm,
+            pre_feedforward_layernorm=self._mlp_input_norm,
+            mlp=self._mlp,
+            post_feedforward_layernorm=self._mlp_norm,
+        )

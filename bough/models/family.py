@@ -1,0 +1,137 @@
+"""A family of models: what a model file tells of its architectures. Torch-free until a model is built.
+
+`ModelFamily` as it stands is a model like Llama. A model file subclasses it and says what differs: the names under
+which checkpoints announce it, the defaults of its Transformers class, how its fields become a `ModelConfig`, where its
+tensors stand, and the block of each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from bough.core.errors import ModelError
+from bough.core.model_config import Activation, ModelConfig
+from bough.models.fields import Fields
+from bough.models.names import GGUF_NAMES, Names
+from bough.models.rope_config import read_rope, trained_context
+
+if TYPE_CHECKING:
+    from bough.layers.blocks import Block
+    from bough.layers.placement import Placement
+    from bough.models.base import CausalLM
+
+GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
+DTYPES = ("float32", "float16", "bfloat16")
+LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
+
+
+class Metadata(Protocol):
+    """The metadata of a GGUF file; keys that begin with a dot belong to the file's architecture."""
+
+    def get(self, key: str, default: Any) -> Any: ...
+
+
+class ModelFamily:
+    """One family. Stateless: one instance serves all its models."""
+
+    architectures: tuple[str, ...]  # Hugging Face's class names; a `ModelConfig` has the first
+    model_types: tuple[str, ...] = ()  # of config.json, where it names no architecture
+    gguf_architecture: str | None = None  # llama.cpp's name for it
+    defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
+    renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
+    config_type: type[ModelConfig] = ModelConfig
+    activation_field = "hidden_act"
+    activations: Mapping[str, Activation] = GATED
+    partial_rotation = False  # whether a part of each head may rotate
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        """Fields of the `ModelConfig` that are not read as Llama's are."""
+        return {}
+
+    def names(self, config: ModelConfig) -> Names:
+        """Where the tensors stand in a safetensors checkpoint; what is not named stands under the model's own name."""
+        return {}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a config.json that a GGUF file of this family states by its own keys."""
+        return {}
+
+    def gguf_names(self, config: ModelConfig) -> Names:
+        """Where the tensors stand in a GGUF file."""
+        return GGUF_NAMES
+
+    def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:
+        """One layer of the model."""
+        from bough.layers.blocks import PreNormBlock
+
+        return PreNormBlock(config, layer, placement)
+
+    def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
+        """The model, with memory for its weights."""
+        from bough.models.decoder import Decoder
+
+        return Decoder(config, placement, self.block)
+
+    def read_config(self, config: Fields) -> ModelConfig:
+        """The model's shape, from a config.json with the defaults laid under it."""
+        config = config.renamed(self.renamed_fields)
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        kv_heads = config.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise ModelError(f"{config.where}: {heads} attention heads cannot share {kv_heads} key-value heads evenly.")
+        rope, biased = read_rope(config, partial=self.partial_rotation), config.boolean("attention_bias")
+        common: dict[str, Any] = {
+            "architecture": self.architectures[0],
+            "hidden_size": hidden,
+            "intermediate_size": config.integer("intermediate_size"),
+            "num_layers": config.integer("num_hidden_layers"),
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": config.optional_integer("head_dim") or hidden // heads,
+            "vocab_size": config.integer("vocab_size"),
+            "context_length": trained_context(config, rope),
+            "norm_eps": config.number("rms_norm_eps", 1e-6),
+            "rope": rope,
+            "activation": self._activation(config),
+            "qkv_bias": biased,
+            "output_bias": biased,
+            "tied_embeddings": config.boolean("tie_word_embeddings"),
+            "eos_token_ids": config.token_ids("eos_token_id"),
+            "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
+            "dtype": _dtype(config),
+        }
+        return self.config_type(**common | self.fields(config))
+
+    def _activation(self, config: Fields) -> Activation:
+        field, known = self.activation_field, self.activations
+        name = config.text(field, "silu")
+        if name not in known:
+            raise ModelError(f"{config.where}: {field} {name!r} is not supported; supported are {', '.join(known)}.")
+        return known[name]
+
+
+def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
+    """The sliding window and the layers it holds for: those that `layer_types` lists, or else those that `slides`."""
+    window, layers = config.optional_integer("sliding_window"), config.integer("num_hidden_layers")
+    if window is None:
+        return {}
+    types = config.values.get("layer_types")
+    sliding = tuple(map(slides, range(layers))) if types is None else _by_layer_type(config, types, layers)
+    return {"sliding_window": window, "sliding_layers": sliding} if any(sliding) else {}
+
+
+def _by_layer_type(config: Fields, types: Any, layers: int) -> tuple[bool, ...]:
+    if not isinstance(types, list) or not set(map(str, types)) <= LAYER_TYPES.keys():
+        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(LAYER_TYPES)} only, got {types!r}.")
+    if len(types) < layers:
+        raise ModelError(f"{config.where}: layer_types names {len(types)} of {layers} layers.")
+    return tuple(LAYER_TYPES[kind] for kind in types[:layers])
+
+
+def _dtype(config: Fields) -> str:
+    name = config.text("dtype", config.text("torch_dtype", "bfloat16")).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ModelError(f"{config.where}: dtype {name!r} is not supported; supported are {', '.join(DTYPES)}.")
+    return name

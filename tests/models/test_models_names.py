@@ -1,0 +1,87 @@
+"""Checkpoint names: renamed, fused, interleaved and transposed tensors are read as the model has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.loader.source import NamedSource, SafetensorsSource
+from bough.models.names import Names, Piece, find_tensors, fused, interleaved
+from bough.models.registry import find_family
+
+CONFIG = ModelConfig("LlamaForCausalLM", 8, 12, 2, 4, 2, 2, 10, 64, 1e-5, RopeConfig(10000.0))
+
+
+def named(tmp_path: Path, names: Names, tensors: dict[str, torch.Tensor]) -> NamedSource:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "a.safetensors")
+    source = SafetensorsSource([tmp_path / "a.safetensors"])
+    return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
+
+
+def check(source: NamedSource, name: str, expected: torch.Tensor) -> None:
+    """Wholes, bands and parts, as floats and as they are stored."""
+    assert source.shape(name) == tuple(expected.shape)
+    assert torch.equal(source.read(name), expected)
+    assert torch.equal(source.read(name, (slice(1, 3),)), expected[1:3])
+    if expected.dim() == 2:
+        assert torch.equal(source.read(name, (slice(1, 4), slice(2, 5))), expected[1:4, 2:5])
+        rows, kind = source.read_stored(name, (slice(1, 4),))
+        assert kind == source.stored_type(name)
+        assert np.array_equal(rows.view(np.float32), expected[1:4].numpy())
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_fused_modules_are_told_apart(tmp_path: Path, transposed: bool, groups: int) -> None:
+    parts = [torch.randn(groups, rows, 6) for rows in (4, 2, 2)]
+    biases = [torch.randn(groups, rows) for rows in (4, 2, 2)]
+    stored, bias = torch.cat(parts, dim=1).flatten(0, 1), torch.cat(biases, dim=1).flatten()
+    names = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
+    source = named(
+        tmp_path,
+        {"h.*.c_attn": fused(names, (4, 2, 2), groups=groups, transposed=transposed)},
+        {"h.11.c_attn.weight": stored.T if transposed else stored, "h.11.c_attn.bias": bias},
+    )
+    for name, part, own_bias in zip(names, parts, biases, strict=True):
+        check(source, f"{name.replace('*', '11')}.weight", part.flatten(0, 1))
+        assert torch.equal(source.read(f"{name.replace('*', '11')}.bias"), own_bias.flatten())
+
+
+def test_modules_are_renamed_and_others_keep_their_names(tmp_path: Path) -> None:
+    wte, fc, other = torch.randn(5, 6), torch.randn(6, 7), torch.randn(5, 6)
+    names: Names = {"wte": "model.embed_tokens", "h.*.fc": Piece("model.layers.*.mlp.up_proj", transposed=True)}
+    source = named(tmp_path, names, {"wte.weight": wte, "h.0.fc.weight": fc, "other.weight": other})
+    assert set(source.names()) == {"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "other.weight"}
+    check(source, "model.embed_tokens.weight", wte)
+    check(source, "model.layers.0.mlp.up_proj.weight", fc.T)
+    check(source, "other.weight", other)
+
+
+def test_interleaved_heads_become_halves(tmp_path: Path) -> None:
+    halves = torch.randn(2, 2, 3, 6)  # heads, halves, pairs
+    stored = halves.transpose(1, 2).reshape(12, 6)
+    source = named(tmp_path, {"q": interleaved("q_proj", 2, 6)}, {"q.weight": stored})
+    check(source, "q_proj.weight", halves.reshape(12, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "expected"),
+    [
+        ("token_embd.weight", "LlamaForCausalLM", "model.embed_tokens.weight"),
+        ("output.weight", "LlamaForCausalLM", "lm_head.weight"),
+        ("blk.11.attn_q.bias", "Qwen2ForCausalLM", "model.layers.11.self_attn.q_proj.bias"),
+        ("blk.0.ffn_norm.weight", "LlamaForCausalLM", "model.layers.0.post_attention_layernorm.weight"),
+        ("blk.0.ffn_norm.weight", "Gemma3ForCausalLM", "model.layers.0.pre_feedforward_layernorm.weight"),
+        ("blk.0.post_attention_norm.weight", "Gemma3ForCausalLM", "model.layers.0.post_attention_layernorm.weight"),
+        ("rope_freqs.weight", "LlamaForCausalLM", None),
+        ("blk.0.ffn_gate_exps.weight", "LlamaForCausalLM", None),
+    ],
+)
+def test_gguf_names(name: str, architecture: str, expected: str | None) -> None:
+    names = find_family(architecture).gguf_names(CONFIG)
+    assert list(find_tensors(names, [name], keep_others=False)) == ([] if expected is None else [expected])

@@ -46,15 +46,15 @@ def test_graphs_stay_valid_over_a_swap(checkpoints: tuple[Path, Path], quantizat
     first, second = (build(folder, quantization) for folder in checkpoints)
     before, wanted = tokens_of(first), tokens_of(second)
     assert before != wanted
-    graphs = [dict(ladder._graphs) for ladder in first._ladders]
-    assert any(graphs)
+    captured = [dict(graphs._graphs) for graphs in first._graphs]
+    assert any(captured)
     for folder, expected in ((checkpoints[1], wanted), (checkpoints[0], before)):
         first.control(SwapWeights(str(folder))).wait()
         assert tokens_of(first) == expected
     with pytest.raises(ModelError):
         first.control(SwapWeights("/nowhere")).wait()
     assert tokens_of(first) == before
-    assert [dict(ladder._graphs) for ladder in first._ladders] == graphs
+    assert [dict(graphs._graphs) for graphs in first._graphs] == captured
     first.close()
     second.close()
 
@@ -71,7 +71,7 @@ def test_memory_is_released_and_comes_back(checkpoints: tuple[Path, Path], tags:
     assert all(tag in executor.control(Sleep(tags)).wait().obstacle for tag in tags)
     assert allocated - torch.cuda.memory_allocated() >= sum(held[tag] for tag in tags)
     assert torch.cuda.mem_get_info()[0] > free, "the device has it, not the allocator's cache"
-    assert not executor.idle() and not any(ladder._graphs for ladder in executor._ladders)
+    assert not executor.idle() and not any(graphs._graphs for graphs in executor._graphs)
     # Whoever takes the memory meanwhile moves the addresses.
     taken = torch.empty(sum(held[tag] for tag in tags) // 2, dtype=torch.uint8, device="cuda")
     assert executor.control(Wake(tags)).wait().obstacle == ""
@@ -79,7 +79,7 @@ def test_memory_is_released_and_comes_back(checkpoints: tuple[Path, Path], tags:
     assert tokens_of(executor) == before, "kernel by kernel"
     while executor.idle():
         pass
-    assert any(ladder._graphs for ladder in executor._ladders)
+    assert any(graphs._graphs for graphs in executor._graphs)
     assert tokens_of(executor) == before, "with graphs"
     executor.close()
 

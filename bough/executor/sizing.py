@@ -25,7 +25,7 @@ class CacheShape:
     window_bytes: int = 0
     ratio: float = 0.0
     least_window: int = 0  # tokens with which one row can go on
-    most_window: int = 0  # tokens with which all rows can; more would only keep prefixes
+    most_window: int = 0  # tokens with which all rows can, and as many prefixes be reused
 
     @staticmethod
     def of(
@@ -36,7 +36,8 @@ class CacheShape:
         full, window = bytes_per_token
         row = config.kv_groups[1].row_pages(settings.page_size) * settings.page_size
         chunk = chunk_tokens + settings.page_size
-        return CacheShape(full, window, settings.swa_full_tokens_ratio, row + chunk, rows * row + chunk)
+        # A prefix can be reused while the window before its end is cached: as many windows for those as for rows.
+        return CacheShape(full, window, settings.swa_full_tokens_ratio, row + chunk, 2 * rows * row + chunk)
 
     def window_tokens(self, tokens: int) -> int:
         return max(self.least_window, min(math.ceil(tokens * self.ratio), self.most_window))

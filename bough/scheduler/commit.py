@@ -140,15 +140,13 @@ class Committer:
         sent_from, sent_to = before.copy(), known.copy()
         for place in table.constrained[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
-            awaiting = int(known[place]) - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
-            sent_from[place] -= request.unsent
+            unsent, awaiting = request.hold_back(int(known[place]))
+            sent_from[place] -= unsent
             sent_to[place] -= awaiting
-            request.unsent = awaiting
         for place in table.wants_logprobs[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             count = int(sent_to[place] - before[place])
-            scored, sampled = list(request.forced_logprobs), logprobs.pop(request.handle, None)
-            request.forced_logprobs.clear()
+            scored, sampled = request.take_forced_logprobs(), logprobs.pop(request.handle, None)
             if sampled is not None and count > 0:
                 scored.append(sampled.first(count))
             if scored:
@@ -194,10 +192,9 @@ class Committer:
         for index, chunk in chunks:
             request = chunk.request
             if index in result.input_logprobs:
-                scored = request.forced_logprobs if request.started else request.input_logprobs
-                scored.append(result.input_logprobs[index])
+                request.add_scores(result.input_logprobs[index])
             if chunk.final and not request.started:
-                request.started = True
+                request.start()
                 self.generated_tokens += request.unsent  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens

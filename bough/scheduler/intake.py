@@ -78,7 +78,6 @@ class Intake:
             )
         return Request(
             handle=message.handle,
-            rid=message.rid,
             tokens=np.concatenate([tokens, output]) if len(output) else tokens,
             prompt_len=len(tokens),
             sampling=sampling,

@@ -46,8 +46,7 @@ class JumpForward:
         if not 0 < len(tokens) < request.max_new or not request.stop_ids.isdisjoint(tokens):
             return
         if constraint.extend(tokens):
-            request.tokens = np.concatenate([request.tokens, np.array(tokens, dtype=np.int32)])
-            request.unsent = len(tokens)
+            request.begin_output(tokens)
 
     def after(self, request: Request, last: int) -> None:
         """Appends what must follow the `last` token, which was just sampled and is not the end."""
@@ -109,7 +108,7 @@ class JumpForward:
         table, row = self._table, request.row
         if request.logprobs is not None:
             kept -= 1  # the token before tells of the first forced one
-            request.logprob_next, request.logprob_end = kept, int(table.known[row]) - 1
+            request.score_between(kept, int(table.known[row]) - 1)
         self._batch.rewind(request, min(kept, int(table.length[row])))
 
 

@@ -94,7 +94,7 @@ class RowTable:
         self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
         self.wants_logprobs[row] = request.logprobs is not None
         self.requests[row] = request
-        request.row = row
+        request.take_row(row)
         return row
 
     def drop_in_flight(self, row: int) -> None:
@@ -105,8 +105,7 @@ class RowTable:
     def free(self, request: Request) -> None:
         """Frees the row; the request keeps its tokens, prompt and output."""
         row = request.row
-        request.tokens = self.tokens[row, : self.known[row]].copy()
-        request.row = -1
+        request.leave_row(self.tokens[row, : self.known[row]].copy())
         self.held[row] = False
         self.requests[row] = None
         self.phase[row] = Phase.FREE

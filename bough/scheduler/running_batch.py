@@ -45,9 +45,8 @@ class RunningBatch:
         """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it."""
         self.table.assign(request)
         states = self._begin(request, match)
-        request.node = match.node
-        if request.cached_tokens < 0:
-            request.cached_tokens = min(match.length, request.prompt_len)
+        request.lock(match.node)
+        request.count_cached(match.length)
         return self._setup(request, states)
 
     def rewind(self, request: Request, length: int) -> None:
@@ -67,7 +66,8 @@ class RunningBatch:
             states = self._begin(request, match)
             assert request.node is not None
             self.cache.tree.unlock(request.node)
-            request.node, length, kept = match.node, match.length, len(match.pages)
+            request.lock(match.node)
+            length, kept = match.length, len(match.pages)
         else:
             self.cache.pool.give(table.pages[row, max(kept, owned) : count])
             for group, pages in zip(self.cache.groups, table.group_pages, strict=True):
@@ -276,4 +276,4 @@ class RunningBatch:
             self.cache.tree.lock(node)
         if request.node is not None:
             self.cache.tree.unlock(request.node)
-        request.node = node
+        request.lock(node)

@@ -164,7 +164,6 @@ class Chat:
         return f"{error} /reset forgets the conversation so far." if too_long and self._turns else str(error)
 
     def _say(self, text: str) -> None:
-        """A line that is not the model's."""
         self._console.print(text, style="dim", soft_wrap=True)
 
 
@@ -176,7 +175,6 @@ def _console() -> Console:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines as the user enters them, with line editing on a terminal."""
     if not sys.stdin.isatty():
         try:
             yield from sys.stdin

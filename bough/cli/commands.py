@@ -25,8 +25,6 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """The sub-commands of one program."""
-
     program: str
     about: str
     commands: Mapping[str, Command]
@@ -95,7 +93,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _advice(self, word: str) -> str:
-        """What to do about a word for which there is no place."""
         if self._takes_text:
             return "; put quotes around text that holds spaces."
         if word in self._subcommands:

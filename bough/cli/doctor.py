@@ -37,7 +37,6 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Looks at the machine as an engine with these flags would find it."""
     parser = Parser(
         program="bough doctor",
         about="Shows what this machine offers, what an engine with the given flags would use, what would fit, and what "

@@ -84,15 +84,11 @@ Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileSto
 
 
 class CommandResult(msgspec.Struct, frozen=True):
-    """What a command has led to."""
-
     message: str = ""
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
 
 
 class Ticket(Protocol):
-    """A command under way."""
-
     def ready(self) -> bool:
         """Whether `wait` would return at once."""
         ...

@@ -42,7 +42,6 @@ FinishReason = FinishStop | FinishLength | FinishAbort
 
 
 def finish_to_dict(reason: FinishReason) -> dict[str, Any]:
-    """The reason as the JSON object that clients see."""
     built: dict[str, Any] = msgspec.to_builtins(reason)
     built.pop("field", None)  # SGLang's objects have none; a lone request's error names it
     return built

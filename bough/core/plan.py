@@ -126,7 +126,6 @@ class TokenMasks:
 
 
 def mask_words(vocab_size: int) -> int:
-    """32-bit words in one row's mask."""
     return -(-vocab_size // 32)
 
 
@@ -146,7 +145,6 @@ class PositionLogprobs:
 
     @staticmethod
     def joined(runs: Sequence[PositionLogprobs]) -> PositionLogprobs:
-        """Logprobs of consecutive positions as one run."""
         if len(runs) == 1:
             return runs[0]
         names = [f.name for f in fields(PositionLogprobs)]
@@ -190,8 +188,6 @@ class Limits:
 
 
 class InFlight(Protocol):
-    """A launched step."""
-
     def ready(self) -> bool:
         """Whether `wait` would return at once."""
         ...

@@ -186,7 +186,6 @@ JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to ma
 
 
 def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
-    """The sentence for a field that nobody knows, with the nearest known spelling."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else f" Known fields: {', '.join(known)}."
     return f"Unknown sampling field {name!r}.{hint}"

@@ -48,8 +48,6 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
 
 
 class Service:
-    """The main process of a server: its engine, and the processes that serve beside it."""
-
     def __init__(self, settings: Settings, listener: socket.socket, executor: str) -> None:
         self._settings = settings
         self._executor = executor

@@ -31,8 +31,6 @@ GRACE_S = 5.0  # how long a child may take to leave by itself
 
 
 class Child:
-    """One process and what it has announced."""
-
     def __init__(self, spec: ChildSpec) -> None:
         self.role = spec.role
         self.ready: dict[str, Any] | None = None
@@ -106,7 +104,6 @@ def print_own_stacks(name: str) -> None:
 
 
 def _print_named(name: str, descriptor: int) -> None:
-    """Prints all that comes, until the end."""
     with open(descriptor, errors="replace") as lines:
         for line in lines:
             print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
@@ -197,7 +194,6 @@ class Supervisor:
         self._on_death(EngineDeadError(text))
 
     def end_now(self) -> None:
-        """Ends all children at once."""
         for child in list(self.children):
             child.end_now()
 

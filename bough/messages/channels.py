@@ -23,8 +23,6 @@ CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second o
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where each process of an engine listens."""
-
     scheduler: str
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
@@ -41,8 +39,6 @@ class Addresses:
 
 
 class Sender:
-    """The sending end of a channel."""
-
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)

@@ -35,8 +35,6 @@ BAD_PROCESSOR = FinishAbort(
 
 
 class Committer:
-    """Turns step results into tokens, endings and messages."""
-
     def __init__(
         self,
         batch: RunningBatch,
@@ -165,7 +163,6 @@ class Committer:
     def _ended_rows(
         self, rows: RowIndex, tokens: IntArray, bad: BoolArray, failed: dict[int, FinishAbort]
     ) -> list[tuple[Request, FinishReason]]:
-        """Requests that end with the token they just got, and why."""
         table = self._table
         stopped = (tokens[:, None] == self._eos_ids).any(axis=1) & table.heeds_eos[rows]  # of which there are few
         for i in table.has_stop_ids[rows].nonzero()[0].tolist():

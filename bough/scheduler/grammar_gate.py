@@ -93,7 +93,6 @@ class GrammarGate:
 
 
 def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:
-    """What a constrained request asks for."""
     strict = sampling.grammar_strict
     match sampling.grammar_field:
         case "json_schema":

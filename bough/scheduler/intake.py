@@ -22,8 +22,6 @@ PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spe
 
 
 class Intake:
-    """Checks requests against the engine's limits and gives them their place in the order of arrival."""
-
     def __init__(
         self,
         limits: Limits,

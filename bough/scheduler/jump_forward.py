@@ -25,8 +25,6 @@ WORTHWHILE = 2  # forced tokens: the step in flight is lost, so a single one wou
 
 
 class JumpForward:
-    """Lays forced tokens down."""
-
     def __init__(self, batch: RunningBatch, grammars: Grammars, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._batch = batch
         self._table = batch.table
@@ -75,7 +73,6 @@ class JumpForward:
         return ends
 
     def _jump(self, request: Request, last: int, forced: bytes) -> None:
-        """Lays forced tokens down, if they are worth the trouble."""
         constraint = request.constraint
         assert constraint is not None
         room = self._room(request)
@@ -113,7 +110,6 @@ class JumpForward:
 
 
 def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
-    """The tokens up to the first that ends the text."""
     for count, token in enumerate(tokens, 1):
         if token in stop_ids:
             return list(tokens[:count])

@@ -119,7 +119,6 @@ class Scheduler:
         self._dirty = False  # something ran since the last audit
 
     def run(self) -> None:
-        """Serves until told to shut down."""
         while not self._closing:
             self.turn()
         for request in list(self._requests.values()):
@@ -130,7 +129,6 @@ class Scheduler:
         self._recording.close()
 
     def turn(self) -> None:
-        """One turn of the loop: messages, plan and launch, commit what is due."""
         with self._timeline.phase("messages"):
             for message in self._messages():
                 self._handle(message)

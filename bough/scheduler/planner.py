@@ -30,8 +30,6 @@ CROWDED_S = 1.0  # a request that has waited so long waits because the device is
 
 
 class Planner:
-    """Decides one step at a time."""
-
     def __init__(
         self,
         batch: RunningBatch,
@@ -63,7 +61,6 @@ class Planner:
 
     @property
     def retracted(self) -> int:
-        """Requests retracted since start."""
         return self._retraction.retracted
 
     def retract_all(self, now: float) -> None:
@@ -105,7 +102,6 @@ class Planner:
         return left > sum(len(request.tokens) for request in self._queue)
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
-        """Learns from a step how long prompts take."""
         self._prefill_budget.observe(step.prompt_tokens, result.device_span)
 
     # Decodes ----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ class Waiting:
 
 
 def affordable(policy: str, queued: int) -> str:
-    """The policy to order a queue of this length by."""
     return "fcfs" if policy == "lpm" and queued > LPM_QUEUE_LIMIT else policy
 
 
@@ -56,8 +55,6 @@ def _branch_key(path: tuple[int, ...], weight: Counter[int]) -> tuple[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the choice of a victim may depend on."""
-
     row: int
     generated: int
     prompt_len: int

@@ -18,8 +18,6 @@ NO_PATH: tuple[int, ...] = ()
 
 
 class Ranking:
-    """Says who goes first and how urgent each is."""
-
     def __init__(self, settings: SchedulerSettings, tree: RadixTree, seed: int) -> None:
         self._policy = "priority" if settings.enable_priority_scheduling else settings.schedule_policy
         self._sign = -1 if settings.schedule_low_priority_values_first else 1

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 
 class Recording:
-    """Has the executor record the steps that were asked for."""
-
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._wanted: StartProfile | None = None

@@ -16,8 +16,6 @@ from bough.scheduler.waiting_queue import WaitingQueue
 
 
 class Retraction:
-    """Moves requests from their rows back to the queue."""
-
     def __init__(
         self,
         batch: RunningBatch,

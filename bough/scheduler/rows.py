@@ -253,7 +253,6 @@ class RowTable:
 
 
 def _large_tables(rows: int, context_length: int, widths: Sequence[int]) -> list[IntArray]:
-    """The tokens of all rows, and their pages in tables of these widths."""
     row_bytes = (context_length + sum(widths)) * np.dtype(np.int32).itemsize
     too_large = ResourceError(
         f"{rows} rows (--max-running-requests) of {context_length} tokens (--context-length) need tables of "

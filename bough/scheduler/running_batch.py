@@ -30,8 +30,6 @@ class Snapshot:
 
 
 class RunningBatch:
-    """The rows in use and the pages that they hold."""
-
     def __init__(self, table: RowTable, cache: PrefixCache) -> None:
         self.table = table
         self.cache = cache
@@ -169,7 +167,6 @@ class RunningBatch:
         return tuple(found)
 
     def pages_for_decodes(self, rows: RowIndex, widths: IntArray | int) -> int:
-        """How many pages `grow_decodes` would take."""
         return int(self._missing_pages(self.table.length[rows] + widths, self.table.page_count[rows]).sum())
 
     def _missing_pages(self, lengths: IntArray, held: IntArray) -> IntArray:
@@ -226,7 +223,6 @@ class RunningBatch:
         return held
 
     def audit(self) -> Audit:
-        """Compares the books of all owners of pages."""
         group_held = []
         for index in range(len(self.cache.groups)):
             of_group = {

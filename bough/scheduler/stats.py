@@ -51,8 +51,6 @@ class BusyShare:
 
 
 class Stats:
-    """Owns the figures since the last line."""
-
     def __init__(self, interval: int, clock: Callable[[], float]) -> None:
         self._logs = interval > 0
         self._interval = interval or WINDOW_STEPS

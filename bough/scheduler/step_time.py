@@ -36,7 +36,6 @@ class StepTimeEstimate:
         self._host_s = max(taken_s, MEMORY * self._host_s + (1.0 - MEMORY) * taken_s)
 
     def ran(self, step: PlannedStep, span: tuple[float, float] | None) -> None:
-        """A step was on the device from span[0] to span[1]."""
         hosted_s = self._hosted.pop(step.plan.step)
         if span is None:
             return

@@ -11,8 +11,6 @@ from bough.messages.requests import Thinking
 
 
 class ThinkingTrack:
-    """Follows one request's tokens until its thinking is over."""
-
     def __init__(self, marks: Thinking) -> None:
         self._marks = marks
         self._opening: tuple[int, ...] = ()  # of a marker that the answer has begun with
@@ -44,7 +42,6 @@ class ThinkingTrack:
         return self._marks.cut[self._cut]
 
     def open(self, token: int) -> None:
-        """Follows one of the `openings`."""
         self._opening = (*self._opening, token)
         self.inside = self._opening == self._marks.start
         self.over = self._opening == self._marks.end
@@ -54,7 +51,6 @@ class ThinkingTrack:
         self.over = True
 
     def think(self, token: int) -> None:
-        """Follows a token inside."""
         self._cut += self.forced is not None
         self._spent += 1
         self._tail = (*self._tail, token)[-len(self._marks.end) :]

@@ -16,8 +16,6 @@ CHECK_INTERVAL_S = 0.2  # looking at every request each step would cost more tha
 
 
 class Timeouts:
-    """Owns when the requests were last looked at."""
-
     def __init__(self, waiting_s: float | None, running_s: float | None) -> None:
         self._waiting_s = waiting_s
         self._running_s = running_s

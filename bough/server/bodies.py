@@ -33,7 +33,6 @@ MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop
 
 
 def json_error(raw: bytes, error: Exception) -> RequestError:
-    """The error for a body that is no JSON, or has a value that Python cannot hold."""
     return _unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
 
 
@@ -81,7 +80,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _choices(hint: Any, path: list[str]) -> list[Any]:
-    """The values that the type allows at the path."""
     found: list[Any] = []
     for kind in (hint, *_parts(hint)):
         if typing.get_origin(kind) is typing.Literal and not path:

@@ -40,7 +40,6 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope) -> Failure | None:
-        """The error to answer with; None accepts the request."""
         headers: Headers = dict(scope["headers"])
         host = headers.get(b"host")
         if host and self._hosts is not None and not self._knows(host, scope):
@@ -108,7 +107,6 @@ def allowed_origins(settings: EdgeSettings) -> list[str]:
 
 
 def _known_hosts(settings: EdgeSettings, loopback: bool) -> frozenset[bytes] | None:
-    """The names that `Host` may have; None for any."""
     names = _words(settings.allowed_hosts)
     if "*" in names or not (names or loopback):
         return None
@@ -134,7 +132,6 @@ def _name_in(host: bytes) -> bytes:
 
 
 def _trusted_networks(text: str) -> list[Network] | None:
-    """Of `--forwarded-allow-ips`; None for any address."""
     words = _words(text)
     if "*" in words:
         return None

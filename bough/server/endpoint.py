@@ -59,8 +59,6 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter in the address, for the OpenAPI page."""
-
     name: str
     type: Any  # whose JSON schema goes on the page
     about: str
@@ -135,7 +133,6 @@ class Keys:
 
 
 def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Every key that a request carries, in whichever header."""
     sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
     return [key for key in sent if key]
 

@@ -116,7 +116,6 @@ def add_field_names(names: FieldNames) -> None:
 
 
 def client_name(name: str) -> str:
-    """What the client of the request in progress calls one of the engine's fields."""
     return _field_names.get().get(name, name)
 
 

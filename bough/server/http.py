@@ -105,8 +105,6 @@ SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the serv
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `should_exit`."""
-
     def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings) -> None:
         _check_certificate(settings)
         _take_logs()

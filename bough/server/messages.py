@@ -26,8 +26,6 @@ Message = dict[str, Any]
 
 
 class Rendered(NamedTuple):
-    """A conversation as its prompt."""
-
     ids: list[int]
     text: str
 
@@ -103,12 +101,10 @@ def text_size(messages: Sequence[Message]) -> int:
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Whether the answer continues the assistant's own text."""
     return messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
 
 
 def read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
-    """One message, which stands at `where` in the request."""
     role = message.get("role")
     if role not in roles:
         raise RequestError(f"{where}.role must be one of {', '.join(roles)}; got {role!r}.", field=f"{where}.role")

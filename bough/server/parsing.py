@@ -227,7 +227,6 @@ class CallRules:
 
 
 def asked_for(sampling: Mapping[str, Any]) -> str | None:
-    """The field that says what the answer must match."""
     return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
 
 
@@ -252,8 +251,6 @@ WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that k
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan(CallRules):
-    """How the answers of one request are made and read."""
-
     thinking: ReasoningFormat | None = None  # how the model sets it apart
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True

@@ -207,9 +207,7 @@ class Writer(Protocol):
         """What a piece adds; nothing, if there is nothing to show."""
         ...
 
-    def end(self) -> bytes:
-        """After the last piece."""
-        ...
+    def end(self) -> bytes: ...
 
 
 def stream_answers(

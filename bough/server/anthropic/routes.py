@@ -53,8 +53,6 @@ def routes(context: ServerContext) -> list[Endpoint]:
 
 
 class Anthropic:
-    """The handlers."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 

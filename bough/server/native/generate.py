@@ -131,7 +131,6 @@ class OutputWriter:
 
 
 def broken_stream(failure: Failure) -> bytes:
-    """How a stream ends that cannot go on."""
     return json_event(native_shape(failure)) + DONE
 
 

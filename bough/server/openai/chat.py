@@ -63,7 +63,6 @@ from bough.server.streaming import (
 
 
 def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> dict[str, Any]:
-    """What `InputReader.read` is to be given, but for the prompt."""
     check_request(request)
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", field="top_logprobs")
@@ -87,8 +86,6 @@ def template_variables(request: ChatRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm(AnswerForm):
-    """What one call's answers look like."""
-
     chunk_type = ChatChunk
 
     answers: AnswerFormat = field(default_factory=AnswerFormat)
@@ -182,7 +179,6 @@ class ChatWriter(ChunkWriter):
         return b"".join(map(json_event, self._parsed(piece, parser, events)))
 
     def full_chunks(self, piece: Piece) -> list[ChatChunk]:
-        """The same through the schema."""
         answer, chunks = piece.answer, []
         if piece.finish is not None:
             raise_if_refused(answer)
@@ -238,8 +234,6 @@ class ChatWriter(ChunkWriter):
 
 
 class Chats:
-    """The handler of /v1/chat/completions."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)

@@ -51,7 +51,6 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def read_completion(request: CompletionRequest, identity: Identity) -> dict[str, Any]:
-    """What `InputReader.read` is to be given."""
     check_request(request)
     samples, kept = samples_of(request), request.n or 1
     if samples < kept:
@@ -94,8 +93,6 @@ def _prompts(given: str | list[Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm(AnswerForm):
-    """What one call's answers look like."""
-
     chunk_type = Completion
 
     kept: int  # of `shown.samples` answers per prompt
@@ -144,7 +141,6 @@ class CompletionWriter(ChunkWriter):
         return json_event(self.full_chunk(piece))
 
     def full_chunk(self, piece: Piece) -> Completion:
-        """The same through the schema."""
         if piece.finish is not None:
             raise_if_refused(piece.answer)
         choice = self.choice(piece)
@@ -193,8 +189,6 @@ class CompletionWriter(ChunkWriter):
 
 
 class Completions:
-    """The handler of /v1/completions."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)

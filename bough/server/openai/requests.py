@@ -226,7 +226,6 @@ UNSUPPORTED_IN_RESPONSES: Harmless = {
 
 
 def check_request(request: msgspec.Struct) -> None:
-    """Raises a `RequestError` that names the first field which cannot be served."""
     check_ranges(request)
     for name in ("stop", "stop_regex", "stop_token_ids"):
         check_stops(getattr(request, name), name)

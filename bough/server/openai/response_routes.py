@@ -145,8 +145,6 @@ def response_routes(context: ServerContext) -> list[Endpoint]:
 
 
 class Responses:
-    """The handlers."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)

@@ -60,7 +60,6 @@ def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
 
 
 def broken_stream(failure: Failure) -> bytes:
-    """The last events of a stream that cannot go on."""
     return json_event(openai_shape(failure)) + DONE
 
 
@@ -71,8 +70,6 @@ def whole_piece(answer: RequestOutput) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What one call's answers look like."""
-
     chunk_type: ClassVar[type[msgspec.Struct]]
 
     identity: Identity

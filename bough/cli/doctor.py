@@ -10,16 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bough.cli.checkup import (
-    Finding,
-    Fit,
-    Machine,
-    Use,
-    look_at_fit,
-    look_at_machine,
-    look_at_use,
-    look_for_missing,
-)
+from bough.cli.checkup import Finding, Fit, Machine, Use, look_at_fit, look_at_machine, look_at_use, look_for_missing
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_from
 from bough.version import __version__

@@ -27,11 +27,7 @@ from bough.observability.logs import current_request
 from bough.server.bodies import SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.endpoint import Endpoint, Keys, error_response
-from bough.server.errors import (
-    Failure,
-    HttpError,
-    shape_of,
-)
+from bough.server.errors import Failure, HttpError, shape_of
 
 log = logging.getLogger(__name__)
 

@@ -42,14 +42,7 @@ from bough.server.openai.requests import (
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.writing import (
-    AnswerForm,
-    ChunkWriter,
-    broken_stream,
-    usage_of,
-    warnings_of,
-    whole_piece,
-)
+from bough.server.openai.writing import AnswerForm, ChunkWriter, broken_stream, usage_of, warnings_of, whole_piece
 from bough.server.parsing import AnswerPlan, CallIds, StreamParser, plan_answers
 from bough.server.streaming import (
     PreparedChunk,

@@ -37,20 +37,6 @@ REASONING_PARSERS = (
     "step3", "step3p5",
 )  # fmt: skip
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
-# Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
-UNBUILT_SETTINGS: dict[str, Any] = {
-    "tp_size": 1,
-    "dp_size": 1,
-    "pp_size": 1,
-    "ep_size": 1,
-    "nnodes": 1,
-    "node_rank": 0,
-    "trust_remote_code": False,
-    "enable_lora": False,
-    "is_embedding": False,
-    "speculative_algorithm": None,
-    "incremental_streaming_output": False,
-}
 
 
 def setting(
@@ -271,6 +257,28 @@ class ServerSettings(EdgeSettings):
     drain_timeout_s: float = setting(60.0, "how long running requests may go on when the server is told to stop", low=0)
 
 
+def unbuilt(default: Any) -> Any:
+    return setting(default, "", choices=(default,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnbuiltSettings:
+    """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
+    SGLang's default, where they ask for nothing; the help does not show them."""
+
+    tp_size: int = unbuilt(1)
+    dp_size: int = unbuilt(1)
+    pp_size: int = unbuilt(1)
+    ep_size: int = unbuilt(1)
+    nnodes: int = unbuilt(1)
+    node_rank: int = unbuilt(0)
+    trust_remote_code: bool = unbuilt(False)
+    enable_lora: bool = unbuilt(False)
+    is_embedding: bool = unbuilt(False)
+    speculative_algorithm: str | None = unbuilt(None)
+    incremental_streaming_output: bool = unbuilt(False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All groups of one engine."""
@@ -280,6 +288,7 @@ class Settings:
     scheduler: SchedulerSettings = SchedulerSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()
+    unbuilt: UnbuiltSettings = UnbuiltSettings()
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Settings:
@@ -293,9 +302,6 @@ class Settings:
         known = {f.name: (group, f) for group, f in all_fields()}
         chosen: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            if name in UNBUILT_SETTINGS:
-                check_unbuilt(name, value)
-                continue
             if name not in known:
                 raise SettingsError(unknown_setting_text(name, list(known)))
             group, f = known[name]
@@ -318,6 +324,7 @@ GROUPS: dict[str, type[Any]] = {
     "scheduler": SchedulerSettings,
     "process": ProcessSettings,
     "server": ServerSettings,
+    "unbuilt": UnbuiltSettings,
 }
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
@@ -341,6 +348,10 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
     if value is None:
         return f.default if not optional else None
     meta = f.metadata
+    if meta["choices"] == (f.default,) and value != f.default:
+        raise SettingsError(
+            f"{f.name}: this engine does not have it yet; leave it out or at {f.default!r}, got {value!r}."
+        )
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if plain is str and isinstance(value, PurePath):
@@ -364,13 +375,6 @@ def unknown_setting_text(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
-
-
-def check_unbuilt(name: str, value: Any) -> None:
-    """Raises unless a setting whose feature does not exist asks for nothing."""
-    default = UNBUILT_SETTINGS[name]
-    if value is not None and value != default:
-        raise SettingsError(f"{name}: this engine does not have it yet; leave it out or at {default!r}, got {value!r}.")
 
 
 def _type_word(plain: type) -> str:

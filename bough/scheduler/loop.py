@@ -40,7 +40,7 @@ from bough.messages.requests import (
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
-from bough.scheduler.control import ControlQueue
+from bough.scheduler.control import ControlQueue, Recording
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
@@ -48,14 +48,12 @@ from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
 from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Proposer
 from bough.scheduler.prefix_cache import PrefixCache
-from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
 from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.stats import Stats
 from bough.scheduler.step_time import StepTimeEstimate
-from bough.scheduler.timeouts import Timeouts
-from bough.scheduler.waiting_queue import WaitingQueue
+from bough.scheduler.waiting_queue import Timeouts, WaitingQueue
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Decides the next step: which rows decode, which prompts go on or begin, and with which pages.
 
 Running streams come first: decodes get their pages before any prompt does, and with mixed chunks they are in every
-step. Rows and pages belong to `RunningBatch`, waiting requests to the queue. `ranking` orders the queue, `retraction`
+step. Rows and pages belong to `RunningBatch`, waiting requests to the queue. `policy` orders the queue, `retraction`
 frees pages, `admission` decides what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan;
 this module keeps the order in which they are asked.
 """
@@ -15,14 +15,14 @@ from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
+from bough.scheduler.policy import Ranking
 from bough.scheduler.ports import Proposer
-from bough.scheduler.prefill_budget import PrefillBudget
 from bough.scheduler.prefix_cache import pages_for
-from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
 from bough.scheduler.retraction import Retraction
 from bough.scheduler.rows import RowIndex
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.step_time import PrefillBudget
 from bough.scheduler.waiting_queue import WaitingQueue
 
 NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)

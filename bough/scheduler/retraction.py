@@ -8,8 +8,7 @@ nothing but the count of retractions.
 from __future__ import annotations
 
 from bough.scheduler.admission import Forecast
-from bough.scheduler.policy import Running, preemption_order, retraction_order
-from bough.scheduler.ranking import Ranking
+from bough.scheduler.policy import Ranking, Running, preemption_order, retraction_order
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.waiting_queue import WaitingQueue

@@ -1,8 +1,7 @@
 """The engine's settings as flags, `BOUGH_*` variables and configuration files: all derived from `bough.core.settings`.
 
-The command line wins over the environment, the environment over the file of `--config`, and that over the defaults.
-Whatever its origin, a value is converted from text here and judged by the setting's own check, so all errors read
-alike. Nothing is ever filled in: what the user did not give is absent, and defaults stand in the settings alone.
+Flags win over variables, those over the file of `--config`. Values are converted from text here and judged by the
+setting's own check. What the user did not give is absent: defaults stand in the settings alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Every setting of an engine, in small frozen groups: the one place where a name, its default and its help are written.
 
-Command-line flags, `BOUGH_*` variables, configuration files and `Engine(...)` keywords are all derived from these
-fields. Names keep SGLang's spelling. `None` or "auto" means "decided at start from the model and the machine"; that
-decision is made once by whoever owns the matter and is never written back here.
+Flags, `BOUGH_*` variables, configuration files and `Engine(...)` keywords are derived from these fields, with SGLang's
+names. `None` or "auto" is decided once at start, from the model and the machine, and never written back here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One HTTP process: from an open socket to its last answer.
 
-It answers "loading" until it is prepared, then serves until a signal or a death. The first signal stops new requests
-and lets the running ones finish within a limit; the second ends the process at once. When the engine dies, every open
-request gets an error, and the reason is raised. `service` and `server_process` prepare it.
+It answers "loading" until it is prepared, then serves until a signal or a death. The first signal lets running requests
+finish within a limit, the second ends the process at once. When the engine dies, every open request gets an error.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Channels between the processes of one engine: ZeroMQ push/pull over files in a private folder.
 
-A receiver binds and its senders connect. Queues are unbounded, because each party bounds what it sends by the requests
-it has taken, and a sender must never block: a scheduler that waits for a slow reader would stall every request.
-
-Senders check what they send, so a frame that cannot be decoded is a defect. Where it concerns one request it must not
-end all others: such a receiver is given a way to put something in the frame's place.
+Queues are unbounded: each party bounds what it sends by the requests it has taken, and a sender must never block. A
+frame that cannot be decoded is a defect; where it concerns one request, the receiver puts something in its place.
 """
 
 from __future__ import annotations

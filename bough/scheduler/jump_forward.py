@@ -1,13 +1,9 @@
 """Jump-forward: text that a grammar forces is appended without being sampled, and computed in one step.
 
-Works with a step in flight. The forced tokens are found when step t is committed, while step t + 1 is running with the
-last sampled token. They are laid down behind that token, or in its place where the tokenizer would have merged the two,
-and the row goes on like a prompt that has just begun: what step t + 1 samples for it is dropped, and the next plan
-computes the forced tokens as a chunk, which samples at its end. So executors know nothing of all this, and chunks,
-retraction and the radix tree work with forced tokens as with any others. What a grammar forces at its beginning is
-computed with the prompt, and where nothing but the end can follow, the end is not sampled either.
-
-Owns nothing: tokens and pages belong to `RunningBatch`, the grammar's state to the request's `Constraint`.
+The forced tokens are found when step t is committed, while step t + 1 is running. They are written behind the last
+sampled token, or in its place where the tokenizer would have merged the two. The row then goes on like a prompt: what
+step t + 1 samples for it is dropped, and the next plan computes the forced tokens as a chunk. So executors, retraction
+and the radix tree know nothing of it. Owns nothing: tokens and pages belong to `RunningBatch`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The scheduler's loop: it only states the order of events.
 
-With overlap, step t + 1 is planned and launched before the result of step t is looked at: the executor always has work
-queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Where step t is known
-to take long, that is done only shortly before its end, so that requests that arrive in the meantime are in step t + 1.
-Without overlap each step is committed before the next is planned. When there is nothing to do the loop blocks on the
-inbox and burns no CPU; when that lasts, it audits the page accounts.
+With overlap, step t + 1 is planned and launched before the result of step t is read, so the executor always has work
+queued. Where step t is known to take long, that happens shortly before its end, so that requests that arrive in the
+meantime are in step t + 1. When there is nothing to do the loop blocks on the inbox, and audits the page accounts.
 """
 
 from __future__ import annotations

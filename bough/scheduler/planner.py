@@ -1,9 +1,7 @@
 """Decides the next step: which rows decode, which prompts go on or begin, and with which pages.
 
-Running streams come first: decodes get their pages before any prompt does, and with mixed chunks they are in every
-step. Rows and pages belong to `RunningBatch`, waiting requests to the queue. `policy` orders the queue, `retraction`
-frees pages, `admission` decides what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan;
-this module keeps the order in which they are asked.
+Decodes get their pages before any prompt does. `policy` orders the queue, `retraction` frees pages, `admission` decides
+what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan; this module keeps their order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Retracts running requests: to preempt them for a far more urgent one, or when pages run out.
 
-What a retracted request has computed stays in the tree, so it loses little when it resumes. A request may only be
-retracted when no step is in flight, because its last token must have arrived. `policy` decides which one goes. Owns
-nothing but the count of retractions.
+What a retracted request has computed stays in the tree. A request may only be retracted when no step is in flight,
+because its last token must have arrived. `policy` decides which one goes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The host's twin of the executor's rows: structure of arrays, so that a step over many rows is a few numpy calls.
 
-Owns which rows are in use and what each has launched so far; only its methods write to the arrays. Lengths run ahead of
-knowledge: `length` counts tokens whose keys and values a launched step computes, `known` counts tokens whose value the
-host has seen. A decode with drafts counts with all of them until its result tells how many held.
+Only its methods write to the arrays. `length` counts tokens whose keys and values a launched step computes, `known`
+those whose value the host has seen. A decode counts with all its drafts until its result tells how many held.
 """
 
 from __future__ import annotations

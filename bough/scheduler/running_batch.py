@@ -1,8 +1,7 @@
 """The running requests and their pages: admitting a request to a row, growing it, and releasing it.
 
-Owns the row table and the moves between it and the prefix cache. A chunk enters the tree as soon as it is planned:
-plans run in order and every layer stores before it attends, so a request that matches the chunk reads it after it was
-written, even in the same plan.
+A chunk enters the tree as soon as it is planned: plans run in order and every layer stores before it attends, so a
+request that matches the chunk reads it after it was written, even in the same plan.
 """
 
 from __future__ import annotations

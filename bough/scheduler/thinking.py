@@ -1,8 +1,7 @@
 """Where a request stands in its model's thinking: a grammar holds only for what comes after it, a budget ends it.
 
-The thinking is marked by tokens. It has begun when the prompt opened it; else the model may open it as the first thing
-it says, and an answer that begins otherwise has none. A marker may have several tokens, of which an answer may begin
-with the first ones too: until they part, both are possible. Owns the count of its tokens and what of a marker was said.
+Markers open and close it. It has begun when the prompt opened it; else the model may open it as the first thing it
+says. An answer may begin with the first tokens of a marker too: until they differ, both are possible.
 """
 
 from __future__ import annotations

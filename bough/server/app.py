@@ -1,9 +1,7 @@
 """What every request passes before its endpoint: the phase of the server, its id, rules for browsers, route and key.
 
-`Front` is the outermost layer. It owns the server's phase and the count of requests in progress. The port is open from
-the first moment; until the engine is ready, and again while the server stops, every request gets a 503 that says so,
-except `/metrics`. `App` owns the table of routes: exact paths are looked up, the few with parameters are
-matched. Paths work with and without the prefix of `--root-path`, because some proxies cut it off and some do not.
+`Front` owns the phase: until the engine is ready, and while the server stops, requests get a 503. `App` owns the table
+of routes. Paths work with and without the prefix of `--root-path`, because some proxies cut it off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which requests of browsers are accepted: no web page may use a server that its visitor happens to reach.
 
-A browser says where a request comes from (`Origin`, `Sec-Fetch-Site`); programs such as curl, SDKs and probes say
-nothing and are not asked. A page whose own name was made to point here (DNS rebinding) looks like the server's own;
-only the name in `Host` shows it. Pure: headers in, a verdict out.
+Browsers say where a request comes from (`Origin`, `Sec-Fetch-Site`); programs do not, and are let in. A page whose own
+name points here (DNS rebinding) looks like the server's own; only the name in `Host` shows it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One route, declared once: how it is reached, which key it needs, what it takes and returns, and how its errors look.
 
-An endpoint is an ASGI application: whatever its handler or its response raises before the first byte is sent becomes an
-error response in the protocol's own shape. API keys come as `Authorization: Bearer` or `x-api-key`, are compared in
-constant time, and never appear in a response or a log line.
+What a handler raises before the first byte is sent becomes an error in the protocol's own shape. Keys are compared in
+constant time and never appear in a response or a log line.
 """
 
 from __future__ import annotations

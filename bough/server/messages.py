@@ -1,8 +1,7 @@
 """Conversations to prompts: checks messages, and renders them with the model's template.
 
-Templates expect a message's content as one string, so the text parts of a list are joined. Everything else in a message
-(`name`, `reasoning_content`, ...) is the template's to read. Calls of the assistant have their arguments as JSON text
-in OpenAI's protocol, but templates write the object themselves.
+Templates expect content as one string and arguments of calls as objects; OpenAI's protocol has lists of parts and JSON
+text. Everything else in a message is the template's to read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The routes of /v1/responses: create (whole, streamed or in the background), fetch and cancel.
 
-The store keeps responses in memory, bounded: the oldest finished ones go first, running ones never. A conversation is
-kept whole with each of its responses; its messages are shared, so a long one costs its length once. With several
-tokenizer workers on one port a later request may reach another process than the one that has the response, so then
-nothing is stored, and a request that needs the store gets an error that says so.
+The store is bounded and in memory: the oldest finished responses go first. Processes on one port do not share it, so
+with several tokenizer workers nothing is stored, and requests that need the store get an error.
 """
 
 from __future__ import annotations

@@ -116,38 +116,40 @@ SEVERAL_PROCESSES = (
 )
 
 
-def response_routes(context: ServerContext) -> list[Endpoint]:
-    api = Responses(context)
-    return [
-        Endpoint(
-            "/v1/responses",
-            api.create,
-            "Answer a conversation and remember it",
-            body=ResponsesRequest,
-            answer=ResponseObject,
-            other_types=(EVENTS,),
-            **OPENAI,
-        ),
-        Endpoint(
-            "/v1/responses/{id}",
-            api.retrieve,
-            "A response that was stored",
-            methods=GET,
-            answer=ResponseObject,
-            **OPENAI,
-        ),
-        Endpoint(
-            "/v1/responses/{id}/cancel", api.cancel, "End a response that still runs", answer=ResponseObject, **OPENAI
-        ),
-    ]
-
-
 class Responses:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
         self._store = ResponseStore() if context.settings.server.tokenizer_worker_num == 1 else None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/responses",
+                self.create,
+                "Answer a conversation and remember it",
+                body=ResponsesRequest,
+                answer=ResponseObject,
+                other_types=(EVENTS,),
+                **OPENAI,
+            ),
+            Endpoint(
+                "/v1/responses/{id}",
+                self.retrieve,
+                "A response that was stored",
+                methods=GET,
+                answer=ResponseObject,
+                **OPENAI,
+            ),
+            Endpoint(
+                "/v1/responses/{id}/cancel",
+                self.cancel,
+                "End a response that still runs",
+                answer=ResponseObject,
+                **OPENAI,
+            ),
+        ]
 
     async def create(self, request: Request) -> Response:
         body = await read_lenient_body(request, ResponsesRequest)

@@ -158,7 +158,6 @@ class Chat:
             self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
 
     def _refusal(self, error: RequestError) -> str:
-        """Why a turn was refused; where it was too long, that /reset helps."""
         # The ids are the template's own, so nothing can be wrong with them but their number.
         too_long = error.field == "input_ids"
         return f"{error} /reset forgets the conversation so far." if too_long and self._turns else str(error)

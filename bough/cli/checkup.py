@@ -171,7 +171,6 @@ def _attention_backend(model: ModelSettings) -> str:
 
 
 def _instruction_set(asked: str) -> str | None:
-    """The set that the native kernels would use; a set that this CPU does not have is an error."""
     use_instruction_set(asked)
     library = load_library()
     return None if library is None else instruction_sets(library)[-1]

@@ -31,7 +31,6 @@ class Menu:
     flags: Mapping[str, str]  # flags that stand alone, with their help
 
     def pick(self, argv: Sequence[str]) -> Command:
-        """The command that the first word names; an unknown word is an error that suggests the nearest."""
         word = argv[0]
         if word in self.commands:
             return self.commands[word]

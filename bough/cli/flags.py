@@ -113,7 +113,6 @@ def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None 
 
 
 def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The settings that the user gave, checked; what is absent was not given anywhere."""
     return {
         **_from_file(parsed.config),
         **_from_environment(os.environ if environ is None else environ),

@@ -34,7 +34,6 @@ class FinishAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
         return cls(error.message, error.status_code, error.err_type, error.field)
 
     def to_error(self) -> RequestError:
-        """The error of a caller whose only request this was."""
         return RequestError(self.message, field=self.field, status_code=self.status_code, err_type=self.err_type)
 
 

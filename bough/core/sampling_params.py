@@ -67,7 +67,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar says which tokens may come."""
         return self.grammar_field is not None
 
     @property
@@ -81,7 +80,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def penalised(self) -> bool:
-        """Whether the tokens seen so far change the logits."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @classmethod

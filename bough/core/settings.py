@@ -280,8 +280,6 @@ class UnbuiltSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All groups of one engine."""
-
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
@@ -317,14 +315,7 @@ class Settings:
         return flat | {name: "***" for name in SECRETS if flat.get(name) is not None}
 
 
-GROUPS: dict[str, type[Any]] = {
-    "model": ModelSettings,
-    "memory": MemorySettings,
-    "scheduler": SchedulerSettings,
-    "process": ProcessSettings,
-    "server": ServerSettings,
-    "unbuilt": UnbuiltSettings,
-}
+GROUPS: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Settings)}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 

@@ -58,7 +58,6 @@ class KVEventPublisher:
         self._pending.append(event)
 
     def flush(self) -> None:
-        """Sends what has gathered since the last call."""
         if not self._pending:
             return
         payload = self._encoder.encode(KVEventBatch(time.time(), self._pending))

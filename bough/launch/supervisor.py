@@ -110,8 +110,6 @@ def _print_named(name: str, descriptor: int) -> None:
 
 
 class Supervisor:
-    """The children of one engine; none until `start`."""
-
     def __init__(self, on_death: Callable[[EngineDeadError], None]) -> None:
         self._on_death = on_death
         self._changed = threading.Condition()
@@ -147,7 +145,6 @@ class Supervisor:
                 child.process.send_signal(STACK_SIGNAL)
 
     def dismiss(self, role: str, timeout_s: float) -> None:
-        """Ends the children of one role before the others, and waits for them."""
         leaving = [child for child in self.children if child.role == role]
         for child in leaving:
             child.dismissed = True

@@ -63,7 +63,6 @@ class ClientSenders:
         return len(self._senders)
 
     def to(self, handle: int) -> Sender:
-        """The client that gave out this handle."""
         return self._senders[client_of(handle)]
 
     def __getitem__(self, number: int) -> Sender:
@@ -71,7 +70,6 @@ class ClientSenders:
 
 
 def first_handle(client: int) -> int:
-    """Where a client begins to count its handles and calls."""
     return (client << CLIENT_SHIFT) + 1
 
 

@@ -152,7 +152,6 @@ class Committer:
         return sent_from, sent_to
 
     def _packed(self, rows: RowIndex, first: IntArray, end: IntArray) -> tuple[bytes, bytes, bytes]:
-        """Handles, tokens and counts of a message, for rows that have something to send."""
         table, counts = self._table, np.maximum(end - first, 0)
         if (counts == 1).all():
             return table.handle[rows].tobytes(), table.tokens[rows, first].tobytes(), b""

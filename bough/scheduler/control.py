@@ -49,7 +49,6 @@ class ControlQueue:
         return True
 
     def check(self) -> None:
-        """Raises while the executor cannot run plans."""
         if self._obstacle:
             raise RequestError(self._obstacle, status_code=503, err_type="ServiceUnavailableError")
 

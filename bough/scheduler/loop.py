@@ -362,7 +362,7 @@ class Scheduler:
                 self._abort(request, "Generation was paused (/pause_generation).", 499)
         self._commit_all()
         if message.mode == "retract":
-            self._planner.retract_all(self._clock())
+            self._planner.retraction.clear(self._clock())
         self._paused = True
         self._outbox.reply(Reply(message.call, True, f"Generation is paused ({message.mode})."))
 
@@ -432,7 +432,7 @@ class Scheduler:
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),
-            "num_retractions": self._planner.retracted,
+            "num_retractions": self._planner.retraction.retracted,
             "num_evicted_tokens": self._cache.evicted * self._cache.page_size,
             "new_token_ratio": self._planner.ratio.value,
             "prompt_tokens": self._committer.prompt_tokens,

@@ -49,21 +49,13 @@ class Planner:
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
         self._drafting = Drafting(batch.table, limits.drafts, proposer)
-        self._retraction = Retraction(
+        self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
         self._assembly = Assembly(batch.table)
         self._setups: list[RowSetup] = []  # of the plan in the making
         self.ratio = self._forecast.ratio
-
-    @property
-    def retracted(self) -> int:
-        return self._retraction.retracted
-
-    def retract_all(self, now: float) -> None:
-        """Retracts all requests; nothing may be in flight."""
-        self._retraction.clear(now)
 
     def plan(self, now: float, *, drained: bool) -> PlannedStep | None:
         """The next step, or None: nothing to do, or nothing before the steps in flight are committed.
@@ -72,7 +64,7 @@ class Planner:
         must have arrived.
         """
         self._batch.release_passed()
-        if not self._retraction.ensure_pages(now, drained=drained):
+        if not self.retraction.ensure_pages(now, drained=drained):
             return None
         edits = self._batch.take_edits()
         self._setups = self._batch.take_renewed()

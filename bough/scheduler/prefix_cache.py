@@ -33,7 +33,6 @@ class PrefixCache:
 
     @property
     def available(self) -> int:
-        """Pages that `take` could hand out."""
         return self.pool.free + self.tree.evictable_pages
 
     @property

@@ -73,7 +73,6 @@ class Request:
         self.row, self.tokens = -1, tokens
 
     def lock(self, node: Node | None) -> None:
-        """`node` is the one that this request holds a lock on."""
         self.node = node
 
     def count_cached(self, tokens: int) -> None:
@@ -90,7 +89,6 @@ class Request:
         self.unsent = len(tokens)
 
     def start(self) -> None:
-        """The prompt is complete."""
         self.started = True
 
     def hold_back(self, known: int) -> tuple[int, int]:

@@ -202,7 +202,6 @@ class RunningBatch:
         return edits
 
     def take_renewed(self) -> list[RowSetup]:
-        """The setups of rewound rows, which a new plan must carry."""
         renewed, self._renewed = list(self._renewed.values()), {}
         return renewed
 

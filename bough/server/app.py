@@ -59,8 +59,6 @@ class Root:
 
 
 class App:
-    """The routed endpoints; an ASGI application."""
-
     def __init__(self, endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
         self._settings = settings
         self._keys = Keys(settings.api_key, settings.admin_api_key)
@@ -101,7 +99,6 @@ class App:
 
 
 def with_cors(app: ASGIApp, settings: EdgeSettings) -> ASGIApp:
-    """Tells browsers that web pages of the allowed origins may call the server."""
     origins = allowed_origins(settings)
     if not origins:
         return app

@@ -116,7 +116,6 @@ def above(low: float, high: float) -> msgspec.Meta:
 
 
 def check_ranges(request: msgspec.Struct) -> None:
-    """Raises a `RequestError` that names the first field whose number is out of its range."""
     for name, (low, high, exclusive) in _ranges(type(request)).items():
         value = getattr(request, name)
         if value is None or (low <= value <= high and not (exclusive and value == low)):
@@ -309,7 +308,6 @@ def _known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
 
 @functools.cache
 def _object_fields(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Those fields that hold an object with fields of its own."""
     found = {}
     for name, hint in typing.get_type_hints(struct).items():
         for kind in (hint, *typing.get_args(hint)):

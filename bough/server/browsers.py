@@ -91,7 +91,6 @@ class BrowserRules:
 
 
 def allowed_origins(settings: EdgeSettings) -> list[str]:
-    """The origins of `--allowed-origins`, as browsers write them."""
     found = []
     for word in _words(settings.allowed_origins):
         origin = word.lower().rstrip("/")

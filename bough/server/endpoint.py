@@ -118,7 +118,6 @@ class Keys:
         self._closed = api_key is not None and admin_api_key is None  # to all that an API key must not open
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises a 401 unless the headers carry the key that `access` needs, and a 403 where no key would do."""
         if access == "admin_only" and self._closed:
             message = "This route is refused to clients; start the server with --admin-api-key and send that key."
             raise HttpError(403, message, "PermissionDeniedError")

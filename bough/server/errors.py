@@ -28,8 +28,6 @@ RETRYABLE = frozenset({408, 429, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One request that did not succeed, in no particular protocol."""
-
     status: int
     message: str
     type: str  # such as BadRequestError

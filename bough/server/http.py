@@ -35,7 +35,6 @@ def open_listener(settings: EdgeSettings) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: EdgeSettings) -> str:
-    """Where clients on this machine find the server."""
     scheme = "https" if settings.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:
         return f"{scheme}+unix://{settings.uds}"

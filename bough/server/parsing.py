@@ -257,7 +257,6 @@ class AnswerPlan(CallRules):
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """How thinking is read; None where it stays in the text."""
         return self.thinking if self.separate else None
 
     def marks(
@@ -354,8 +353,6 @@ class CallIds:
 
 
 class StreamParser:
-    """Parses one streamed answer; remembers its calls' ids and its reasoning."""
-
     def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
         self.ids = CallIds(id_prefix)

@@ -36,8 +36,6 @@ EMPTY_IDS = b'"token_ids":[]'
 
 
 class PreparedChunk:
-    """A chunk with room for text and, if it shows them, token ids."""
-
     def __init__(self, chunk: bytes, text_field: str) -> None:
         """`chunk` is ready to be sent, with empty text and, to show ids, an empty list of them."""
         # Inside JSON strings quotes are escaped, so the first match is the field itself, whatever the model's name.

@@ -83,7 +83,6 @@ class Anthropic:
         return plan_answers(self._context.settings, read_tools(body), self._context.tokenizer)
 
     async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the text of the assistant's that the answer continues."""
         turns = read_conversation(body)
         prompt = await self._context.render(
             turns,

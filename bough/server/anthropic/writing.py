@@ -198,7 +198,6 @@ class MessageForm:
         return named_event({"type": "message_start", "message": message})
 
     def ended(self, answer: RequestOutput, *, called: bool) -> bytes:
-        """How the message ended, and what all of it cost."""
         event = {"type": "message_delta", "delta": stop_of(answer, called=called), "usage": usage_of(answer)}
         return named_event(event | ({"timings": answer.timings.to_dict()} if self.timed else {})) + MESSAGE_ENDS
 

@@ -267,7 +267,6 @@ class Chats:
         return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
     async def _prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the text of the assistant's that the answer continues."""
         if body.input_ids is not None:
             return Rendered(body.input_ids, ""), ""
         messages = read_messages(body.messages)

@@ -92,7 +92,6 @@ class CompletionForm(AnswerForm):
     echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
 
     def whole(self, answers: Sequence[RequestOutput]) -> Completion:
-        """The answer that is not streamed. `answers` are in the order of the prompts."""
         for answer in answers:
             raise_if_refused(answer)
         chosen = self._best(answers)
@@ -212,7 +211,6 @@ class Completions:
         return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
     def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
-        """The text of each prompt, if it is to be shown again."""
         if not body.echo:
             return []
         if isinstance(body.prompt, str):

@@ -51,7 +51,6 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Characters that it keeps."""
         return text_size(self.messages) + len(self.response.instructions or "")
 
     def end(self, response: ResponseObject) -> None:
@@ -62,8 +61,6 @@ class Record:
 
 
 class ResponseStore:
-    """Owns the records, by id, oldest first."""
-
     def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
         self._records: dict[str, Record] = {}
         self._sizes: dict[str, int] = {}  # characters of each record

@@ -154,7 +154,6 @@ class ResponseForm:
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
     def items(self, answer: RequestOutput) -> list[Item]:
-        """The output of a finished answer that was not streamed."""
         parser, writer = AnswerParser(self.answers), ItemWriter(self.id_suffix)
         for event in [*parser.feed(answer.text), *parser.finish()]:
             writer.write(event)
@@ -213,7 +212,6 @@ class ResponseWriter:
         self._items = ItemWriter(form.id_suffix)
 
     def chunk(self, piece: Piece) -> bytes:
-        """The events for a piece, up to the last text."""
         if piece.finish is not None:
             raise_if_refused(piece.answer)
             self._answer = piece.answer

@@ -43,7 +43,6 @@ def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0)
 
 
 def finish_word(finish: FinishReason, *, called: bool = False) -> FinishWord:
-    """`called`: the answer has calls."""
     match finish:
         case FinishStop():
             return "tool_calls" if called else "stop"
@@ -81,7 +80,6 @@ class AnswerForm:
         return self.chunk_type(id=me.id, created=me.created, model=me.model, choices=choices, **more)
 
     def ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
-        """The fields of a choice that show how its answer ended; `called`: with calls."""
         finish = answer.finish
         assert finish is not None
         return {

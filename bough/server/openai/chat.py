@@ -16,7 +16,6 @@ from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint
 from bough.server.messages import Rendered, read_messages
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
@@ -230,19 +229,6 @@ class Chats:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
-
-    def routes(self) -> list[Endpoint]:
-        return [
-            Endpoint(
-                "/v1/chat/completions",
-                self.chat,
-                "Answer a conversation",
-                body=ChatRequest,
-                answer=ChatCompletion,
-                other_types=(EVENTS,),
-                **OPENAI,
-            )
-        ]
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)

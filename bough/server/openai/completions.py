@@ -17,7 +17,6 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
 from bough.server.openai.requests import (
@@ -184,19 +183,6 @@ class Completions:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
-
-    def routes(self) -> list[Endpoint]:
-        return [
-            Endpoint(
-                "/v1/completions",
-                self.completions,
-                "Continue one prompt or several",
-                body=CompletionRequest,
-                answer=Completion,
-                other_types=(EVENTS,),
-                **OPENAI,
-            )
-        ]
 
     async def completions(self, request: Request) -> Response:
         body = await read_lenient_body(request, CompletionRequest)

@@ -19,7 +19,7 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
+from bough.server.endpoint import json_response
 from bough.server.errors import HttpError, failure_of
 from bough.server.messages import Message, text_size
 from bough.server.openai.logprobs import TokenSpeller
@@ -119,34 +119,6 @@ class Responses:
         self._speller = TokenSpeller(context.tokenizer)
         self._store = ResponseStore() if context.settings.server.tokenizer_worker_num == 1 else None
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def routes(self) -> list[Endpoint]:
-        return [
-            Endpoint(
-                "/v1/responses",
-                self.create,
-                "Answer a conversation and remember it",
-                body=ResponsesRequest,
-                answer=ResponseObject,
-                other_types=(EVENTS,),
-                **OPENAI,
-            ),
-            Endpoint(
-                "/v1/responses/{id}",
-                self.retrieve,
-                "A response that was stored",
-                methods=GET,
-                answer=ResponseObject,
-                **OPENAI,
-            ),
-            Endpoint(
-                "/v1/responses/{id}/cancel",
-                self.cancel,
-                "End a response that still runs",
-                answer=ResponseObject,
-                **OPENAI,
-            ),
-        ]
 
     async def create(self, request: Request) -> Response:
         body = await read_lenient_body(request, ResponsesRequest)

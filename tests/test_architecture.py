@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bough.scheduler.request import Request
+from bough.scheduler.rows import RowTable
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "bough"
@@ -109,6 +113,34 @@ def test_modules_have_no_cycles() -> None:
 
 def test_every_module_says_why_it_exists() -> None:
     assert not [module_name(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))]
+
+
+def assigned_in(path: Path) -> list[ast.Attribute]:
+    """The attributes that a file assigns to or deletes, whole or in part; those of `self` belong to its class."""
+    stores = (ast.Store, ast.Del)
+    targets = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(getattr(node, "ctx", None), stores)]
+    found = []
+    for target in targets:
+        node: ast.AST = target
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
+            found.append(node)
+    return found
+
+
+def test_only_their_owners_change_requests_and_rows() -> None:
+    """Elsewhere in the scheduler no object's attribute is assigned by a name that `Request` or `RowTable` has."""
+    table = RowTable(rows=1, context_length=2, page_size=1)
+    names = {"request.py": {f.name for f in dataclasses.fields(Request)}, "rows.py": set(vars(table))}
+    broken = [
+        f"{path.name}:{node.lineno} assigns to {ast.unparse(node)}; only {owner} may"
+        for path in sorted((PACKAGE / "scheduler").glob("*.py"))
+        for node in assigned_in(path)
+        for owner, fields in names.items()
+        if path.name != owner and node.attr in fields
+    ]
+    assert not broken
 
 
 @pytest.mark.parametrize(

@@ -158,13 +158,11 @@ class Chat:
             self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
 
     def _refusal(self, error: RequestError) -> str:
-        """Why a turn was refused; where it was too long, that /reset helps."""
         # The ids are the template's own, so nothing can be wrong with them but their number.
         too_long = error.field == "input_ids"
         return f"{error} /reset forgets the conversation so far." if too_long and self._turns else str(error)
 
     def _say(self, text: str) -> None:
-        """A line that is not the model's."""
         self._console.print(text, style="dim", soft_wrap=True)
 
 
@@ -176,7 +174,6 @@ def _console() -> Console:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines as the user enters them, with line editing on a terminal."""
     if not sys.stdin.isatty():
         try:
             yield from sys.stdin

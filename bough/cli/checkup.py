@@ -45,8 +45,6 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What an engine would run on."""
-
     device: str
     dtype: str
     threads: int
@@ -68,8 +66,6 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is missing, and what mends it."""
-
     needed: bool
     what: str
     fix: str
@@ -122,7 +118,6 @@ def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
 
 
 def look_for_missing() -> list[Finding]:
-    """Packages and tools that are not there, the needed ones first."""
     packages = [
         Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in _absent_packages()
     ]
@@ -148,7 +143,6 @@ def look_for_missing() -> list[Finding]:
 
 
 def load_torch() -> Any | None:
-    """The torch module, or None where it is not installed or broken."""
     try:
         return importlib.import_module("torch")
     except (ImportError, OSError):  # OSError: one of its shared libraries
@@ -177,7 +171,6 @@ def _attention_backend(model: ModelSettings) -> str:
 
 
 def _instruction_set(asked: str) -> str | None:
-    """The set that the native kernels would use; a set that this CPU does not have is an error."""
     use_instruction_set(asked)
     library = load_library()
     return None if library is None else instruction_sets(library)[-1]
@@ -206,7 +199,6 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 
 
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
-    """Counts weights and cache in the number format in which the engine would hold them."""
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
     from bough.executor.load_model import resolve_chunk, resolve_config

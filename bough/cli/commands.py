@@ -25,15 +25,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """The sub-commands of one program."""
-
     program: str
     about: str
     commands: Mapping[str, Command]
     flags: Mapping[str, str]  # flags that stand alone, with their help
 
     def pick(self, argv: Sequence[str]) -> Command:
-        """The command that the first word names; an unknown word is an error that suggests the nearest."""
         word = argv[0]
         if word in self.commands:
             return self.commands[word]
@@ -95,7 +92,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _advice(self, word: str) -> str:
-        """What to do about a word for which there is no place."""
         if self._takes_text:
             return "; put quotes around text that holds spaces."
         if word in self._subcommands:

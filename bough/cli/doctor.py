@@ -10,16 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bough.cli.checkup import (
-    Finding,
-    Fit,
-    Machine,
-    Use,
-    look_at_fit,
-    look_at_machine,
-    look_at_use,
-    look_for_missing,
-)
+from bough.cli.checkup import Finding, Fit, Machine, Use, look_at_fit, look_at_machine, look_at_use, look_for_missing
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_from
 from bough.version import __version__
@@ -37,7 +28,6 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Looks at the machine as an engine with these flags would find it."""
     parser = Parser(
         program="bough doctor",
         about="Shows what this machine offers, what an engine with the given flags would use, what would fit, and what "

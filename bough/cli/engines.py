@@ -61,7 +61,6 @@ def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[TextE
 
 
 def chat_tokenizer(engine: TextEngine) -> Any:
-    """The tokenizer of a model that can hold a conversation."""
     tokenizer = engine.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
         raise ModelError(
@@ -72,7 +71,6 @@ def chat_tokenizer(engine: TextEngine) -> Any:
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """The prompt of a conversation whose next turn is the model's."""
     ids: list[int] = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
     return ids
 

@@ -1,8 +1,7 @@
 """The engine's settings as flags, `BOUGH_*` variables and configuration files: all derived from `bough.core.settings`.
 
-The command line wins over the environment, the environment over the file of `--config`, and that over the defaults.
-Whatever its origin, a value is converted from text here and judged by the setting's own check, so all errors read
-alike. Nothing is ever filled in: what the user did not give is absent, and defaults stand in the settings alone.
+Flags win over variables, those over the file of `--config`. Values are converted from text here and judged by the
+setting's own check. What the user did not give is absent: defaults stand in the settings alone.
 """
 
 from __future__ import annotations
@@ -17,21 +16,25 @@ from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
-from bough.core.settings import UNBUILT_SETTINGS, Settings, all_fields, check_unbuilt, check_value, field_type
+from bough.core.settings import Settings, all_fields, check_value, field_type
 from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
 Field = dataclasses.Field[Any]
 
-ALIASES = {"model": "model_path", "cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
-UNBUILT_ALIASES = {
-    "tp_size": ("tp", "tensor_parallel_size"),
-    "dp_size": ("dp", "data_parallel_size"),
-    "pp_size": ("pp", "pipeline_parallel_size"),
-    "ep_size": ("ep", "expert_parallel_size"),
+ALIASES = {
+    "model": "model_path",
+    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
 }
-UNBUILT_SPELLINGS = {alias: name for name, aliases in UNBUILT_ALIASES.items() for alias in aliases}
 ENVIRONMENT_PREFIX = "BOUGH_"
 OTHER_VARIABLES = frozenset({"BOUGH_HOME"})  # not of an engine: where fetched models lie
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -51,17 +54,16 @@ def add_engine_flags(
     for group, fields in itertools.groupby(all_fields(), key=lambda pair: pair[0]):
         if group == "server" and not server:
             continue
-        section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
+        section: argparse._ActionsContainer = parser
+        if group != "unbuilt":
+            section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
         for _, f in fields:
             add_setting(section, f, defaults.get(f.name, f.default))
-    for name, default in UNBUILT_SETTINGS.items():  # start scripts have them; they are no part of the help page
-        options = {"action": "store_true"} if default is False else {}
-        add_flag(parser, name, UNBUILT_ALIASES.get(name, ()), help=argparse.SUPPRESS, **options)
     section = parser.add_argument_group("Configuration", "Flags win over BOUGH_* variables, those over the file.")
     section.add_argument("--config", metavar="FILE", help="YAML file with settings, by their names without the dashes")
 
 
-def add_setting(section: argparse._ArgumentGroup, f: Field, default: Any) -> None:
+def add_setting(section: argparse._ActionsContainer, f: Field, default: Any) -> None:
     aliases = [alias for alias, target in ALIASES.items() if target == f.name]
     options: dict[str, Any] = {}
     if field_type(f)[0] is not bool:
@@ -70,7 +72,8 @@ def add_setting(section: argparse._ArgumentGroup, f: Field, default: Any) -> Non
         options["action"] = argparse.BooleanOptionalAction
     else:
         options["action"] = "store_true"
-    add_flag(section, f.name, aliases, help=f.metadata["help"] + _shown(default), **options)
+    text = f.metadata["help"]
+    add_flag(section, f.name, aliases, help=text + _shown(default) if text else argparse.SUPPRESS, **options)
 
 
 def add_flag(
@@ -110,7 +113,6 @@ def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None 
 
 
 def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The settings that the user gave, checked; what is absent was not given anywhere."""
     return {
         **_from_file(parsed.config),
         **_from_environment(os.environ if environ is None else environ),
@@ -120,8 +122,6 @@ def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None
 
 def _from_flags(parsed: argparse.Namespace) -> dict[str, Any]:
     given = vars(parsed)
-    for name in UNBUILT_SETTINGS.keys() & given.keys():
-        _check_unbuilt(name, given[name])
     return {f.name: checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
 
 
@@ -134,12 +134,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
             found.setdefault(f.name, checked(f, environ[variable], f"{variable}: "))
-    for name in (*UNBUILT_SETTINGS, *UNBUILT_SPELLINGS):
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if environ.get(variable):
-            _check_unbuilt(UNBUILT_SPELLINGS.get(name, name), environ[variable], f"{variable}: ")
-    names = [*UNBUILT_SETTINGS, *UNBUILT_SPELLINGS, *(name for name, _ in spellings)]
-    _warn_of_unknown(environ, OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name in names})
+    _warn_of_unknown(environ, OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name, _ in spellings})
     return found
 
 
@@ -158,10 +153,6 @@ def _from_file(file: str | None) -> dict[str, Any]:
     for key, value in read_yaml(file).items():
         name = str(key).replace("-", "_")
         name = ALIASES.get(name, name)
-        unbuilt = UNBUILT_SPELLINGS.get(name, name)
-        if unbuilt in UNBUILT_SETTINGS:
-            _check_unbuilt(unbuilt, value, f"{file}: ")
-            continue
         if name not in known:
             raise SettingsError(f"{file}: there is no setting {key!r}.{did_you_mean(name, [*known, *ALIASES])}")
         if name in found:
@@ -169,16 +160,6 @@ def _from_file(file: str | None) -> dict[str, Any]:
         if value is not None:
             found[name] = checked(known[name], value, f"{file}: ")
     return found
-
-
-def _check_unbuilt(name: str, value: Any, origin: str = "") -> None:
-    """Raises unless a setting whose feature does not exist asks for nothing, wherever it was given."""
-    if isinstance(value, str):
-        value = from_text(type(UNBUILT_SETTINGS[name]), value)
-    try:
-        check_unbuilt(name, value)
-    except SettingsError as error:
-        raise SettingsError(f"{origin}{error}") from None
 
 
 def checked(f: Field, value: Any, origin: str = "") -> Any:

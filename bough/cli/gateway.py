@@ -23,7 +23,6 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serves until told to stop; or talks to a gateway that does."""
     if argv and argv[0] in CLIENT_COMMANDS:
         return CLIENT_COMMANDS[argv[0]](argv[1:])
     words, engine_flags = _split(argv)

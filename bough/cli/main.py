@@ -1,8 +1,7 @@
 """The entry of `bough`: picks a sub-command, runs it, and turns whatever ends it into an exit code.
 
-Exit codes: 0 all went well; 1 an error with one sentence on standard error; 2 something the user typed cannot be used;
-130 Ctrl-C; 141 whoever read our output has left; 143 SIGTERM. The engine is ended in every case. A traceback means a
-defect in Bough.
+0 all went well; 1 an error with one sentence on standard error; 2 something the user typed cannot be used; 130 Ctrl-C;
+141 the reader of the output has left; 143 SIGTERM. A traceback means a defect in Bough.
 """
 
 from __future__ import annotations

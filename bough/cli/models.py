@@ -15,7 +15,6 @@ ACTIONS = ("list", "pull", "rm")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Lists the models, or does what the first word says to the one that the second names."""
     parser = Parser(
         program="bough models", usage="[list | pull NAME | rm NAME]", about="Lists, pulls and removes models."
     )

@@ -71,7 +71,6 @@ def given_sampling(parsed: argparse.Namespace, defaults: Mapping[str, Any] | Non
 
 
 def _kind(name: str) -> tuple[type, bool]:
-    """The plain type of a parameter, and whether it is a list."""
     hint = typing.get_type_hints(SamplingParams)[name]
     if typing.get_origin(hint) is tuple:
         return typing.get_args(hint)[0], True

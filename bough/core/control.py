@@ -1,9 +1,8 @@
 """What an executor can be told beside its plans: to copy pages, swap weights, give memory back, record a profile.
 
-`Executor.control(command)` returns a ticket at once. The command takes effect in order: after every plan that was
-launched before it, before every plan that is launched later. Whoever gives the command holds what it touches (pages, a
-buffer) until the ticket is ready. A command that cannot be done raises a `BoughError` from `wait` and has changed
-nothing; anything else that is raised there is a defect.
+`Executor.control(command)` returns a ticket at once. The command runs after every plan launched before it and before
+every later one. The caller holds what it touches (pages, a buffer) until the ticket is ready. A command that cannot be
+done raises a `BoughError` from `wait` and has changed nothing.
 """
 
 from __future__ import annotations
@@ -84,15 +83,11 @@ Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileSto
 
 
 class CommandResult(msgspec.Struct, frozen=True):
-    """What a command has led to."""
-
     message: str = ""
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
 
 
 class Ticket(Protocol):
-    """A command under way."""
-
     def ready(self) -> bool:
         """Whether `wait` would return at once."""
         ...

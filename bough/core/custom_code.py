@@ -25,7 +25,6 @@ def check_server_code(settings: Settings) -> None:
 
 
 def load_dill() -> ModuleType:
-    """The package that packs and unpacks such code."""
     try:
         import dill
     except ModuleNotFoundError:

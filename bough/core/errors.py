@@ -1,8 +1,7 @@
 """Every error that a user may meet, by whom it concerns.
 
-`RequestError` concerns one request: it is answered to that client and the engine serves on. The others concern the
-whole engine or command: they end it with one clear sentence. Anything that is not a `BoughError` is a defect, and is
-never caught to be logged and forgotten.
+`RequestError` concerns one request; the others end the engine or the command with one clear sentence. Anything that is
+not a `BoughError` is a defect.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ class FinishAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
         return cls(error.message, error.status_code, error.err_type, error.field)
 
     def to_error(self) -> RequestError:
-        """The error of a caller whose only request this was."""
         return RequestError(self.message, field=self.field, status_code=self.status_code, err_type=self.err_type)
 
 
@@ -42,7 +41,6 @@ FinishReason = FinishStop | FinishLength | FinishAbort
 
 
 def finish_to_dict(reason: FinishReason) -> dict[str, Any]:
-    """The reason as the JSON object that clients see."""
     built: dict[str, Any] = msgspec.to_builtins(reason)
     built.pop("field", None)  # SGLang's objects have none; a lone request's error names it
     return built

@@ -1,8 +1,7 @@
-"""Every setting of the gateway: the one place where a name, its default and its help are written.
+"""Every setting of the gateway, with SGLang's names and defaults (but for the size of bodies).
 
-A group of its own and not one of `Settings`: the gateway starts no engine in its process, and an engine has none of
-these. Flags, `BOUGH_GATEWAY_*` variables and the `gateway:` section of the configuration file are derived from the
-fields. Names and defaults are those of SGLang's gateway, but for the size of bodies.
+Not a group of `Settings`, because the gateway starts no engine in its process. Flags, `BOUGH_GATEWAY_*` variables and
+the `gateway:` section of the configuration file are derived from the fields.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ NO_ROPE = RopeConfig(theta=1.0, partial_rotary_factor=0.0)
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that decides the tensors' shapes and the forward pass."""
-
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
     intermediate_size: int
@@ -88,11 +86,9 @@ class ModelConfig:
         return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
 
     def kv_group(self, layer: int) -> int:
-        """The group of a layer."""
         return int(self.slides(layer) and len(self.kv_groups) > 1)
 
     def rope_of(self, layer: int) -> RopeConfig:
-        """How a layer rotates its queries and keys."""
         if self.unrotated_layers and self.unrotated_layers[layer]:
             return NO_ROPE
         return self.local_rope if self.local_rope is not None and self.slides(layer) else self.rope

@@ -1,26 +1,21 @@
 """The contract between what runs next and how it runs: `BatchPlan` in, `StepResult` out.
 
-The scheduler decides with host integers and hands each executor the same plan; executors know nothing of queues, trees
-or clients. Each running request owns a *row*, a small integer. What the device must know of a request lives on the
-device under that row: its page table, its length, its last sampled token, its sampling parameters. A plan carries only
-changes, so a steady decode step is a few small arrays whatever the batch.
+Each running request owns a *row*, a small integer. What the device must know of a request lives on the device under
+that row: its page table, its length, its last sampled token, its sampling parameters. A plan carries only changes.
 
-Order is the synchronisation: an executor applies plans strictly in the order it was given them, and inside a plan
-first `setups`, then `edits`, then the new pages, then the forward pass, in which every layer stores the keys and values
-of all rows before any row attends. Hence a row may read pages that another row of the same plan writes, and a page may
-be handed to a new owner as soon as the plans that read it have been launched. In a plan of decodes alone there is
-nothing of others to read: the token that a decode stores is not known yet, so nobody else can have asked for it, and
-executors may attend for one row before they store for another.
+Order is the synchronisation: an executor applies plans in the order it was given them, and inside a plan first
+`setups`, then `edits`, then the new pages, then the forward pass, in which every layer stores the keys and values of
+all rows before any row attends. So a row may read pages that another row of the same plan writes, and a page may go to
+a new owner as soon as the plans that read it have been launched. In a plan of decodes alone nobody reads what another
+row stores, so executors may attend for one row before they store for another.
 
-Grammars are the one thing that comes late. What a row may say after step t depends on the token of step t, which the
-host learns only when step t + 1 is running; so a plan says which of its rows are `masked`, and the masks follow by
-`supply_masks`. The forward pass does not wait for them, only the sampling of that step does.
+Grammar masks come late: they depend on the token of step t, which the host learns when step t + 1 is running. A plan
+says which rows are `masked`, and the masks follow by `supply_masks`; only the sampling of that step waits for them.
 
-Pages come in *groups*, one page table for each kind of layer (`KVGroup`), so everything about pages is a tuple with one
-array per group. The first group is full attention. A window group has the same table, but a row owns only the pages in
-its window; entries behind it are 0 or stale and are not read. In a state group a row has one page, its state, and
-pages that it gets with a step are those that a copy of its state after the step goes to. Page 0 belongs to nobody:
-padding is written there.
+Pages come in *groups*, one page table for each kind of layer (`KVGroup`); the first is full attention. In a window
+group a row owns only the pages in its window; entries behind it are 0 or stale and are not read. In a state group a row
+has one page, its state, and the pages it gets with a step receive copies of its state after the step. Page 0 belongs to
+nobody: padding is written there.
 """
 
 from __future__ import annotations
@@ -126,7 +121,6 @@ class TokenMasks:
 
 
 def mask_words(vocab_size: int) -> int:
-    """32-bit words in one row's mask."""
     return -(-vocab_size // 32)
 
 
@@ -146,7 +140,6 @@ class PositionLogprobs:
 
     @staticmethod
     def joined(runs: Sequence[PositionLogprobs]) -> PositionLogprobs:
-        """Logprobs of consecutive positions as one run."""
         if len(runs) == 1:
             return runs[0]
         names = [f.name for f in fields(PositionLogprobs)]
@@ -190,8 +183,6 @@ class Limits:
 
 
 class InFlight(Protocol):
-    """A launched step."""
-
     def ready(self) -> bool:
         """Whether `wait` would return at once."""
         ...

@@ -67,7 +67,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar says which tokens may come."""
         return self.grammar_field is not None
 
     @property
@@ -81,7 +80,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def penalised(self) -> bool:
-        """Whether the tokens seen so far change the logits."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @classmethod
@@ -186,7 +184,6 @@ JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to ma
 
 
 def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
-    """The sentence for a field that nobody knows, with the nearest known spelling."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else f" Known fields: {', '.join(known)}."
     return f"Unknown sampling field {name!r}.{hint}"

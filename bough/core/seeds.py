@@ -1,9 +1,7 @@
 """Seeds and the one mixing function behind every random number of the engine.
 
-Random numbers are a function of (seed, output position), never a state, so a draw can be repeated anywhere: in another
-batch, after a retraction, on another engine. This module holds the integer side of that promise, free of torch, because
-the edge needs it to give each of `n` samples its own seed. `bough.kernels.sampling.uniform` computes the same mix on
-the device.
+Random numbers are a function of (seed, output position), never a state, so a draw can be repeated in another batch,
+after a retraction, on another engine. `bough.kernels.sampling.uniform` computes the same mix on the device.
 """
 
 from __future__ import annotations

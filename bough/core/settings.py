@@ -1,8 +1,7 @@
 """Every setting of an engine, in small frozen groups: the one place where a name, its default and its help are written.
 
-Command-line flags, `BOUGH_*` variables, configuration files and `Engine(...)` keywords are all derived from these
-fields. Names keep SGLang's spelling. `None` or "auto" means "decided at start from the model and the machine"; that
-decision is made once by whoever owns the matter and is never written back here.
+Flags, `BOUGH_*` variables, configuration files and `Engine(...)` keywords are derived from these fields, with SGLang's
+names. `None` or "auto" is decided once at start, from the model and the machine, and never written back here.
 """
 
 from __future__ import annotations
@@ -37,20 +36,6 @@ REASONING_PARSERS = (
     "step3", "step3p5",
 )  # fmt: skip
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
-# Settings of SGLang whose feature this engine does not have: accepted at SGLang's default, where they ask for nothing.
-UNBUILT_SETTINGS: dict[str, Any] = {
-    "tp_size": 1,
-    "dp_size": 1,
-    "pp_size": 1,
-    "ep_size": 1,
-    "nnodes": 1,
-    "node_rank": 0,
-    "trust_remote_code": False,
-    "enable_lora": False,
-    "is_embedding": False,
-    "speculative_algorithm": None,
-    "incremental_streaming_output": False,
-}
 
 
 def setting(
@@ -271,15 +256,36 @@ class ServerSettings(EdgeSettings):
     drain_timeout_s: float = setting(60.0, "how long running requests may go on when the server is told to stop", low=0)
 
 
+def unbuilt(default: Any) -> Any:
+    return setting(default, "", choices=(default,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnbuiltSettings:
+    """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
+    SGLang's default, where they ask for nothing; the help does not show them."""
+
+    tp_size: int = unbuilt(1)
+    dp_size: int = unbuilt(1)
+    pp_size: int = unbuilt(1)
+    ep_size: int = unbuilt(1)
+    nnodes: int = unbuilt(1)
+    node_rank: int = unbuilt(0)
+    trust_remote_code: bool = unbuilt(False)
+    enable_lora: bool = unbuilt(False)
+    is_embedding: bool = unbuilt(False)
+    speculative_algorithm: str | None = unbuilt(None)
+    incremental_streaming_output: bool = unbuilt(False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All groups of one engine."""
-
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()
+    unbuilt: UnbuiltSettings = UnbuiltSettings()
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Settings:
@@ -293,9 +299,6 @@ class Settings:
         known = {f.name: (group, f) for group, f in all_fields()}
         chosen: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            if name in UNBUILT_SETTINGS:
-                check_unbuilt(name, value)
-                continue
             if name not in known:
                 raise SettingsError(unknown_setting_text(name, list(known)))
             group, f = known[name]
@@ -312,13 +315,7 @@ class Settings:
         return flat | {name: "***" for name in SECRETS if flat.get(name) is not None}
 
 
-GROUPS: dict[str, type[Any]] = {
-    "model": ModelSettings,
-    "memory": MemorySettings,
-    "scheduler": SchedulerSettings,
-    "process": ProcessSettings,
-    "server": ServerSettings,
-}
+GROUPS: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Settings)}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
@@ -341,6 +338,10 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
     if value is None:
         return f.default if not optional else None
     meta = f.metadata
+    if meta["choices"] == (f.default,) and value != f.default:
+        raise SettingsError(
+            f"{f.name}: this engine does not have it yet; leave it out or at {f.default!r}, got {value!r}."
+        )
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if plain is str and isinstance(value, PurePath):
@@ -364,13 +365,6 @@ def unknown_setting_text(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
-
-
-def check_unbuilt(name: str, value: Any) -> None:
-    """Raises unless a setting whose feature does not exist asks for nothing."""
-    default = UNBUILT_SETTINGS[name]
-    if value is not None and value != default:
-        raise SettingsError(f"{name}: this engine does not have it yet; leave it out or at {default!r}, got {value!r}.")
 
 
 def _type_word(plain: type) -> str:

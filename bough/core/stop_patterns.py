@@ -1,9 +1,7 @@
 """Stop regexes, compiled under limits: a pattern comes from a client, and no request may hold up the others.
 
-Compiling writes a repetition out: `(a{1000}){1000}` is fifteen characters and a million nodes. What a pattern costs is
-therefore bounded before the compiler sees it, by its length and by an upper bound on the nodes that it can become. The
-edge compiles to check a request, the detokenizer to search; both remember, so the prompts and samples of one call cost
-one compilation in each process.
+Compiling writes a repetition out: `(a{1000}){1000}` is a million nodes. So a pattern's length and an upper bound on its
+nodes are checked first. The edge compiles to check, the detokenizer to search; both remember.
 """
 
 from __future__ import annotations

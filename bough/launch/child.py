@@ -1,9 +1,8 @@
 """The entry of every child process: `python -m bough.launch.child`, with its specification on standard input.
 
-A fresh interpreter, not a fork: the parent may be a notebook, may have threads and an event loop, and needs no
-`__main__` guard. Standard input stays open after the specification; when it ends, the parent is gone, however it died,
-and the child goes too. Standard output carries one line of JSON per announcement (ready, or what went wrong);
-everything that code prints goes to standard error. The argument is a pipe that takes its stacks (`supervisor`).
+A fresh interpreter, because the parent may have threads and an event loop. When standard input ends, the parent is gone
+and the child goes too. Standard output carries announcements, a line of JSON each; prints go to standard error. The
+argument is a pipe that takes its stacks (`supervisor`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def main() -> None:
 
             run_scheduler(spec, announce)
         elif spec.role == "server":
-            from bough.launch.server_process import run_server
+            from bough.launch.serving import run_server
 
             run_server(spec, announce, at_parents_end)
         else:

@@ -105,8 +105,6 @@ class ClientEnd:
 
 
 class Link:
-    """Owns the thread and its loop."""
-
     def __init__(self, addresses: Addresses) -> None:
         self._end = ClientEnd(addresses)
         self.loop = asyncio.new_event_loop()

@@ -17,8 +17,6 @@ from bough.tokenizer.detokenizer import Detokenizer
 
 
 class ChannelOutlet:
-    """The detokenizer's news over the engine's channels."""
-
     def __init__(self, clients: ClientSenders, scheduler: Sender) -> None:
         self._clients = clients
         self._scheduler = scheduler

@@ -1,8 +1,7 @@
 """The offline API: a model in the caller's hands, without HTTP.
 
-The engine's processes are children of the caller's. Its client lives on an event loop in a thread of its own, so
-`generate` works in scripts, notebooks, inside running event loops and from any number of threads, and several engines
-live side by side in one process. The processes are started before the client's modules are loaded: theirs take longer.
+The client lives on an event loop in a thread of its own, so `generate` works in scripts, notebooks, inside running
+event loops and from any number of threads. The engine's processes start before the client's modules are loaded.
 """
 
 from __future__ import annotations

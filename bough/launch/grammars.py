@@ -71,7 +71,6 @@ class GrammarDesk:
 
     @property
     def ready(self) -> bool:
-        """There is a compiler, or it is known that there will be none."""
         return self._compiler is not None or self.error is not None
 
     def request(self, spec: GrammarSpec) -> Ticket:

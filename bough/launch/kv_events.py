@@ -1,14 +1,9 @@
-"""Publishes what the prefix cache stores and removes, for routers and other outside subscribers.
+"""Publishes what the prefix cache stores and removes, in the form of SGLang's publisher.
 
-The form is the one that SGLang's publisher uses: a ZeroMQ PUB socket whose messages have three frames, topic, sequence
-number (8 bytes, big-endian) and the msgpack of a `KVEventBatch`, an array whose events are arrays in turn (their fields
-are in `bough.memory.tree.events`). Nobody is waited for: what a slow subscriber does not take is lost to it. It sees
-the gap in the numbers and can ask for what it missed on the replay endpoint. A thread of its own answers there, because
-the scheduler sleeps while there is nothing to do.
-
-Events hold the tokens of every prompt. With a key (`bough.memory.tree.event_key`) only its holders get any; without
-one, an endpoint that other machines can reach is logged as a warning. What subscribers can cause is bounded: the size
-of what they send, and what is kept for those that do not read.
+Messages on a ZeroMQ PUB socket have three frames: topic, sequence number (8 bytes, big-endian) and the msgpack of a
+`KVEventBatch`. What a slow subscriber does not take is lost to it; it can ask for that on the replay endpoint, which a
+thread answers, because the scheduler sleeps while there is nothing to do. Events hold the tokens of every prompt: with
+a key only its holders get any, without one an endpoint that other machines can reach is logged as a warning.
 """
 
 from __future__ import annotations
@@ -63,7 +58,6 @@ class KVEventPublisher:
         self._pending.append(event)
 
     def flush(self) -> None:
-        """Sends what has gathered since the last call."""
         if not self._pending:
             return
         payload = self._encoder.encode(KVEventBatch(time.time(), self._pending))

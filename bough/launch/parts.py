@@ -41,7 +41,6 @@ def has_text(settings: ModelSettings) -> bool:
 
 
 def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenizer | None) -> InputReader:
-    """Reads requests with the model's own defaults of sampling."""
     from bough.client.inputs import InputReader  # only where requests come in
     from bough.loader.config import read_sampling_defaults
 

@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 
 class ChannelOutbox:
-    """The scheduler's answers over the engine's channels."""
-
     def __init__(self, detokenizer: Sender, clients: ClientSenders) -> None:
         self._detokenizer = detokenizer
         self._clients = clients

@@ -1,8 +1,7 @@
 """`bough serve`: an engine behind HTTP.
 
 The main process opens the port, starts and watches the engine's processes, and serves; with `--tokenizer-worker-num`
-further processes serve beside it, on the same socket. Everything slow happens in threads: the port answers from the
-first moment.
+further processes serve on the same socket. Slow work runs in threads, so the port answers from the first moment.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
 
 
 class Service:
-    """The main process of a server: its engine, and the processes that serve beside it."""
-
     def __init__(self, settings: Settings, listener: socket.socket, executor: str) -> None:
         self._settings = settings
         self._executor = executor

@@ -1,8 +1,7 @@
 """One HTTP process: from an open socket to its last answer.
 
-It answers "loading" until it is prepared, then serves until a signal or a death. The first signal stops new requests
-and lets the running ones finish within a limit; the second ends the process at once. When the engine dies, every open
-request gets an error, and the reason is raised. `service` and `server_process` prepare it.
+It answers "loading" until it is prepared, then serves until a signal or a death. The first signal lets running requests
+finish within a limit, the second ends the process at once. When the engine dies, every open request gets an error.
 """
 
 from __future__ import annotations
@@ -18,12 +17,16 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import uvloop
+
 from bough.client.handle import RequestWatcher
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
-from bough.launch.parts import input_reader, settle_garbage
+from bough.launch.parts import input_reader, open_tokenizer, settle_garbage
+from bough.launch.spec import ChildSpec, ServerSpec
 from bough.loader.locate import ModelFiles
+from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
 from bough.server.app import App, Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
@@ -37,6 +40,8 @@ from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 log = logging.getLogger(__name__)
+
+MAIN_GONE = "The server's main process has ended, and the engine with it."
 
 T = TypeVar("T")
 Prepare = Callable[[contextlib.AsyncExitStack], Coroutine[Any, Any, ServerContext]]
@@ -171,3 +176,44 @@ class Serving:
     async def _stop_http(self, serving: asyncio.Task[None]) -> None:
         self._http.should_exit = True
         await serving
+
+
+def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[], None]]) -> None:
+    """A further HTTP process (`--tokenizer-worker-num`), with a client of its own on the same engine. It serves on the
+    main process's socket until told to stop, or until its parent has gone; then open requests get an error."""
+    assert spec.server is not None
+    set_up_logging(f"server {spec.server.number}", spec.parse_settings().process.log_level)
+    with contextlib.suppress(EngineDeadError):  # the main process reports it
+        uvloop.run(_run(spec, spec.server, announce, at_parents_end))
+
+
+async def _run(
+    spec: ChildSpec, server: ServerSpec, announce: Callable[..., None], at_parents_end: list[Callable[[], None]]
+) -> None:
+    settings = spec.parse_settings()
+    serving = Serving(settings, socket.socket(fileno=server.listener_fd))
+    end = ClientEnd(spec.addresses, server.number)
+    ended = threading.Event()
+
+    def die() -> None:
+        """On the thread that has seen the parent go, and that ends this process when it returns."""
+        error = EngineDeadError(MAIN_GONE)
+        end.die(error)
+        serving.die(error)
+        ended.wait(SHUTDOWN_GRACE_S)
+
+    async def prepare(cleanup: contextlib.AsyncExitStack) -> ServerContext:
+        cleanup.callback(end.close)
+        end.open()
+        tokenizer = await in_thread(lambda: open_tokenizer(spec.files, settings.model))
+        # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
+        return connect(end, tokenizer, spec.files, server.model, settings, cleanup, on_stuck=lambda: None)
+
+    async def stop_alone() -> None:
+        return
+
+    at_parents_end.append(die)
+    try:
+        await serving.run(prepare, lambda context: announce(ready={}), stop_alone)
+    finally:
+        ended.set()

@@ -25,7 +25,6 @@ def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:
 
 
 def sweep_dead_owners() -> None:
-    """Removes this user's folders whose owners are gone."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             match = NAME.fullmatch(entry.name)

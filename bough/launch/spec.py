@@ -21,8 +21,6 @@ MODEL_EXECUTOR = "bough.executor.build:build_executor"  # what runs plans, as mo
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What a further HTTP process needs to know beside what all do."""
-
     number: int  # of its client
     listener_fd: int
     model: ModelInfo
@@ -30,8 +28,6 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """Everything a process needs to find its place."""
-
     role: Role
     settings: dict[str, Any]
     addresses: Addresses

@@ -31,8 +31,6 @@ GRACE_S = 5.0  # how long a child may take to leave by itself
 
 
 class Child:
-    """One process and what it has announced."""
-
     def __init__(self, spec: ChildSpec) -> None:
         self.role = spec.role
         self.ready: dict[str, Any] | None = None
@@ -106,15 +104,12 @@ def print_own_stacks(name: str) -> None:
 
 
 def _print_named(name: str, descriptor: int) -> None:
-    """Prints all that comes, until the end."""
     with open(descriptor, errors="replace") as lines:
         for line in lines:
             print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
 
 
 class Supervisor:
-    """The children of one engine; none until `start`."""
-
     def __init__(self, on_death: Callable[[EngineDeadError], None]) -> None:
         self._on_death = on_death
         self._changed = threading.Condition()
@@ -150,7 +145,6 @@ class Supervisor:
                 child.process.send_signal(STACK_SIGNAL)
 
     def dismiss(self, role: str, timeout_s: float) -> None:
-        """Ends the children of one role before the others, and waits for them."""
         leaving = [child for child in self.children if child.role == role]
         for child in leaving:
             child.dismissed = True
@@ -197,7 +191,6 @@ class Supervisor:
         self._on_death(EngineDeadError(text))
 
     def end_now(self) -> None:
-        """Ends all children at once."""
         for child in list(self.children):
             child.end_now()
 

@@ -1,10 +1,7 @@
 """Channels between the processes of one engine: ZeroMQ push/pull over files in a private folder.
 
-A receiver binds and its senders connect. Queues are unbounded, because each party bounds what it sends by the requests
-it has taken, and a sender must never block: a scheduler that waits for a slow reader would stall every request.
-
-Senders check what they send, so a frame that cannot be decoded is a defect. Where it concerns one request it must not
-end all others: such a receiver is given a way to put something in the frame's place.
+Queues are unbounded: each party bounds what it sends by the requests it has taken, and a sender must never block. A
+frame that cannot be decoded is a defect; where it concerns one request, the receiver puts something in its place.
 """
 
 from __future__ import annotations
@@ -23,8 +20,6 @@ CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second o
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where each process of an engine listens."""
-
     scheduler: str
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
@@ -41,8 +36,6 @@ class Addresses:
 
 
 class Sender:
-    """The sending end of a channel."""
-
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -70,7 +63,6 @@ class ClientSenders:
         return len(self._senders)
 
     def to(self, handle: int) -> Sender:
-        """The client that gave out this handle."""
         return self._senders[client_of(handle)]
 
     def __getitem__(self, number: int) -> Sender:
@@ -78,7 +70,6 @@ class ClientSenders:
 
 
 def first_handle(client: int) -> int:
-    """Where a client begins to count its handles and calls."""
     return (client << CLIENT_SHIFT) + 1
 
 

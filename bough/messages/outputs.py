@@ -100,8 +100,6 @@ class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a command."""
-
     call: int
     ok: bool
     message: str = ""

@@ -76,8 +76,6 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetState(msgspec.Struct, frozen=True, tag=True):
-    """Asks for the scheduler's load and memory figures."""
-
     call: int
 
 
@@ -97,8 +95,6 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Goes on after a `Pause`."""
-
     call: int
 
 

@@ -23,8 +23,6 @@ CLIPPED_NEW_TOKENS = 4096  # nobody's future counts for more than this
 
 
 class NewTokenRatio:
-    """Owns the one adaptive number of admission."""
-
     def __init__(self, conservativeness: float) -> None:
         self._initial = min(INITIAL * conservativeness, 1.0)
         self._lowest = self._initial * LOWEST_SHARE

@@ -31,8 +31,6 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of one request's prompt in a plan."""
-
     request: Request
     first: int
     count: int
@@ -62,8 +60,6 @@ class PlannedStep:
 
 
 class Assembly:
-    """Builds plans, one after the other."""
-
     def __init__(self, table: RowTable) -> None:
         self._table = table
         self._steps = itertools.count()
@@ -95,7 +91,6 @@ class Assembly:
         return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some)
 
     def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
-        """The plan with these behind its decodes."""
         n, tokens = len(decodes.rows), self._table.tokens
         lens = [c.count for c in chunks]
         return replace(
@@ -125,7 +120,7 @@ class Assembly:
         start = request.logprob_next
         if start >= end:
             return None
-        request.logprob_next = end
+        request.plan_scores(end)
         beyond = end == chunk.first + chunk.count
         next_token = int(self._table.tokens[request.row, end]) if beyond else -1
         return InputLogprobs(index, start - chunk.first, end - start, next_token)

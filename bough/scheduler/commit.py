@@ -35,8 +35,6 @@ BAD_PROCESSOR = FinishAbort(
 
 
 class Committer:
-    """Turns step results into tokens, endings and messages."""
-
     def __init__(
         self,
         batch: RunningBatch,
@@ -140,15 +138,13 @@ class Committer:
         sent_from, sent_to = before.copy(), known.copy()
         for place in table.constrained[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
-            awaiting = int(known[place]) - 1 - request.logprob_next if request.logprob_next < request.logprob_end else 0
-            sent_from[place] -= request.unsent
+            unsent, awaiting = request.hold_back(int(known[place]))
+            sent_from[place] -= unsent
             sent_to[place] -= awaiting
-            request.unsent = awaiting
         for place in table.wants_logprobs[rows].nonzero()[0].tolist():
             request = table.request_in(int(rows[place]))
             count = int(sent_to[place] - before[place])
-            scored, sampled = list(request.forced_logprobs), logprobs.pop(request.handle, None)
-            request.forced_logprobs.clear()
+            scored, sampled = request.take_forced_logprobs(), logprobs.pop(request.handle, None)
             if sampled is not None and count > 0:
                 scored.append(sampled.first(count))
             if scored:
@@ -156,7 +152,6 @@ class Committer:
         return sent_from, sent_to
 
     def _packed(self, rows: RowIndex, first: IntArray, end: IntArray) -> tuple[bytes, bytes, bytes]:
-        """Handles, tokens and counts of a message, for rows that have something to send."""
         table, counts = self._table, np.maximum(end - first, 0)
         if (counts == 1).all():
             return table.handle[rows].tobytes(), table.tokens[rows, first].tobytes(), b""
@@ -167,7 +162,6 @@ class Committer:
     def _ended_rows(
         self, rows: RowIndex, tokens: IntArray, bad: BoolArray, failed: dict[int, FinishAbort]
     ) -> list[tuple[Request, FinishReason]]:
-        """Requests that end with the token they just got, and why."""
         table = self._table
         stopped = (tokens[:, None] == self._eos_ids).any(axis=1) & table.heeds_eos[rows]  # of which there are few
         for i in table.has_stop_ids[rows].nonzero()[0].tolist():
@@ -194,10 +188,9 @@ class Committer:
         for index, chunk in chunks:
             request = chunk.request
             if index in result.input_logprobs:
-                scored = request.forced_logprobs if request.started else request.input_logprobs
-                scored.append(result.input_logprobs[index])
+                request.add_scores(result.input_logprobs[index])
             if chunk.final and not request.started:
-                request.started = True
+                request.start()
                 self.generated_tokens += request.unsent  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens

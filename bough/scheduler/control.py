@@ -1,17 +1,23 @@
 """Commands of clients for the executor, one at a time and in order with the requests.
 
 Owns the command under way and the messages that arrived behind it. A command begins when the requests before it have
-ended, so each request is computed on one side of it; those behind it are taken in when it is done.
+ended, so each request is computed on one side of it; those behind it are taken in when it is done. Profiles are
+recorded while requests run: `Recording` says which steps.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Callable
 
-from bough.core.control import CommandResult, Ticket
+from bough.core.control import CommandResult, ProfileStop, Ticket
 from bough.core.errors import RequestError
 from bough.core.plan import Executor
+from bough.messages.outputs import Reply
 from bough.messages.requests import Abort, Control, Generate, Resume, StartProfile, StopProfile, ToScheduler
+
+log = logging.getLogger(__name__)
 
 Ordered = Generate | Resume | Control | StartProfile | StopProfile  # what must not overtake a command
 
@@ -43,7 +49,6 @@ class ControlQueue:
         return True
 
     def check(self) -> None:
-        """Raises while the executor cannot run plans."""
         if self._obstacle:
             raise RequestError(self._obstacle, status_code=503, err_type="ServiceUnavailableError")
 
@@ -79,3 +84,65 @@ def _means(abort: Abort, request: Generate) -> bool:
     if abort.handle is not None:
         return abort.handle == request.handle
     return abort.name is None or abort.name in (request.rid, *request.names)
+
+
+class Recording:
+    """Owns the one profile that may be under way. One that fails never harms the requests: its error is the reply."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._wanted: StartProfile | None = None
+        self._running = False
+        self._steps = 0  # until it begins, then until it ends
+
+    def obey(self, message: StartProfile | StopProfile) -> Reply:
+        if isinstance(message, StopProfile):
+            return _reply(message.call, self._end)
+        return _reply(message.call, lambda: self._begin(message))
+
+    def after_step(self) -> None:
+        """Counts a step; begins or ends the recording where its time has come."""
+        if self._wanted is None:
+            return
+        self._steps -= 1
+        if self._steps == 0:
+            wanted = self._wanted
+            reply = _reply(0, self._end if self._running else lambda: self._start(wanted))
+            log.info("profile: %s", reply.message)
+
+    def close(self) -> None:
+        if self._running:
+            self.obey(StopProfile(0))
+
+    def _begin(self, message: StartProfile) -> str:
+        if self._wanted is not None:
+            raise RequestError("A profile is being recorded already; stop it first (/stop_profile).")
+        if message.start_step > 0:
+            self._wanted, self._steps = message, message.start_step
+            return f"The profile begins in {message.start_step} steps."
+        return self._start(message)
+
+    def _start(self, wanted: StartProfile) -> str:
+        self._wanted = None  # should it fail
+        self._executor.control(wanted.command).wait()
+        self._wanted, self._running = wanted, True
+        self._steps = wanted.num_steps or 0  # 0 is never reached by counting down: until stopped
+        return "The profile is being recorded."
+
+    def _end(self) -> str:
+        if self._wanted is None:
+            raise RequestError("No profile is being recorded; start one first (/start_profile).")
+        running, self._wanted, self._running = self._running, None, False
+        if not running:
+            return "The profile had not begun yet; nothing was written."
+        return f"The profile is in {self._executor.control(ProfileStop()).wait().message}."
+
+
+def _reply(call: int, act: Callable[[], str]) -> Reply:
+    try:
+        return Reply(call, True, act())
+    except (RequestError, OSError) as error:
+        return Reply(call, False, str(error))
+    except Exception as error:
+        log.exception("the profiler failed")
+        return Reply(call, False, f"The profiler failed: {str(error).rstrip('.') or type(error).__name__}.")

@@ -29,8 +29,6 @@ class Drafts:
 
 
 class Drafting:
-    """Decides the width of decodes. Owns nothing."""
-
     def __init__(self, table: RowTable, device_drafts: int, proposer: Proposer | None) -> None:
         self._table = table
         self._proposer = proposer

@@ -1,9 +1,8 @@
 """The constrained rows of a step: what they may sample, and where their grammars stand after they did.
 
-The loop launches step t + 1, commits step t (which steps the grammars over its tokens, here) and only then asks for the
-masks of step t + 1. Rows without a grammar cost nothing. A row whose mask is late, or whose token its grammar does not
-take, gets no token from the step: it goes back by one and samples again, in the late case when its mask is there. Owns
-no state: each request's grammar is its own.
+The loop launches step t + 1, commits step t (which advances the grammars, here) and then asks for the masks of step
+t + 1. A row whose mask is late, or whose token its grammar refuses, gets no token from the step: it goes back by one
+and samples again. Owns no state: each request's grammar is its own.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spe
 
 
 class Intake:
-    """Checks requests against the engine's limits and gives them their place in the order of arrival."""
-
     def __init__(
         self,
         limits: Limits,
@@ -78,7 +76,6 @@ class Intake:
             )
         return Request(
             handle=message.handle,
-            rid=message.rid,
             tokens=np.concatenate([tokens, output]) if len(output) else tokens,
             prompt_len=len(tokens),
             sampling=sampling,

@@ -1,13 +1,9 @@
 """Jump-forward: text that a grammar forces is appended without being sampled, and computed in one step.
 
-Works with a step in flight. The forced tokens are found when step t is committed, while step t + 1 is running with the
-last sampled token. They are laid down behind that token, or in its place where the tokenizer would have merged the two,
-and the row goes on like a prompt that has just begun: what step t + 1 samples for it is dropped, and the next plan
-computes the forced tokens as a chunk, which samples at its end. So executors know nothing of all this, and chunks,
-retraction and the radix tree work with forced tokens as with any others. What a grammar forces at its beginning is
-computed with the prompt, and where nothing but the end can follow, the end is not sampled either.
-
-Owns nothing: tokens and pages belong to `RunningBatch`, the grammar's state to the request's `Constraint`.
+The forced tokens are found when step t is committed, while step t + 1 is running. They are written behind the last
+sampled token, or in its place where the tokenizer would have merged the two. The row then goes on like a prompt: what
+step t + 1 samples for it is dropped, and the next plan computes the forced tokens as a chunk. So executors, retraction
+and the radix tree know nothing of it. Owns nothing: tokens and pages belong to `RunningBatch`.
 """
 
 from __future__ import annotations
@@ -25,8 +21,6 @@ WORTHWHILE = 2  # forced tokens: the step in flight is lost, so a single one wou
 
 
 class JumpForward:
-    """Lays forced tokens down."""
-
     def __init__(self, batch: RunningBatch, grammars: Grammars, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._batch = batch
         self._table = batch.table
@@ -46,8 +40,7 @@ class JumpForward:
         if not 0 < len(tokens) < request.max_new or not request.stop_ids.isdisjoint(tokens):
             return
         if constraint.extend(tokens):
-            request.tokens = np.concatenate([request.tokens, np.array(tokens, dtype=np.int32)])
-            request.unsent = len(tokens)
+            request.begin_output(tokens)
 
     def after(self, request: Request, last: int) -> None:
         """Appends what must follow the `last` token, which was just sampled and is not the end."""
@@ -76,7 +69,6 @@ class JumpForward:
         return ends
 
     def _jump(self, request: Request, last: int, forced: bytes) -> None:
-        """Lays forced tokens down, if they are worth the trouble."""
         constraint = request.constraint
         assert constraint is not None
         room = self._room(request)
@@ -109,12 +101,11 @@ class JumpForward:
         table, row = self._table, request.row
         if request.logprobs is not None:
             kept -= 1  # the token before tells of the first forced one
-            request.logprob_next, request.logprob_end = kept, int(table.known[row]) - 1
+            request.score_between(kept, int(table.known[row]) - 1)
         self._batch.rewind(request, min(kept, int(table.length[row])))
 
 
 def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
-    """The tokens up to the first that ends the text."""
     for count, token in enumerate(tokens, 1):
         if token in stop_ids:
             return list(tokens[:count])

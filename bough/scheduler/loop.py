@@ -1,10 +1,8 @@
 """The scheduler's loop: it only states the order of events.
 
-With overlap, step t + 1 is planned and launched before the result of step t is looked at: the executor always has work
-queued, and everything the host does (planning, messages, bookkeeping) happens while it computes. Where step t is known
-to take long, that is done only shortly before its end, so that requests that arrive in the meantime are in step t + 1.
-Without overlap each step is committed before the next is planned. When there is nothing to do the loop blocks on the
-inbox and burns no CPU; when that lasts, it audits the page accounts.
+With overlap, step t + 1 is planned and launched before the result of step t is read, so the executor always has work
+queued. Where step t is known to take long, that happens shortly before its end, so that requests that arrive in the
+meantime are in step t + 1. When there is nothing to do the loop blocks on the inbox, and audits the page accounts.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from bough.messages.requests import (
 from bough.observability.timeline import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
-from bough.scheduler.control import ControlQueue
+from bough.scheduler.control import ControlQueue, Recording
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.intake import Intake, opening
@@ -48,14 +46,12 @@ from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
 from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Proposer
 from bough.scheduler.prefix_cache import PrefixCache
-from bough.scheduler.recording import Recording
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
 from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.stats import Stats
 from bough.scheduler.step_time import StepTimeEstimate
-from bough.scheduler.timeouts import Timeouts
-from bough.scheduler.waiting_queue import WaitingQueue
+from bough.scheduler.waiting_queue import Timeouts, WaitingQueue
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +115,6 @@ class Scheduler:
         self._dirty = False  # something ran since the last audit
 
     def run(self) -> None:
-        """Serves until told to shut down."""
         while not self._closing:
             self.turn()
         for request in list(self._requests.values()):
@@ -130,7 +125,6 @@ class Scheduler:
         self._recording.close()
 
     def turn(self) -> None:
-        """One turn of the loop: messages, plan and launch, commit what is due."""
         with self._timeline.phase("messages"):
             for message in self._messages():
                 self._handle(message)
@@ -368,7 +362,7 @@ class Scheduler:
                 self._abort(request, "Generation was paused (/pause_generation).", 499)
         self._commit_all()
         if message.mode == "retract":
-            self._planner.retract_all(self._clock())
+            self._planner.retraction.clear(self._clock())
         self._paused = True
         self._outbox.reply(Reply(message.call, True, f"Generation is paused ({message.mode})."))
 
@@ -438,7 +432,7 @@ class Scheduler:
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),
-            "num_retractions": self._planner.retracted,
+            "num_retractions": self._planner.retraction.retracted,
             "num_evicted_tokens": self._cache.evicted * self._cache.page_size,
             "new_token_ratio": self._planner.ratio.value,
             "prompt_tokens": self._committer.prompt_tokens,

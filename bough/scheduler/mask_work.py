@@ -1,10 +1,8 @@
 """The work of one request's grammar: done on the spot while it is quick, masks on a thread of their own once not.
 
-A mask takes microseconds, but a grammar can be written for which it takes long, and a step waits for the masks of all
-its rows. So whoever was slow is worked out beside the loop (the back ends let go of the interpreter for it) until it
-has been quick for a while: steps go on without that row, which goes on when its mask is there. A mask that takes far
-too long ends its request, and so does taking more than a fair share of the loop's own time. Owns the thread; the
-matcher belongs to the request's `Constraint`, which does not touch it while a mask is awaited.
+A step waits for the masks of all its rows, and a grammar can be written whose masks take long. Steps go on without such
+a row until its mask is there. A mask that takes far too long ends its request, and so does more than a fair share of
+the loop's time. Owns the thread; the request's `Constraint` does not touch the matcher while a mask is awaited.
 """
 
 from __future__ import annotations

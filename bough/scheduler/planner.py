@@ -1,9 +1,7 @@
 """Decides the next step: which rows decode, which prompts go on or begin, and with which pages.
 
-Running streams come first: decodes get their pages before any prompt does, and with mixed chunks they are in every
-step. Rows and pages belong to `RunningBatch`, waiting requests to the queue. `ranking` orders the queue, `retraction`
-frees pages, `admission` decides what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan;
-this module keeps the order in which they are asked.
+Decodes get their pages before any prompt does. `policy` orders the queue, `retraction` frees pages, `admission` decides
+what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan; this module keeps their order.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
+from bough.scheduler.policy import Ranking
 from bough.scheduler.ports import Proposer
-from bough.scheduler.prefill_budget import PrefillBudget
 from bough.scheduler.prefix_cache import pages_for
-from bough.scheduler.ranking import Ranking
 from bough.scheduler.request import Request
 from bough.scheduler.retraction import Retraction
 from bough.scheduler.rows import RowIndex
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.step_time import PrefillBudget
 from bough.scheduler.waiting_queue import WaitingQueue
 
 NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
@@ -30,8 +28,6 @@ CROWDED_S = 1.0  # a request that has waited so long waits because the device is
 
 
 class Planner:
-    """Decides one step at a time."""
-
     def __init__(
         self,
         batch: RunningBatch,
@@ -53,22 +49,13 @@ class Planner:
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
         self._drafting = Drafting(batch.table, limits.drafts, proposer)
-        self._retraction = Retraction(
+        self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
         self._assembly = Assembly(batch.table)
         self._setups: list[RowSetup] = []  # of the plan in the making
         self.ratio = self._forecast.ratio
-
-    @property
-    def retracted(self) -> int:
-        """Requests retracted since start."""
-        return self._retraction.retracted
-
-    def retract_all(self, now: float) -> None:
-        """Retracts all requests; nothing may be in flight."""
-        self._retraction.clear(now)
 
     def plan(self, now: float, *, drained: bool) -> PlannedStep | None:
         """The next step, or None: nothing to do, or nothing before the steps in flight are committed.
@@ -77,7 +64,7 @@ class Planner:
         must have arrived.
         """
         self._batch.release_passed()
-        if not self._retraction.ensure_pages(now, drained=drained):
+        if not self.retraction.ensure_pages(now, drained=drained):
             return None
         edits = self._batch.take_edits()
         self._setups = self._batch.take_renewed()
@@ -105,7 +92,6 @@ class Planner:
         return left > sum(len(request.tokens) for request in self._queue)
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
-        """Learns from a step how long prompts take."""
         self._prefill_budget.observe(step.prompt_tokens, result.device_span)
 
     # Decodes ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The order of the waiting queue: pure functions from a snapshot to an order.
+"""The order of the waiting queue, and which running request gives way: pure functions from a snapshot to an order, and
+`Ranking`, which takes the snapshot of the live queue.
 
 `fcfs` by arrival; `priority` by urgency, then arrival; `lof` longest output first; `lpm` longest cached prefix first;
 `dfs-weight` walks the tree depth first, the branches with most waiting requests first, so that requests of one branch
@@ -11,6 +12,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from bough.core.settings import SchedulerSettings
+from bough.memory.tree import Node, RadixTree
+from bough.scheduler.request import Request
+from bough.scheduler.waiting_queue import WaitingQueue
 
 LPM_QUEUE_LIMIT = 128  # matching every waiting prompt each step costs more than the better order brings
 
@@ -27,7 +33,6 @@ class Waiting:
 
 
 def affordable(policy: str, queued: int) -> str:
-    """The policy to order a queue of this length by."""
     return "fcfs" if policy == "lpm" and queued > LPM_QUEUE_LIMIT else policy
 
 
@@ -56,8 +61,6 @@ def _branch_key(path: tuple[int, ...], weight: Counter[int]) -> tuple[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the choice of a victim may depend on."""
-
     row: int
     generated: int
     prompt_len: int
@@ -75,3 +78,52 @@ def retraction_order(running: Sequence[Running]) -> list[int]:
 def preemption_order(running: Sequence[Running], urgency: int, threshold: int) -> list[int]:
     """Rows that must give way to a request of this urgency, if it cannot start otherwise."""
     return retraction_order([r for r in running if urgency - r.urgency > threshold])
+
+
+class Ranking:
+    """Owns the policy's name, its random numbers and which way priorities point."""
+
+    def __init__(self, settings: SchedulerSettings, tree: RadixTree, seed: int) -> None:
+        self._policy = "priority" if settings.enable_priority_scheduling else settings.schedule_policy
+        self._sign = -1 if settings.schedule_low_priority_values_first else 1
+        self._tree = tree
+        self._rng = random.Random(seed)
+
+    @property
+    def by_priority(self) -> bool:
+        return self._policy == "priority"
+
+    def urgency(self, request: Request) -> int:
+        return self._sign * request.priority if self.by_priority else 0
+
+    def ordered(self, queue: WaitingQueue) -> list[Request]:
+        """The waiting requests, first to run first."""
+        waiting = queue.snapshot()
+        policy = affordable(self._policy, len(waiting))
+        if policy == "fcfs" or len(waiting) <= 1:
+            return waiting
+        return [waiting[i] for i in order(policy, self._snapshot(policy, waiting), self._rng)]
+
+    def _snapshot(self, policy: str, waiting: list[Request]) -> list[Waiting]:
+        """What the policy may look at; the tree is asked only where it does."""
+        prefixes = [0] * len(waiting)
+        paths: list[tuple[int, ...]] = [()] * len(waiting)
+        if policy == "lpm":
+            prefixes = [self._tree.match_length(r.tokens[: r.match_cap], r.namespace) for r in waiting]
+        elif policy == "dfs-weight":
+            # All are matched before any path is read: a match may split a node on the path of another.
+            nodes = [self._tree.match(r.tokens[: r.match_cap], r.namespace, touch=False).node for r in waiting]
+            paths = [_path_to(node) for node in nodes]
+        return [
+            Waiting(r.arrival, self.urgency(r), r.max_new, prefix, path)
+            for r, prefix, path in zip(waiting, prefixes, paths, strict=True)
+        ]
+
+
+def _path_to(node: Node | None) -> tuple[int, ...]:
+    """Names of the nodes from the root's child down to `node`."""
+    path: list[int] = []
+    while node is not None and node.parent is not None:
+        path.append(id(node))
+        node = node.parent
+    return tuple(reversed(path))

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bough.constrained.interface import GrammarSpec, Ticket
-from bough.core.plan import Executor, InFlight, IntArray
+from bough.core.plan import IntArray
 from bough.memory.tree import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Ping, ToScheduler
-
-__all__ = ["CacheEvents", "Executor", "Grammars", "InFlight", "Inbox", "Outbox", "Proposer"]
 
 
 class Inbox(Protocol):

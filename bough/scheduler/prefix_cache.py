@@ -1,7 +1,6 @@
 """Pages and the tree that shares them, as one allocator: taking pages evicts cached prefixes when none is free.
 
-The pool owns which pages are free, the tree which prefixes are cached, `GroupPages` both for a KV group beside full
-attention; this class keeps them in step and is the only one that moves pages between them. With `share` off
+Only this class moves pages between the pool, the tree and the `GroupPages` of further KV groups. With `share` off
 (`--disable-radix-cache`) the tree stays empty and every request owns all its pages.
 """
 
@@ -34,7 +33,6 @@ class PrefixCache:
 
     @property
     def available(self) -> int:
-        """Pages that `take` could hand out."""
         return self.pool.free + self.tree.evictable_pages
 
     @property

@@ -1,8 +1,14 @@
-"""One request as the scheduler sees it, from the moment it is taken until it has ended."""
+"""One request as the scheduler sees it, from the moment it is taken until it has ended.
+
+Only the methods of `Request` change its fields.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
 from bough.core.sampling_params import SamplingParams
@@ -17,7 +23,6 @@ class Request:
     that was resumed has output from the beginning, like one that was retracted."""
 
     handle: int
-    rid: str
     tokens: IntArray
     prompt_len: int
     sampling: SamplingParams
@@ -59,6 +64,55 @@ class Request:
         self.retractions += 1
         self.ran_s += now - self.since
         self.since = now
+
+    def take_row(self, row: int) -> None:
+        self.row = row
+
+    def leave_row(self, tokens: IntArray) -> None:
+        """The row goes to others; the request keeps these tokens, prompt and output."""
+        self.row, self.tokens = -1, tokens
+
+    def lock(self, node: Node | None) -> None:
+        self.node = node
+
+    def count_cached(self, tokens: int) -> None:
+        """So many of its tokens were found in the cache; the first admission counts."""
+        if self.cached_tokens < 0:
+            self.cached_tokens = min(tokens, self.prompt_len)
+
+    def constrain(self, constraint: Constraint) -> None:
+        self.constraint = constraint
+
+    def begin_output(self, tokens: Sequence[int]) -> None:
+        """Puts tokens behind the prompt of a waiting request; the client gets them with the first that is sampled."""
+        self.tokens = np.concatenate([self.tokens, np.array(tokens, dtype=np.int32)])
+        self.unsent = len(tokens)
+
+    def start(self) -> None:
+        self.started = True
+
+    def hold_back(self, known: int) -> tuple[int, int]:
+        """How many tokens at the end were unsent before, and how many of `known` are now: those not scored yet."""
+        before = self.unsent
+        self.unsent = known - 1 - self.logprob_next if self.logprob_next < self.logprob_end else 0
+        return before, self.unsent
+
+    # -- logprobs of given tokens --------------------------------------------------------------------------------------
+
+    def score_between(self, first: int, end: int) -> None:
+        """These positions are to be scored."""
+        self.logprob_next, self.logprob_end = first, end
+
+    def plan_scores(self, end: int) -> None:
+        """A planned step scores the positions before `end`."""
+        self.logprob_next = end
+
+    def add_scores(self, scores: PositionLogprobs) -> None:
+        (self.forced_logprobs if self.started else self.input_logprobs).append(scores)
+
+    def take_forced_logprobs(self) -> list[PositionLogprobs]:
+        taken, self.forced_logprobs = self.forced_logprobs, []
+        return taken
 
     @property
     def generated(self) -> int:

@@ -1,23 +1,19 @@
 """Retracts running requests: to preempt them for a far more urgent one, or when pages run out.
 
-What a retracted request has computed stays in the tree, so it loses little when it resumes. A request may only be
-retracted when no step is in flight, because its last token must have arrived. `policy` decides which one goes. Owns
-nothing but the count of retractions.
+What a retracted request has computed stays in the tree. A request may only be retracted when no step is in flight,
+because its last token must have arrived. `policy` decides which one goes.
 """
 
 from __future__ import annotations
 
 from bough.scheduler.admission import Forecast
-from bough.scheduler.policy import Running, preemption_order, retraction_order
-from bough.scheduler.ranking import Ranking
+from bough.scheduler.policy import Ranking, Running, preemption_order, retraction_order
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.waiting_queue import WaitingQueue
 
 
 class Retraction:
-    """Moves requests from their rows back to the queue."""
-
     def __init__(
         self,
         batch: RunningBatch,

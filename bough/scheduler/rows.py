@@ -1,8 +1,7 @@
 """The host's twin of the executor's rows: structure of arrays, so that a step over many rows is a few numpy calls.
 
-Owns which rows are in use and what each has launched so far; only its methods write to the arrays. Lengths run ahead of
-knowledge: `length` counts tokens whose keys and values a launched step computes, `known` counts tokens whose value the
-host has seen. A decode with drafts counts with all of them until its result tells how many held.
+Only its methods write to the arrays. `length` counts tokens whose keys and values a launched step computes, `known`
+those whose value the host has seen. A decode counts with all its drafts until its result tells how many held.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class RowTable:
         self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
         self.wants_logprobs[row] = request.logprobs is not None
         self.requests[row] = request
-        request.row = row
+        request.take_row(row)
         return row
 
     def drop_in_flight(self, row: int) -> None:
@@ -105,8 +104,7 @@ class RowTable:
     def free(self, request: Request) -> None:
         """Frees the row; the request keeps its tokens, prompt and output."""
         row = request.row
-        request.tokens = self.tokens[row, : self.known[row]].copy()
-        request.row = -1
+        request.leave_row(self.tokens[row, : self.known[row]].copy())
         self.held[row] = False
         self.requests[row] = None
         self.phase[row] = Phase.FREE
@@ -254,7 +252,6 @@ class RowTable:
 
 
 def _large_tables(rows: int, context_length: int, widths: Sequence[int]) -> list[IntArray]:
-    """The tokens of all rows, and their pages in tables of these widths."""
     row_bytes = (context_length + sum(widths)) * np.dtype(np.int32).itemsize
     too_large = ResourceError(
         f"{rows} rows (--max-running-requests) of {context_length} tokens (--context-length) need tables of "

@@ -1,8 +1,7 @@
 """The running requests and their pages: admitting a request to a row, growing it, and releasing it.
 
-Owns the row table and the moves between it and the prefix cache. A chunk enters the tree as soon as it is planned:
-plans run in order and every layer stores before it attends, so a request that matches the chunk reads it after it was
-written, even in the same plan.
+A chunk enters the tree as soon as it is planned: plans run in order and every layer stores before it attends, so a
+request that matches the chunk reads it after it was written, even in the same plan.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ class Snapshot:
 
 
 class RunningBatch:
-    """The rows in use and the pages that they hold."""
-
     def __init__(self, table: RowTable, cache: PrefixCache) -> None:
         self.table = table
         self.cache = cache
@@ -45,9 +42,8 @@ class RunningBatch:
         """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it."""
         self.table.assign(request)
         states = self._begin(request, match)
-        request.node = match.node
-        if request.cached_tokens < 0:
-            request.cached_tokens = min(match.length, request.prompt_len)
+        request.lock(match.node)
+        request.count_cached(match.length)
         return self._setup(request, states)
 
     def rewind(self, request: Request, length: int) -> None:
@@ -67,7 +63,8 @@ class RunningBatch:
             states = self._begin(request, match)
             assert request.node is not None
             self.cache.tree.unlock(request.node)
-            request.node, length, kept = match.node, match.length, len(match.pages)
+            request.lock(match.node)
+            length, kept = match.length, len(match.pages)
         else:
             self.cache.pool.give(table.pages[row, max(kept, owned) : count])
             for group, pages in zip(self.cache.groups, table.group_pages, strict=True):
@@ -169,7 +166,6 @@ class RunningBatch:
         return tuple(found)
 
     def pages_for_decodes(self, rows: RowIndex, widths: IntArray | int) -> int:
-        """How many pages `grow_decodes` would take."""
         return int(self._missing_pages(self.table.length[rows] + widths, self.table.page_count[rows]).sum())
 
     def _missing_pages(self, lengths: IntArray, held: IntArray) -> IntArray:
@@ -206,7 +202,6 @@ class RunningBatch:
         return edits
 
     def take_renewed(self) -> list[RowSetup]:
-        """The setups of rewound rows, which a new plan must carry."""
         renewed, self._renewed = list(self._renewed.values()), {}
         return renewed
 
@@ -226,7 +221,6 @@ class RunningBatch:
         return held
 
     def audit(self) -> Audit:
-        """Compares the books of all owners of pages."""
         group_held = []
         for index in range(len(self.cache.groups)):
             of_group = {
@@ -276,4 +270,4 @@ class RunningBatch:
             self.cache.tree.lock(node)
         if request.node is not None:
             self.cache.tree.unlock(request.node)
-        request.node = node
+        request.lock(node)

@@ -44,15 +44,12 @@ class BusyShare:
             self._steps, self._busy_s, self._total_s = 0, 0.0, 0.0
 
     def pause(self) -> None:
-        """There is no work: the time up to the next step does not count."""
         self._last_end = None
         if self.share is None and self._total_s > 0:
             self.share = min(self._busy_s / self._total_s, 1.0)
 
 
 class Stats:
-    """Owns the figures since the last line."""
-
     def __init__(self, interval: int, clock: Callable[[], float]) -> None:
         self._logs = interval > 0
         self._interval = interval or WINDOW_STEPS

@@ -1,8 +1,7 @@
 """Where a request stands in its model's thinking: a grammar holds only for what comes after it, a budget ends it.
 
-The thinking is marked by tokens. It has begun when the prompt opened it; else the model may open it as the first thing
-it says, and an answer that begins otherwise has none. A marker may have several tokens, of which an answer may begin
-with the first ones too: until they part, both are possible. Owns the count of its tokens and what of a marker was said.
+Markers open and close it. It has begun when the prompt opened it; else the model may open it as the first thing it
+says. An answer may begin with the first tokens of a marker too: until they differ, both are possible.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from bough.messages.requests import Thinking
 
 
 class ThinkingTrack:
-    """Follows one request's tokens until its thinking is over."""
-
     def __init__(self, marks: Thinking) -> None:
         self._marks = marks
         self._opening: tuple[int, ...] = ()  # of a marker that the answer has begun with
@@ -44,7 +41,6 @@ class ThinkingTrack:
         return self._marks.cut[self._cut]
 
     def open(self, token: int) -> None:
-        """Follows one of the `openings`."""
         self._opening = (*self._opening, token)
         self.inside = self._opening == self._marks.start
         self.over = self._opening == self._marks.end
@@ -54,7 +50,6 @@ class ThinkingTrack:
         self.over = True
 
     def think(self, token: int) -> None:
-        """Follows a token inside."""
         self._cut += self.forced is not None
         self._spent += 1
         self._tail = (*self._tail, token)[-len(self._marks.end) :]

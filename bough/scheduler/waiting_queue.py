@@ -1,11 +1,18 @@
-"""The requests that wait for a row, in order of arrival; policies reorder a view of it, never the queue itself."""
+"""The requests that wait for a row, in order of arrival, and those that have waited or run for too long.
+
+Policies reorder a view of the queue, never the queue itself.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from bough.core.finish import FinishAbort
 from bough.scheduler.request import Request
+from bough.scheduler.rows import RowTable
+
+CHECK_INTERVAL_S = 0.2  # looking at every request each step would cost more than the precision is worth
 
 
 class WaitingQueue:
@@ -33,3 +40,29 @@ class WaitingQueue:
         index = bisect.bisect_left(self._requests, request.arrival, key=lambda r: r.arrival)
         assert self._requests[index] is request
         return index
+
+
+class Timeouts:
+    """Waiting counts from when a request last began to wait: one that ran and was retracted has not waited all that
+    time. Running counts all its stays in a row and none of the waits between them. Off unless set."""
+
+    def __init__(self, waiting_s: float | None, running_s: float | None) -> None:
+        self._waiting_s = waiting_s
+        self._running_s = running_s
+        self._checked_at = float("-inf")
+
+    def due(self, now: float, waiting: Iterable[Request], table: RowTable) -> list[tuple[Request, FinishAbort]]:
+        """The requests whose time is up, with what to tell their callers."""
+        if (self._waiting_s is None and self._running_s is None) or now - self._checked_at < CHECK_INTERVAL_S:
+            return []
+        self._checked_at = now
+        due: list[tuple[Request, FinishAbort]] = []
+        if self._waiting_s is not None:
+            text = f"The request waited longer than {self._waiting_s:g} s (--waiting-timeout-s)."
+            late = [r for r in waiting if now - r.since > self._waiting_s]
+            due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
+        if self._running_s is not None:
+            text = f"The request ran longer than {self._running_s:g} s (--running-timeout-s)."
+            late = [r for r in table.running_requests() if r.ran_s + now - r.since > self._running_s]
+            due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
+        return due

@@ -1,9 +1,7 @@
 """What every request passes before its endpoint: the phase of the server, its id, rules for browsers, route and key.
 
-`Front` is the outermost layer. It owns the server's phase and the count of requests in progress. The port is open from
-the first moment; until the engine is ready, and again while the server stops, every request gets a 503 that says so,
-except `/metrics`. `App` owns the table of routes: exact paths are looked up, the few with parameters are
-matched. Paths work with and without the prefix of `--root-path`, because some proxies cut it off and some do not.
+`Front` owns the phase: until the engine is ready, and while the server stops, requests get a 503. `App` owns the table
+of routes. Paths work with and without the prefix of `--root-path`, because some proxies cut it off.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ from bough.observability.logs import current_request
 from bough.server.bodies import SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.endpoint import Endpoint, Keys, error_response
-from bough.server.errors import (
-    Failure,
-    HttpError,
-    shape_of,
-)
+from bough.server.errors import Failure, HttpError, shape_of
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +59,6 @@ class Root:
 
 
 class App:
-    """The routed endpoints; an ASGI application."""
-
     def __init__(self, endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
         self._settings = settings
         self._keys = Keys(settings.api_key, settings.admin_api_key)
@@ -107,7 +99,6 @@ class App:
 
 
 def with_cors(app: ASGIApp, settings: EdgeSettings) -> ASGIApp:
-    """Tells browsers that web pages of the allowed origins may call the server."""
     origins = allowed_origins(settings)
     if not origins:
         return app

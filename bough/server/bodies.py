@@ -33,7 +33,6 @@ MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop
 
 
 def json_error(raw: bytes, error: Exception) -> RequestError:
-    """The error for a body that is no JSON, or has a value that Python cannot hold."""
     return _unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
 
 
@@ -81,7 +80,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _choices(hint: Any, path: list[str]) -> list[Any]:
-    """The values that the type allows at the path."""
     found: list[Any] = []
     for kind in (hint, *_parts(hint)):
         if typing.get_origin(kind) is typing.Literal and not path:
@@ -118,7 +116,6 @@ def above(low: float, high: float) -> msgspec.Meta:
 
 
 def check_ranges(request: msgspec.Struct) -> None:
-    """Raises a `RequestError` that names the first field whose number is out of its range."""
     for name, (low, high, exclusive) in _ranges(type(request)).items():
         value = getattr(request, name)
         if value is None or (low <= value <= high and not (exclusive and value == low)):
@@ -311,7 +308,6 @@ def _known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
 
 @functools.cache
 def _object_fields(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Those fields that hold an object with fields of its own."""
     found = {}
     for name, hint in typing.get_type_hints(struct).items():
         for kind in (hint, *typing.get_args(hint)):

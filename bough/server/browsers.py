@@ -1,8 +1,7 @@
 """Which requests of browsers are accepted: no web page may use a server that its visitor happens to reach.
 
-A browser says where a request comes from (`Origin`, `Sec-Fetch-Site`); programs such as curl, SDKs and probes say
-nothing and are not asked. A page whose own name was made to point here (DNS rebinding) looks like the server's own;
-only the name in `Host` shows it. Pure: headers in, a verdict out.
+Browsers say where a request comes from (`Origin`, `Sec-Fetch-Site`); programs do not, and are let in. A page whose own
+name points here (DNS rebinding) looks like the server's own; only the name in `Host` shows it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope) -> Failure | None:
-        """The error to answer with; None accepts the request."""
         headers: Headers = dict(scope["headers"])
         host = headers.get(b"host")
         if host and self._hosts is not None and not self._knows(host, scope):
@@ -93,7 +91,6 @@ class BrowserRules:
 
 
 def allowed_origins(settings: EdgeSettings) -> list[str]:
-    """The origins of `--allowed-origins`, as browsers write them."""
     found = []
     for word in _words(settings.allowed_origins):
         origin = word.lower().rstrip("/")
@@ -108,7 +105,6 @@ def allowed_origins(settings: EdgeSettings) -> list[str]:
 
 
 def _known_hosts(settings: EdgeSettings, loopback: bool) -> frozenset[bytes] | None:
-    """The names that `Host` may have; None for any."""
     names = _words(settings.allowed_hosts)
     if "*" in names or not (names or loopback):
         return None
@@ -134,7 +130,6 @@ def _name_in(host: bytes) -> bytes:
 
 
 def _trusted_networks(text: str) -> list[Network] | None:
-    """Of `--forwarded-allow-ips`; None for any address."""
     words = _words(text)
     if "*" in words:
         return None

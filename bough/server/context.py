@@ -41,8 +41,6 @@ STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """Shared by all routes."""
-
     client: EngineClient
     reader: InputReader
     tokenizer: Tokenizer | None
@@ -51,7 +49,6 @@ class ServerContext:
     watchdog: Watchdog | None = None
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
-        """The tokenizer, which also renders conversations (`apply_chat_template`)."""
         if self.tokenizer is None:
             raise RequestError(
                 "This server has no tokenizer (--skip-tokenizer-init); send token ids to /generate.", field=field

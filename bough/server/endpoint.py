@@ -1,8 +1,7 @@
 """One route, declared once: how it is reached, which key it needs, what it takes and returns, and how its errors look.
 
-An endpoint is an ASGI application: whatever its handler or its response raises before the first byte is sent becomes an
-error response in the protocol's own shape. API keys come as `Authorization: Bearer` or `x-api-key`, are compared in
-constant time, and never appear in a response or a log line.
+What a handler raises before the first byte is sent becomes an error in the protocol's own shape. Keys are compared in
+constant time and never appear in a response or a log line.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter in the address, for the OpenAPI page."""
-
     name: str
     type: Any  # whose JSON schema goes on the page
     about: str
@@ -121,7 +118,6 @@ class Keys:
         self._closed = api_key is not None and admin_api_key is None  # to all that an API key must not open
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises a 401 unless the headers carry the key that `access` needs, and a 403 where no key would do."""
         if access == "admin_only" and self._closed:
             message = "This route is refused to clients; start the server with --admin-api-key and send that key."
             raise HttpError(403, message, "PermissionDeniedError")
@@ -135,7 +131,6 @@ class Keys:
 
 
 def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Every key that a request carries, in whichever header."""
     sent = (READERS[name](value).strip() for name, value in headers if name in READERS)
     return [key for key in sent if key]
 

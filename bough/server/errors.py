@@ -28,8 +28,6 @@ RETRYABLE = frozenset({408, 429, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One request that did not succeed, in no particular protocol."""
-
     status: int
     message: str
     type: str  # such as BadRequestError
@@ -116,7 +114,6 @@ def add_field_names(names: FieldNames) -> None:
 
 
 def client_name(name: str) -> str:
-    """What the client of the request in progress calls one of the engine's fields."""
     return _field_names.get().get(name, name)
 
 

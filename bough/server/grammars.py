@@ -60,7 +60,6 @@ def grammar_of(request: GrammarFields) -> dict[str, Any]:
 
 
 def grammar_names(request: GrammarFields) -> dict[str, str]:
-    """What the client calls the engine's fields that say what the answer must match."""
     return {
         engine: theirs
         for engine, (_, theirs) in meant(request).items()
@@ -139,7 +138,6 @@ def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
 
 
 def _structured(given: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """vLLM's `structured_outputs`."""
     fields: list[tuple[str, Any, str]] = []
     for name, value in given.items():
         theirs = f"structured_outputs.{name}"

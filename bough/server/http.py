@@ -35,7 +35,6 @@ def open_listener(settings: EdgeSettings) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: EdgeSettings) -> str:
-    """Where clients on this machine find the server."""
     scheme = "https" if settings.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:
         return f"{scheme}+unix://{settings.uds}"
@@ -105,8 +104,6 @@ SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the serv
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `should_exit`."""
-
     def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings) -> None:
         _check_certificate(settings)
         _take_logs()

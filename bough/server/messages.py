@@ -1,8 +1,7 @@
 """Conversations to prompts: checks messages, and renders them with the model's template.
 
-Templates expect a message's content as one string, so the text parts of a list are joined. Everything else in a message
-(`name`, `reasoning_content`, ...) is the template's to read. Calls of the assistant have their arguments as JSON text
-in OpenAI's protocol, but templates write the object themselves.
+Templates expect content as one string and arguments of calls as objects; OpenAI's protocol has lists of parts and JSON
+text. Everything else in a message is the template's to read.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ Message = dict[str, Any]
 
 
 class Rendered(NamedTuple):
-    """A conversation as its prompt."""
-
     ids: list[int]
     text: str
 
@@ -103,12 +100,10 @@ def text_size(messages: Sequence[Message]) -> int:
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Whether the answer continues the assistant's own text."""
     return messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
 
 
 def read_message(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
-    """One message, which stands at `where` in the request."""
     role = message.get("role")
     if role not in roles:
         raise RequestError(f"{where}.role must be one of {', '.join(roles)}; got {role!r}.", field=f"{where}.role")

@@ -90,8 +90,6 @@ def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) ->
 
 
 class _Schemas:
-    """All types that endpoints mention, as references and components."""
-
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         types = [kind for e in endpoints for kind in (e.body, e.answer) if kind is not None]
         found, self.components = msgspec.json.schema_components(types, ref_template=REF)

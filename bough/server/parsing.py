@@ -227,7 +227,6 @@ class CallRules:
 
 
 def asked_for(sampling: Mapping[str, Any]) -> str | None:
-    """The field that says what the answer must match."""
     return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
 
 
@@ -252,15 +251,12 @@ WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that k
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan(CallRules):
-    """How the answers of one request are made and read."""
-
     thinking: ReasoningFormat | None = None  # how the model sets it apart
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """How thinking is read; None where it stays in the text."""
         return self.thinking if self.separate else None
 
     def marks(
@@ -357,8 +353,6 @@ class CallIds:
 
 
 class StreamParser:
-    """Parses one streamed answer; remembers its calls' ids and its reasoning."""
-
     def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
         self.ids = CallIds(id_prefix)

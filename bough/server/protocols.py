@@ -8,7 +8,7 @@ from bough.server.endpoint import Endpoint
 from bough.server.native import routes as native
 from bough.server.native.info import metrics_routes
 from bough.server.ollama import routes as ollama
-from bough.server.openai.routes import routes as openai
+from bough.server.openai import routes as openai
 from bough.server.openapi import described
 
 

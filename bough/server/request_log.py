@@ -21,8 +21,6 @@ SHOWN = 2048  # characters, or token ids, of a text that is not shown whole
 
 
 class RequestLog:
-    """Writes the lines; a watcher of the engine's client."""
-
     def __init__(self, level: int, tokenizer: Tokenizer | None) -> None:
         self._level = level
         self._tokenizer = tokenizer

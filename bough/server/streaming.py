@@ -1,13 +1,12 @@
 """Responses that grow: server-sent events, the writers that make them, and streams that resume on another server.
 
-Each event is awaited into the socket before the next is pulled, so a slow client is bounded by its socket's buffer and
-finds more text in each event. Nothing is sent before the first event, so that a request which is refused at once gets a
-proper status; when the first event takes long (a long prefill), the stream is opened and comments keep it alive. A
-client that disconnects ends the generator, and with it the requests behind it.
+Each event is awaited into the socket before the next is pulled, so a slow client is bounded by its socket's buffer.
+Nothing is sent before the first event, so that a refused request gets a proper status; when that takes long, comments
+keep the connection alive. A client that disconnects ends the requests behind its stream.
 
 A client that sends `X-Bough-Resume: 1` (a gateway) finds comments in front of the events: `: seed N` once,
-`: ids 12,34` wherever tokens were delivered, and `: events N` where several events must be passed on together or not at
-all. With these it can ask any server of the same model, in the body's `resume`, for what follows.
+`: ids 12,34` wherever tokens were delivered, and `: events N` where several events belong together. With these it can
+ask any server of the same model, in the body's `resume`, for what follows.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ EMPTY_IDS = b'"token_ids":[]'
 
 
 class PreparedChunk:
-    """A chunk with room for text and, if it shows them, token ids."""
-
     def __init__(self, chunk: bytes, text_field: str) -> None:
         """`chunk` is ready to be sent, with empty text and, to show ids, an empty list of them."""
         # Inside JSON strings quotes are escaped, so the first match is the field itself, whatever the model's name.
@@ -207,9 +204,7 @@ class Writer(Protocol):
         """What a piece adds; nothing, if there is nothing to show."""
         ...
 
-    def end(self) -> bytes:
-        """After the last piece."""
-        ...
+    def end(self) -> bytes: ...
 
 
 def stream_answers(

@@ -1,8 +1,7 @@
 """Notices an engine that is alive but makes no progress.
 
-A ping takes the path of a request through all processes. One that does not return in time means that a process on the
-path hangs: `/health` then returns a 503, and every process prints its stacks. When the engine makes progress again,
-`/health` recovers.
+A ping takes the path of a request through all processes. While one does not return in time, `/health` returns a 503,
+and every process prints its stacks.
 """
 
 from __future__ import annotations

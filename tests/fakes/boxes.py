@@ -48,7 +48,6 @@ def waiting_request(arrival: int = 0, prompt: Sequence[int] = (1, 2, 3), **field
     sampling = SamplingParams(**fields)
     made: dict[str, Any] = {
         "handle": arrival,
-        "rid": f"r{arrival}",
         "tokens": np.array(prompt, dtype=np.int32),
         "prompt_len": len(prompt),
         "sampling": sampling,

@@ -10,7 +10,7 @@ from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Open, StepOutput
 from bough.messages.requests import Abort, FlushCache, PauseMode, Ping, Resume, StartProfile, StopProfile
 from bough.messages.requests import Pause as PauseMessage
-from bough.scheduler.recording import Recording
+from bough.scheduler.control import Recording
 from tests.fakes.executor import FakeExecutor, FakeTicket
 from tests.fakes.scheduler_bench import Bench
 

@@ -21,7 +21,7 @@ def test_many_long_rows_fit_in_a_window_pool_that_holds_a_fraction_of_their_toke
         bench.ask(handle, prompt, max_new_tokens=40)
     bench.run()
     assert bench.out.outputs == {handle: oracle(prompt, 40) for handle, prompt in prompts.items()}
-    assert bench.scheduler._planner.retracted == 0
+    assert bench.scheduler._planner.retraction.retracted == 0
 
 
 def test_a_prefix_is_reused_while_the_window_before_its_end_is_cached() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.plan import BatchPlan
-from bough.scheduler.prefill_budget import PrefillBudget
+from bough.scheduler.step_time import PrefillBudget
 from tests.fakes.executor import Done, FakeExecutor
 from tests.fakes.scheduler_bench import Bench
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bough.scheduler.rows import RowTable
-from bough.scheduler.timeouts import CHECK_INTERVAL_S, Timeouts
-from bough.scheduler.waiting_queue import WaitingQueue
+from bough.scheduler.waiting_queue import CHECK_INTERVAL_S, Timeouts, WaitingQueue
 from tests.fakes.boxes import waiting_request
 
 

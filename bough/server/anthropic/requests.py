@@ -156,14 +156,12 @@ UNSUPPORTED: Harmless = {
 
 
 def check_request(request: CountTokensRequest) -> None:
-    """Raises a `RequestError` that names the first field which cannot be served."""
     check_ranges(request)
     refuse_unsupported(request, UNSUPPORTED)
     output_schema(request)
 
 
 def names_of(request: CountTokensRequest) -> dict[str, str]:
-    """The engine's names of fields, and this client's."""
     _, field = output_schema(request)
     return {**NAMES, "json_schema": field}
 
@@ -186,7 +184,6 @@ def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
 
 
 def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
-    """What `InputReader.read` is to be given, but for the prompt."""
     check_stops(request.stop_sequences, "stop_sequences")
     schema, _ = output_schema(request)
     return {

@@ -53,8 +53,6 @@ def routes(context: ServerContext) -> list[Endpoint]:
 
 
 class Anthropic:
-    """The handlers."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
@@ -85,7 +83,6 @@ class Anthropic:
         return plan_answers(self._context.settings, read_tools(body), self._context.tokenizer)
 
     async def _prompt(self, body: CountTokensRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the text of the assistant's that the answer continues."""
         turns = read_conversation(body)
         prompt = await self._context.render(
             turns,

@@ -143,7 +143,6 @@ class BlockWriter:
         return closing + named_event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def close(self) -> bytes:
-        """After the last event."""
         return self._end() if self._index >= 0 else self.begin(TextBlock(text="")) + self._end()
 
     def _say(self, block: Block, kind: str, text: str) -> bytes:
@@ -169,8 +168,6 @@ MESSAGE_ENDS = named_event({"type": "message_stop"})
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """What one call's answer looks like."""
-
     id: str
     model: str
     timed: bool
@@ -201,14 +198,11 @@ class MessageForm:
         return named_event({"type": "message_start", "message": message})
 
     def ended(self, answer: RequestOutput, *, called: bool) -> bytes:
-        """How the message ended, and what all of it cost."""
         event = {"type": "message_delta", "delta": stop_of(answer, called=called), "usage": usage_of(answer)}
         return named_event(event | ({"timings": answer.timings.to_dict()} if self.timed else {})) + MESSAGE_ENDS
 
 
 class MessageWriter:
-    """Writes one call's stream."""
-
     def __init__(self, form: MessageForm) -> None:
         self._form = form
         self._begun = False
@@ -238,7 +232,6 @@ class MessageWriter:
 
 
 def broken_stream(failure: Failure) -> bytes:
-    """The last event of a stream that cannot go on."""
     return named_event(anthropic_shape(failure))
 
 

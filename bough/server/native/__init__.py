@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
-from bough.server.native.control import control_routes, memory_routes, profile_routes
+from bough.server.native.control import control_routes
 from bough.server.native.generate import generate_routes
 from bough.server.native.info import info_routes, load_routes
 from bough.server.native.text import parser_routes, token_routes
@@ -18,6 +18,4 @@ def routes(context: ServerContext) -> list[Endpoint]:
         *token_routes(context),
         *parser_routes(context),
         *control_routes(context),
-        *profile_routes(context),
-        *memory_routes(context),
     ]

@@ -1,10 +1,14 @@
-"""Management: empty the cache, abort requests, pause and continue, record a profile, update weights, release memory."""
+"""Management: empty the cache, abort requests, pause and continue, record a profile, update weights, release memory.
+
+What reads a path or stops all service (`admin_only`) is never opened by a client's key.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -14,7 +18,7 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.messages.outputs import Reply
-from bough.server.bodies import given_fields, read_body, settings_of
+from bough.server.bodies import given_fields, read_body
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
@@ -32,44 +36,84 @@ from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
+PROFILE_OPTIONS = ("output_dir", "start_step", "num_steps", "with_stack", "record_shapes")
+GET_OR_POST = ("GET", "POST")
 
 
 def control_routes(context: ServerContext) -> list[Endpoint]:
+    client = context.client
+    admin_only: dict[str, Any] = {"access": "admin_only"}
     return [
         Endpoint(
             "/flush_cache",
             partial(flush_cache, context),
             "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
-            methods=("GET", "POST"),
+            methods=GET_OR_POST,
             access="admin",
             answer=Outcome,
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
         ),
         Endpoint(
-            "/abort_request",
-            partial(abort_request, context),
-            "End a request, or all",
-            access="admin",
-            body=AbortBody,
-            answer=Outcome,
+            "/update_weights_from_disk",
+            partial(update_weights, context),
+            "Read another checkpoint of the same model in the place of its weights",
+            body=UpdateWeightsBody,
+            answer=WeightsOutcome,
+            **admin_only,
         ),
-        Endpoint(
+        command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
+        command_route(
             "/pause_generation",
-            partial(pause_generation, context),
             "Stop computing until /continue_generation; requests that arrive in the meantime wait",
-            access="admin",
-            body=PauseBody,
-            answer=Outcome,
+            PauseBody,
+            lambda body: client.pause(body.mode or "abort"),
         ),
-        Endpoint(
-            "/continue_generation",
-            partial(continue_generation, context),
-            "Go on after /pause_generation",
-            access="admin",
-            body=Nothing,
-            answer=Outcome,
+        command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.resume()),
+        command_route(
+            "/start_profile",
+            "Record a trace until /stop_profile, or for num_steps steps",
+            ProfileBody,
+            partial(start_profile, context),
+            methods=GET_OR_POST,
+        ),
+        command_route(
+            "/stop_profile",
+            "End the recording and write its file",
+            Nothing,
+            lambda _: client.stop_profile(),
+            methods=GET_OR_POST,
+        ),
+        command_route(
+            "/release_memory_occupation",
+            "Give back the memory of weights and cache; 400 while requests run",
+            MemoryBody,
+            lambda body: client.release_memory(body.tags),
+            **admin_only,
+        ),
+        command_route(
+            "/resume_memory_occupation",
+            "Take the memory again; weights are read from their files",
+            MemoryBody,
+            lambda body: client.resume_memory(body.tags),
+            **admin_only,
         ),
     ]
+
+
+def command_route(
+    path: str,
+    summary: str,
+    body: type[msgspec.Struct],
+    act: Callable[[Any], Coroutine[Any, Any, Reply]],
+    **more: Any,
+) -> Endpoint:
+    """A route whose body becomes a command to the engine."""
+
+    async def handle(request: Request) -> Response:
+        given = await read_body(request, body)
+        return outcome_of(await while_connected(request, act(given)))
+
+    return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": Outcome, **more})
 
 
 def outcome_of(reply: Reply) -> Response:
@@ -107,94 +151,23 @@ def _timeout_of(request: Request) -> float:
     return timeout_s
 
 
-async def abort_request(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, AbortBody)
+async def abort_request(context: ServerContext, body: AbortBody) -> Reply:
     if not body.rid and not body.abort_all:
         raise RequestError("Give the rid of a request, or abort_all: true.", field="rid")
     context.client.abort(body.rid or "", abort_all=bool(body.abort_all))
-    return json_response(Outcome(True, "Whatever runs under that name is ended."))
+    return Reply(0, True, "Whatever runs under that name is ended.")
 
 
-async def pause_generation(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, PauseBody)
-    return outcome_of(await while_connected(request, context.client.pause(body.mode or "abort")))
-
-
-async def continue_generation(context: ServerContext, request: Request) -> Response:
-    await read_body(request, Nothing)
-    return outcome_of(await while_connected(request, context.client.resume()))
-
-
-OPTIONS = ("output_dir", "start_step", "num_steps", "with_stack", "record_shapes")
-
-
-def profile_routes(context: ServerContext) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/start_profile",
-            partial(start_profile, context),
-            "Record a trace until /stop_profile, or for num_steps steps",
-            methods=("GET", "POST"),
-            access="admin",
-            body=ProfileBody,
-            answer=Outcome,
-        ),
-        Endpoint(
-            "/stop_profile",
-            partial(stop_profile, context),
-            "End the recording and write its file",
-            methods=("GET", "POST"),
-            access="admin",
-            body=Nothing,
-            answer=Outcome,
-        ),
-    ]
-
-
-async def start_profile(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, ProfileBody)
+async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
     for name in ("profile_by_stage", "merge_profiles"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
-    settings = settings_of(request)
+    settings = context.settings.server
     if body.output_dir is not None and settings.api_key is not None and settings.admin_api_key is None:
         message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
         raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
-    options = given_fields(body, OPTIONS)
-    starting = context.client.start_profile(**options, activities=tuple(body.activities or ()))
-    return outcome_of(await while_connected(request, starting))
-
-
-async def stop_profile(context: ServerContext, request: Request) -> Response:
-    await read_body(request, Nothing)
-    return outcome_of(await while_connected(request, context.client.stop_profile()))
-
-
-def memory_routes(context: ServerContext) -> list[Endpoint]:
-    """Never opened by a client's key: a path is a file that is read, and a released engine serves nobody."""
-    memory: dict[str, Any] = {"access": "admin_only", "body": MemoryBody, "answer": Outcome}
-    return [
-        Endpoint(
-            "/update_weights_from_disk",
-            partial(update_weights, context),
-            "Read another checkpoint of the same model in the place of its weights",
-            access="admin_only",
-            body=UpdateWeightsBody,
-            answer=WeightsOutcome,
-        ),
-        Endpoint(
-            "/release_memory_occupation",
-            partial(release_memory, context),
-            "Give back the memory of weights and cache; 400 while requests run",
-            **memory,
-        ),
-        Endpoint(
-            "/resume_memory_occupation",
-            partial(resume_memory, context),
-            "Take the memory again; weights are read from their files",
-            **memory,
-        ),
-    ]
+    options = given_fields(body, PROFILE_OPTIONS)
+    return await context.client.start_profile(**options, activities=tuple(body.activities or ()))
 
 
 async def update_weights(context: ServerContext, request: Request) -> Response:
@@ -212,13 +185,3 @@ async def update_weights(context: ServerContext, request: Request) -> Response:
         return json_response(outcome)
     failure = failure_of(RequestError(reply.message))
     return json_response({**outcome, **native_shape(failure)}, failure.status)
-
-
-async def release_memory(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, MemoryBody)
-    return outcome_of(await while_connected(request, context.client.release_memory(body.tags)))
-
-
-async def resume_memory(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, MemoryBody)
-    return outcome_of(await while_connected(request, context.client.resume_memory(body.tags)))

@@ -18,14 +18,7 @@ from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape, set_field_names
 from bough.server.native.schemas import GenerateBody, GenerateOutput, UnsupportedFields
 from bough.server.parsing import plan_answers
-from bough.server.streaming import (
-    DONE,
-    json_event,
-    read_resumption,
-    resumable,
-    stream_answers,
-    whole_response,
-)
+from bough.server.streaming import DONE, json_event, read_resumption, resumable, stream_answers, whole_response
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
@@ -131,7 +124,6 @@ class OutputWriter:
 
 
 def broken_stream(failure: Failure) -> bytes:
-    """How a stream ends that cannot go on."""
     return json_event(native_shape(failure)) + DONE
 
 

@@ -206,8 +206,6 @@ async def server_info(context: ServerContext, request: Request) -> Response:
     return json_response(
         {
             **context.settings.to_shown(),
-            "tp_size": 1,
-            "dp_size": 1,
             **context.model.limits,
             **describe_model(context, state),
             "version": __version__,

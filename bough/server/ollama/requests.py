@@ -117,7 +117,6 @@ NAMES = {
 
 
 def check_request(request: AnswerFields, settings: Settings) -> None:
-    """Raises a `RequestError` that names the first field which cannot be served."""
     refuse_unsupported(request, UNSUPPORTED)
     if request.think and settings.model.reasoning_parser is None:
         raise RequestError(

@@ -124,8 +124,6 @@ def routes(context: ServerContext) -> list[Endpoint]:
 
 
 class Ollama:
-    """The handlers."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 

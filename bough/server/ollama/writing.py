@@ -116,7 +116,6 @@ def line(content: Any) -> bytes:
 
 
 def timestamp(seconds: float) -> str:
-    """Seconds since 1970 in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -173,8 +172,6 @@ class AnswerForm:
 
 
 class LineWriter:
-    """Writes one call's stream."""
-
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._parser = StreamParser(form.answers)
@@ -210,7 +207,6 @@ class LineWriter:
 
 
 def broken_stream(failure: Failure) -> bytes:
-    """The last line of a stream that cannot go on."""
     return line(ollama_shape(failure))
 
 

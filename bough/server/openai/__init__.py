@@ -1,7 +1,69 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
 `requests` is what clients send and what the engine makes of it, `objects` and `response_objects` are what they get;
-`completions`, `chat` and `responses` connect both ends, and `routes` lists what they offer.
+`completions`, `chat` and `responses` connect both ends.
 """
 
-from bough.server.openai.routes import routes as routes
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.server.context import ServerContext
+from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
+from bough.server.errors import HttpError
+from bough.server.openai.chat import Chats
+from bough.server.openai.completions import Completions
+from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, ModelList
+from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
+from bough.server.openai.response_objects import ResponseObject
+from bough.server.openai.response_routes import Responses
+
+STREAMED: dict[str, Any] = {**OPENAI, "other_types": (EVENTS,)}
+STORED: dict[str, Any] = {**OPENAI, "answer": ResponseObject}
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
+    model, responses = context.model, Responses(context)
+    complete, chat = Completions(context).completions, Chats(context).chat
+    card = ModelCard(id=model.name, created=model.created, root=model.name, max_model_len=model.context_length)
+
+    async def list_models(request: Request) -> Response:
+        return json_response(ModelList(data=[card]))
+
+    async def show_model(request: Request) -> Response:
+        """Generation accepts any model name; this route only the served one."""
+        name = request.path_params["model"]
+        if name != model.name:
+            raise HttpError(404, f"There is no model {name!r} here; this server has {model.name!r}.", "NotFoundError")
+        return json_response(card)
+
+    return [
+        Endpoint(
+            "/v1/completions",
+            complete,
+            "Continue one prompt or several",
+            body=CompletionRequest,
+            answer=Completion,
+            **STREAMED,
+        ),
+        Endpoint(
+            "/v1/chat/completions", chat, "Answer a conversation", body=ChatRequest, answer=ChatCompletion, **STREAMED
+        ),
+        Endpoint(
+            "/v1/responses",
+            responses.create,
+            "Answer a conversation and remember it",
+            body=ResponsesRequest,
+            answer=ResponseObject,
+            **STREAMED,
+        ),
+        Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
+        Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),
+        Endpoint("/v1/models", list_models, "The models that are served: one", methods=GET, answer=ModelList, **OPENAI),
+        Endpoint(
+            "/v1/models/{model:path}", show_model, "One model by its name", methods=GET, answer=ModelCard, **OPENAI
+        ),
+    ]

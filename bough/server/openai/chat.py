@@ -16,7 +16,6 @@ from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint
 from bough.server.messages import Rendered, read_messages
 from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
 from bough.server.openai.objects import (
@@ -42,14 +41,7 @@ from bough.server.openai.requests import (
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.writing import (
-    AnswerForm,
-    ChunkWriter,
-    broken_stream,
-    usage_of,
-    warnings_of,
-    whole_piece,
-)
+from bough.server.openai.writing import AnswerForm, ChunkWriter, broken_stream, usage_of, warnings_of, whole_piece
 from bough.server.parsing import AnswerPlan, CallIds, StreamParser, plan_answers
 from bough.server.streaming import (
     PreparedChunk,
@@ -63,7 +55,6 @@ from bough.server.streaming import (
 
 
 def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> dict[str, Any]:
-    """What `InputReader.read` is to be given, but for the prompt."""
     check_request(request)
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", field="top_logprobs")
@@ -87,8 +78,6 @@ def template_variables(request: ChatRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm(AnswerForm):
-    """What one call's answers look like."""
-
     chunk_type = ChatChunk
 
     answers: AnswerFormat = field(default_factory=AnswerFormat)
@@ -182,7 +171,6 @@ class ChatWriter(ChunkWriter):
         return b"".join(map(json_event, self._parsed(piece, parser, events)))
 
     def full_chunks(self, piece: Piece) -> list[ChatChunk]:
-        """The same through the schema."""
         answer, chunks = piece.answer, []
         if piece.finish is not None:
             raise_if_refused(answer)
@@ -238,24 +226,9 @@ class ChatWriter(ChunkWriter):
 
 
 class Chats:
-    """The handler of /v1/chat/completions."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
-
-    def routes(self) -> list[Endpoint]:
-        return [
-            Endpoint(
-                "/v1/chat/completions",
-                self.chat,
-                "Answer a conversation",
-                body=ChatRequest,
-                answer=ChatCompletion,
-                other_types=(EVENTS,),
-                **OPENAI,
-            )
-        ]
 
     async def chat(self, request: Request) -> Response:
         body = await read_lenient_body(request, ChatRequest)
@@ -280,7 +253,6 @@ class Chats:
         return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
     async def _prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
-        """The prompt, and the text of the assistant's that the answer continues."""
         if body.input_ids is not None:
             return Rendered(body.input_ids, ""), ""
         messages = read_messages(body.messages)

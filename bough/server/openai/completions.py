@@ -17,7 +17,6 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint
 from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
 from bough.server.openai.requests import (
@@ -29,14 +28,7 @@ from bough.server.openai.requests import (
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.writing import (
-    AnswerForm,
-    ChunkWriter,
-    broken_stream,
-    usage_of,
-    warnings_of,
-    whole_piece,
-)
+from bough.server.openai.writing import AnswerForm, ChunkWriter, broken_stream, usage_of, warnings_of, whole_piece
 from bough.server.streaming import (
     PreparedChunk,
     json_event,
@@ -51,7 +43,6 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def read_completion(request: CompletionRequest, identity: Identity) -> dict[str, Any]:
-    """What `InputReader.read` is to be given."""
     check_request(request)
     samples, kept = samples_of(request), request.n or 1
     if samples < kept:
@@ -94,15 +85,12 @@ def _prompts(given: str | list[Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm(AnswerForm):
-    """What one call's answers look like."""
-
     chunk_type = Completion
 
     kept: int  # of `shown.samples` answers per prompt
     echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
 
     def whole(self, answers: Sequence[RequestOutput]) -> Completion:
-        """The answer that is not streamed. `answers` are in the order of the prompts."""
         for answer in answers:
             raise_if_refused(answer)
         chosen = self._best(answers)
@@ -144,7 +132,6 @@ class CompletionWriter(ChunkWriter):
         return json_event(self.full_chunk(piece))
 
     def full_chunk(self, piece: Piece) -> Completion:
-        """The same through the schema."""
         if piece.finish is not None:
             raise_if_refused(piece.answer)
         choice = self.choice(piece)
@@ -193,24 +180,9 @@ class CompletionWriter(ChunkWriter):
 
 
 class Completions:
-    """The handler of /v1/completions."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
-
-    def routes(self) -> list[Endpoint]:
-        return [
-            Endpoint(
-                "/v1/completions",
-                self.completions,
-                "Continue one prompt or several",
-                body=CompletionRequest,
-                answer=Completion,
-                other_types=(EVENTS,),
-                **OPENAI,
-            )
-        ]
 
     async def completions(self, request: Request) -> Response:
         body = await read_lenient_body(request, CompletionRequest)
@@ -225,7 +197,6 @@ class Completions:
         return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
 
     def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
-        """The text of each prompt, if it is to be shown again."""
         if not body.echo:
             return []
         if isinstance(body.prompt, str):

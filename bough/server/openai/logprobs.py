@@ -78,7 +78,6 @@ def completion_logprobs(
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    """An echoed prompt's logprobs and those of its answer."""
     tops = None
     if first.top_logprobs is not None and second.top_logprobs is not None:
         tops = first.top_logprobs + second.top_logprobs

@@ -76,8 +76,13 @@ class SamplingFields(GrammarFields, kw_only=True):
 
 
 class EngineFields(SamplingFields, kw_only=True):
-    """What SGLang adds around a request: its id, its place in queue and cache, and what its answer shows besides."""
+    """What all three APIs have around the prompt, and what SGLang adds: the request's id, its place in queue and cache,
+    and what its answer shows besides."""
 
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
     rid: str | None = None
     priority: int | None = None
     extra_key: str | None = None
@@ -103,48 +108,23 @@ class CompletionRequest(UnsupportedFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     resume: Resume | None = None
-    model: str | None = None
     max_tokens: TokenCount = None
     n: Count = None
     best_of: Count = None
     echo: bool | None = None
     logprobs: TopLogprobs = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     suffix: str | None = None
-    user: str | None = None
 
 
-class ChatRequest(UnsupportedFields, kw_only=True):
-    """POST /v1/chat/completions."""
+class ConversationFields(UnsupportedFields, kw_only=True):
+    """What chats and responses share."""
 
-    messages: Messages = None
-    input_ids: list[int] | None = None  # the prompt itself, instead of the messages through the template
-    resume: Resume | None = None
-    model: str | None = None
-    max_tokens: TokenCount = None
-    max_completion_tokens: TokenCount = None
-    n: Count = None
-    logprobs: bool | None = None
     top_logprobs: TopLogprobs = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # a variable of the template
-    separate_reasoning: bool | None = None  # without a reasoning parser there is nothing to separate
-    stream_reasoning: bool | None = None
     max_thinking_tokens: TokenCount = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    audio: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    web_search_options: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
@@ -153,11 +133,33 @@ class ChatRequest(UnsupportedFields, kw_only=True):
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    user: str | None = None
+
+
+class ChatRequest(ConversationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Messages = None
+    input_ids: list[int] | None = None  # the prompt itself, instead of the messages through the template
+    resume: Resume | None = None
+    max_tokens: TokenCount = None
+    max_completion_tokens: TokenCount = None
+    n: Count = None
+    logprobs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None  # a variable of the template
+    separate_reasoning: bool | None = None  # without a reasoning parser there is nothing to separate
+    stream_reasoning: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    audio: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    web_search_options: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class ResponsesRequest(UnsupportedFields, kw_only=True):
+class ResponsesRequest(ConversationFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -165,38 +167,20 @@ class ResponsesRequest(UnsupportedFields, kw_only=True):
     input_ids: list[int] | None = None
     n: int | None = None
     resume: dict[str, Any] | None = None
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_output_tokens: Annotated[int | None, between(1, INT32_MAX)] = None
-    top_logprobs: TopLogprobs = None
     include: list[str] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    max_thinking_tokens: TokenCount = None
     truncation: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     prompt: dict[str, Any] | None = None
     conversation: str | dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    user: str | None = None
 
 
 UNSUPPORTED: Harmless = {
@@ -226,7 +210,6 @@ UNSUPPORTED_IN_RESPONSES: Harmless = {
 
 
 def check_request(request: msgspec.Struct) -> None:
-    """Raises a `RequestError` that names the first field which cannot be served."""
     check_ranges(request)
     for name in ("stop", "stop_regex", "stop_token_ids"):
         check_stops(getattr(request, name), name)

@@ -1,9 +1,7 @@
 """The routes of /v1/responses: create (whole, streamed or in the background), fetch and cancel.
 
-The store keeps responses in memory, bounded: the oldest finished ones go first, running ones never. A conversation is
-kept whole with each of its responses; its messages are shared, so a long one costs its length once. With several
-tokenizer workers on one port a later request may reach another process than the one that has the response, so then
-nothing is stored, and a request that needs the store gets an error that says so.
+The store is bounded and in memory: the oldest finished responses go first. Processes on one port do not share it, so
+with several tokenizer workers nothing is stored, and requests that need the store get an error.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
+from bough.server.endpoint import json_response
 from bough.server.errors import HttpError, failure_of
 from bough.server.messages import Message, text_size
 from bough.server.openai.logprobs import TokenSpeller
@@ -53,7 +51,6 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Characters that it keeps."""
         return text_size(self.messages) + len(self.response.instructions or "")
 
     def end(self, response: ResponseObject) -> None:
@@ -64,8 +61,6 @@ class Record:
 
 
 class ResponseStore:
-    """Owns the records, by id, oldest first."""
-
     def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
         self._records: dict[str, Record] = {}
         self._sizes: dict[str, int] = {}  # characters of each record
@@ -118,35 +113,7 @@ SEVERAL_PROCESSES = (
 )
 
 
-def response_routes(context: ServerContext) -> list[Endpoint]:
-    api = Responses(context)
-    return [
-        Endpoint(
-            "/v1/responses",
-            api.create,
-            "Answer a conversation and remember it",
-            body=ResponsesRequest,
-            answer=ResponseObject,
-            other_types=(EVENTS,),
-            **OPENAI,
-        ),
-        Endpoint(
-            "/v1/responses/{id}",
-            api.retrieve,
-            "A response that was stored",
-            methods=GET,
-            answer=ResponseObject,
-            **OPENAI,
-        ),
-        Endpoint(
-            "/v1/responses/{id}/cancel", api.cancel, "End a response that still runs", answer=ResponseObject, **OPENAI
-        ),
-    ]
-
-
 class Responses:
-    """The handlers."""
-
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)

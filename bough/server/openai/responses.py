@@ -45,7 +45,6 @@ TEXT_FORMAT = {"type": "text"}
 
 
 def read_response_request(request: ResponsesRequest, identity: Identity, context_length: int) -> dict[str, Any]:
-    """What `InputReader.read` is to be given, but for the prompt."""
     check_request(request)
     if request.background and request.stream:
         raise RequestError("background and stream exclude each other; set only one of them.", field="background")
@@ -98,8 +97,6 @@ def template_variables(request: ResponsesRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """What one response looks like, at any time of its life."""
-
     request: ResponsesRequest
     identity: Identity
     inputs: Inputs
@@ -157,7 +154,6 @@ class ResponseForm:
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
     def items(self, answer: RequestOutput) -> list[Item]:
-        """The output of a finished answer that was not streamed."""
         parser, writer = AnswerParser(self.answers), ItemWriter(self.id_suffix)
         for event in [*parser.feed(answer.text), *parser.finish()]:
             writer.write(event)
@@ -205,8 +201,6 @@ def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
 
 
 class ResponseWriter:
-    """Writes one response's stream."""
-
     def __init__(
         self, form: ResponseForm, keep: Callable[[RequestOutput, Sequence[Item]], ResponseObject] | None = None
     ) -> None:
@@ -218,7 +212,6 @@ class ResponseWriter:
         self._items = ItemWriter(form.id_suffix)
 
     def chunk(self, piece: Piece) -> bytes:
-        """The events for a piece, up to the last text."""
         if piece.finish is not None:
             raise_if_refused(piece.answer)
             self._answer = piece.answer
@@ -239,7 +232,6 @@ class ResponseWriter:
         return b"".join(map(named_event, [*last, self._items.event(kind, response=response)]))
 
     def failure(self, failure: Failure) -> bytes:
-        """The last event of a stream that cannot go on."""
         return named_event(self._items.event("failed", response=self._form.failed(failure)))
 
     def _opening(self) -> list[StreamEvent]:

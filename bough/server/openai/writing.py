@@ -43,7 +43,6 @@ def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0)
 
 
 def finish_word(finish: FinishReason, *, called: bool = False) -> FinishWord:
-    """`called`: the answer has calls."""
     match finish:
         case FinishStop():
             return "tool_calls" if called else "stop"
@@ -60,7 +59,6 @@ def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
 
 
 def broken_stream(failure: Failure) -> bytes:
-    """The last events of a stream that cannot go on."""
     return json_event(openai_shape(failure)) + DONE
 
 
@@ -71,8 +69,6 @@ def whole_piece(answer: RequestOutput) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What one call's answers look like."""
-
     chunk_type: ClassVar[type[msgspec.Struct]]
 
     identity: Identity
@@ -84,7 +80,6 @@ class AnswerForm:
         return self.chunk_type(id=me.id, created=me.created, model=me.model, choices=choices, **more)
 
     def ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
-        """The fields of a choice that show how its answer ended; `called`: with calls."""
         finish = answer.finish
         assert finish is not None
         return {

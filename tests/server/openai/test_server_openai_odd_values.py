@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.server.openai import routes
 from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
-from bough.server.openai.routes import routes
 from tests.server.protocol_desk import ODD, Desk, at_desk
 
 ROUTES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [

@@ -12,10 +12,9 @@ import pytest
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
-from bough.server.openai import response_routes
+from bough.server.openai import response_routes, routes
 from bough.server.openai.response_objects import OutputMessage, OutputText, ResponseObject
 from bough.server.openai.response_routes import Record, ResponseStore
-from bough.server.openai.routes import routes
 from tests.fakes.scripted_engine import IM_END
 from tests.server import protocol_desk
 from tests.server.protocol_desk import HELLO, Desk, Play

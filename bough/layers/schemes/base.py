@@ -59,7 +59,8 @@ class LinearWeight(Protocol):
     ) -> tuple[Rows, torch.Tensor]:
         """The same for a weight of which the first half of the outputs gates the second. `gate` is that of the weight
         that multiplies the result; one that has a fused way to plain rows need not use it."""
-        ...
+        gate_up, stream = self.after_norm(x, residual, norm, ctx)
+        return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         """`activation(gate) * up`, in the form that this weight multiplies best."""

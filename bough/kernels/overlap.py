@@ -9,7 +9,7 @@ such a kernel begins when all before it have ended, and none behind it begins be
 do it run the same kernels one after another.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import functools

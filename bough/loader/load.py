@@ -47,8 +47,8 @@ def open_source(
         source = SafetensorsSource(files.safetensors)
         names = find_family(config.architecture).names(config)
         return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
-    wanted = "weights" if load_format == "auto" else f"{load_format} weights"
-    raise ModelError(f"{files.folder} holds no {wanted}; choose another model, or --load-format dummy for random ones.")
+    kind = "weights" if load_format == "auto" else f"{load_format} weights"
+    raise ModelError(f"{files.folder} holds no {kind}; choose another model, or --load-format dummy for random ones.")
 
 
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
@@ -75,14 +75,14 @@ def load_weights(
 ) -> None:
     """Copies each slot's part of the checkpoint to its target on `device`. `progress` allows a bar on a terminal. What
     is packed comes from `cache` if it is there, and goes there if not."""
-    wanted = list(slots)
-    check_weights(wanted, source)
-    total = sum(slot.target.nbytes for slot in wanted)
+    needed = list(slots)
+    check_weights(needed, source)
+    total = sum(slot.target.nbytes for slot in needed)
     # disable=None shows the bar on a terminal only.
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None if progress else True
     ) as bar:
-        for slot in wanted:
+        for slot in needed:
             if slot.packing is not None:
                 _fill_packed(slot, slot.packing, source, cache)
                 bar.update(slot.target.nbytes)
@@ -95,7 +95,7 @@ def load_weights(
 
     if cache is not None:
         cache.save()
-        for slot in wanted:
+        for slot in needed:
             if slot.packing is not None:
                 _adopt_kept(slot, slot.packing, source, cache)
 

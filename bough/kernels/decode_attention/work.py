@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """How the keys of a decode step are shared out among programs, decided on the device.
 
 A step may hold one row of a hundred thousand keys or a thousand rows of fifty. Its programs must be of similar size
@@ -74,35 +74,22 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     block_rows = max(16, triton.next_power_of_2(batch))
     # Without overlap: attention reads the items before its turn (`projected_decode`).
     _plan[(1,)](
-        lengths,
-        work.items,
-        work.first_item,
-        batch,
-        work.target_items(batch),
-        WINDOW=work.window or 0,
-        SHORTEST=SHORTEST_CHUNK,
-        STEP=KEY_STEP,
-        FIELDS=ITEM_FIELDS,
-        BLOCK_ROWS=block_rows,
+        lengths, work.items, work.first_item, batch, work.target_items(batch),
+        WINDOW=work.window or 0, SHORTEST=SHORTEST_CHUNK, STEP=KEY_STEP, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
         BLOCK_SPLITS=max(1, PLAN_TILE // block_rows),
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["batch", "target_items"])
 def _plan(
-    lengths: tl.tensor,  # [batch]
-    items: tl.tensor,  # [max_items, FIELDS]
-    first_item: tl.tensor,  # [batch + 1]
-    batch: int,
-    target_items: int,
-    WINDOW: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    STEP: tl.constexpr,
-    FIELDS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    lengths,  # [batch]
+    items,  # [max_items, FIELDS]
+    first_item,  # [batch + 1]
+    batch: int, target_items: int,
+    WINDOW: tl.constexpr, SHORTEST: tl.constexpr, STEP: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-) -> None:
+):  # fmt: skip
     row = tl.arange(0, BLOCK_ROWS)
     real = row < batch
     length = tl.load(lengths + row, mask=real, other=0)
@@ -122,11 +109,11 @@ def _plan(
     for start in range(0, most, BLOCK_SPLITS):
         split = start + tl.arange(0, BLOCK_SPLITS)
         item = place[:, None] + split[None, :]
-        wanted = split[None, :] < splits[:, None]
+        valid = split[None, :] < splits[:, None]
         first = (length - visible)[:, None] + split[None, :] * size[:, None]
         last = tl.minimum(first + size[:, None], length[:, None])
         field = items + item * FIELDS
-        tl.store(field, row[:, None] + split[None, :] * 0, mask=wanted)
-        tl.store(field + 1, first, mask=wanted)
-        tl.store(field + 2, last, mask=wanted)
-        tl.store(field + 3, splits[:, None] + split[None, :] * 0, mask=wanted)
+        tl.store(field, row[:, None] + split[None, :] * 0, mask=valid)
+        tl.store(field + 1, first, mask=valid)
+        tl.store(field + 2, last, mask=valid)
+        tl.store(field + 3, splits[:, None] + split[None, :] * 0, mask=valid)

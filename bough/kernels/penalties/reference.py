@@ -16,8 +16,8 @@ def penalise(logits: Tensor, lines: PenaltyLines, store: PenaltyStore) -> Tensor
     for having stood at all. A line without slots is only widened.
     """
     result = torch.empty((len(lines.places), logits.shape[1]), dtype=torch.float32, device=logits.device)
-    told = (lines.places, lines.rows, lines.count_slots, lines.prompt_slots, lines.bias_slots)
-    for line, (place, row, counted, prompted, biased) in zip(result, torch.stack(told, dim=1).tolist(), strict=True):
+    fields = (lines.places, lines.rows, lines.count_slots, lines.prompt_slots, lines.bias_slots)
+    for line, (place, row, counted, prompted, biased) in zip(result, torch.stack(fields, dim=1).tolist(), strict=True):
         line.copy_(logits[place])
         if biased >= 0:
             line.add_(store.bias[biased])

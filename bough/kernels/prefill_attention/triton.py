@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Prefill attention in Triton: tiles of scores that never leave the multiprocessor, after FlashAttention.
 
 This is the host's side: what is tuned, and the launch. `device` holds the kernel.
@@ -90,43 +90,16 @@ def prefill_attention(
     descriptors = chosen.descriptors and block_d == head_dim and _has_descriptors(q.device)
     unit = LOG2_E if softcap is None else 1 / softcap
     attend[(heads // chosen.pack, blocks.shape[0])](
-        q,
-        k,
-        v,
-        _describe(k, chosen.block_n) if descriptors else k,
-        _describe(v, chosen.block_n) if descriptors else v,
-        k_cache,
-        v_cache,
-        page_table,
-        rows,
-        query_starts,
-        context_lens,
-        blocks,
-        out,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        v.stride(0),
-        page_table.stride(0),
-        scale * unit,
-        scale * k_scale * unit,
-        v_scale,
+        q, k, v, _describe(k, chosen.block_n) if descriptors else k, _describe(v, chosen.block_n) if descriptors else v,
+        k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out, q.stride(0), q.stride(1),
+        k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None,
-        WINDOW=window or 0,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        DESCRIPTORS=descriptors,
-        PACK=chosen.pack,
-        BLOCK_M=chosen.block_m,
-        BLOCK_N=chosen.block_n,
+        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         BLOCK_D=block_d,
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-    )
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+    )  # fmt: skip
     return out
 
 

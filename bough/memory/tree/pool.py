@@ -60,9 +60,9 @@ class PagePool:
 
     def repair(self, pages: IntArray) -> int:
         """Takes back those of `pages` that are not free yet, however often they are listed; returns how many."""
-        wanted = np.unique(pages)
-        wanted = wanted[(wanted >= 1) & (wanted <= self.total)]
-        leaked = wanted[~self._is_free[wanted]]
+        distinct = np.unique(pages)
+        distinct = distinct[(distinct >= 1) & (distinct <= self.total)]
+        leaked = distinct[~self._is_free[distinct]]
         self._push(leaked)
         return len(leaked)
 

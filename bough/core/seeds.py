@@ -2,7 +2,7 @@
 
 Random numbers are a function of (seed, output position), never a state, so a draw can be repeated anywhere: in another
 batch, after a retraction, on another engine. This module holds the integer side of that promise, free of torch, because
-the edge needs it to give each of `n` samples its own seed. `bough.kernels.sampling.uniform` computes the same mix on
+the edge needs it to give each of `n` samples its own seed. `bough.kernels.sampling.rows` computes the same mix on
 the device.
 """
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.kernels.quant_linear.filling import FillingWeight
-from bough.kernels.quant_linear.packed import Format
+from bough.kernels.quant_linear.filling import FillingWeight, format_for, of_tables
+from bough.kernels.quant_linear.packed import Format, packed_bytes
 from bough.layers.weights import WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
@@ -158,3 +159,29 @@ def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Ind
     for first in range(0, len(rows), band):
         taken = rows[first : first + band]
         yield first, (slice(taken.start, taken.stop), *slot.index[1:])
+
+
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSize:
+    """Bytes of all tensors, and whether some of them are quantised."""
+
+    nbytes: int
+    quantised: bool
+
+
+def packed_size(source: WeightSource, quantization: str) -> PackedSize:
+    """Of all tensors that there are; matrices are packed, the rest becomes float32."""
+    total, quantised = 0, False
+    for name in source.names():
+        shape = source.shape(name)
+        if len(shape) != 2:
+            total += 4 * math.prod(shape)
+            continue
+        how = of_tables(quantization) if name in TABLES else quantization
+        form = format_for(how, source.stored_type(name), shape[1])
+        total += packed_bytes(form, shape[0], shape[1])
+        quantised |= not form.is_float
+    return PackedSize(total, quantised)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray
-from bough.kernels.penalties.lines import PenaltyLines
-from bough.kernels.penalties.reference import penalise
+from bough.kernels.penalties.reference import PenaltyLines, penalise
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, run_processor
 from bough.sampling.masks import BatchMasks

@@ -89,14 +89,14 @@ class PendingLogprobs:
 
 def output_logprobs(logits: Tensor, tokens: Tensor, specs: Sequence[LogprobSpec | None]) -> PendingLogprobs:
     """Scores the sampled `tokens` [n] under the raw `logits` [n, V], for the rows whose spec is not None."""
-    asked = [place for place, spec in enumerate(specs) if spec is not None]
-    if not asked:
+    scored = [place for place, spec in enumerate(specs) if spec is not None]
+    if not scored:
         return PendingLogprobs(specs, None)
     asked = [spec for spec in specs if spec is not None]
     top, ids = max(spec.top for spec in asked), _padded_ids(asked, logits.device)
-    if len(asked) == len(specs) <= OUTPUT_BLOCK:
+    if len(scored) == len(specs) <= OUTPUT_BLOCK:
         return PendingLogprobs(specs, Scores([_score(logits, tokens, top, ids)]))
-    places = to_device(np.array(asked, dtype=np.int64), logits.device)
+    places = to_device(np.array(scored, dtype=np.int64), logits.device)
     blocks = [
         _score(logits.index_select(0, block), tokens.index_select(0, block), top, block_ids)
         for block, block_ids in zip(torch.split(places, OUTPUT_BLOCK), torch.split(ids, OUTPUT_BLOCK), strict=True)

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from bough.core.plan import IntArray
-from bough.kernels.sampling.uniform import uniform
+from bough.kernels.sampling.rows import uniform
 from bough.sampling.adjust import adjust, adjust_on_device
 from bough.sampling.batch import Part, to_device
 from bough.sampling.filters import best, draw, keep_min_p, keep_top, softmax_weights

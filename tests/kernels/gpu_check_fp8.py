@@ -26,7 +26,7 @@ from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Norm
 from bough.kernels.quantize_rows import reference as plain
 from bough.kernels.quantize_rows import triton as fast
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
 from bough.kernels.scaled_linear.library import scaled_linear
 from bough.layers.placement import Placement

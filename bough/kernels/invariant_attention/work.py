@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.prefill_attention.blocks import IntArray, query_blocks
+from bough.kernels.prefill_attention.triton import IntArray, query_blocks
 
 ITEM_FIELDS = 3
 SPLIT_ITEMS = 512  # that rows may be split into beyond one each; bounds the memory for partial results

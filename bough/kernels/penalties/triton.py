@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.penalties.lines import PenaltyLines, PenaltyStore
+from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore
 
 BLOCK = 2048
 

@@ -9,12 +9,33 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.kernels.prefill_attention.device import attend
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
+
+IntArray = npt.NDArray[np.int32]
+
+
+def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | None = None) -> IntArray:
+    """[blocks, 2]: a row's place in the batch and the block's first query in that row; `block_m` queries each.
+
+    The blocks with the most keys to read come first, so that the last to run are short. Context lengths, which may be
+    bounds, serve that order only.
+    """
+    counts = -(-query_lens // block_m)
+    place = np.repeat(np.arange(len(query_lens), dtype=np.int32), counts)
+    first = (np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)) * block_m
+    keys = np.minimum(first + block_m, query_lens[place])
+    if context_lens is not None:
+        keys = keys + context_lens[place]
+    order = np.argsort(-keys, kind="stable")
+    return np.stack((place, first), axis=1).astype(np.int32)[order]
+
 
 LOG2_E = 1.4426950408889634
 

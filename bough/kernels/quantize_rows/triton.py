@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.quantize_rows.rows import FP8, LARGEST, SMALLEST_AMAX, QuantizedRows
+from bough.kernels.quantize_rows.reference import FP8, LARGEST, SMALLEST_AMAX, QuantizedRows
 
 
 def config_for(size: int) -> int:

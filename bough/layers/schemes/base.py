@@ -19,7 +19,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
 Rows = torch.Tensor | QuantizedRows  # activations, as they are or in the form that some weight multiplies

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.fp8_ops import fp8_ops_for
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.quantize_rows.rows import FP8, QuantizedRows
+from bough.kernels.quantize_rows.reference import FP8, QuantizedRows
+from bough.kernels.registry import fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.layers.schemes.base import LinearWeight, Part, Rows, bands, bias_slots
 from bough.layers.schemes.plain import PlainWeight

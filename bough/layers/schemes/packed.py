@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation, Norm
-from bough.kernels.packed_ops import PackedOps
+from bough.kernels.ops import Activation, Norm, PackedOps
 from bough.kernels.quant_linear.filling import FillingWeight, of_tables
 from bough.layers.schemes.base import LinearWeight, Part, Rows, TableWeight, bias_slots
 from bough.layers.weights import WeightSlot

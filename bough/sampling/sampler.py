@@ -60,39 +60,31 @@ def sample_rows_on_device(
     logits: Tensor,
     rows: Tensor,
     numbers: IntArray,
-    tokens: Tensor | None = None,
-    bad: Tensor | None = None,
-    filtered: bool | None = None,
     masks: BatchMasks | None = None,
 ) -> Sampled:
     """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
 
-    `logits` may have 16 bits. The scratch row may stand any number of times. Results go to `tokens` and `bad` if given.
-    Nothing is waited for. Rows with logits of their own (`AdjustedRows`) are drawn from those, and in their places in
-    the batch stands the scratch row; without such rows nothing is copied from the host and the launches can be
-    captured. Filters cost a launch, which is left out if no row has one; a step captured for all batches of its size
-    says by `filtered` whether their rows may.
+    `logits` may have 16 bits. The scratch row may stand any number of times. Nothing is waited for. Rows with logits of
+    their own (`AdjustedRows`) are drawn from those, and in their places in the batch stands the scratch row. Filters
+    cost a launch, which is left out if no row has one.
     """
     from bough.kernels.penalties.triton import count_tokens_  # Triton is installed only where it has a device to drive
     from bough.kernels.sampling.triton import sample_rows
 
-    def draw_from(
-        lines: Tensor, of: Tensor, numbers: IntArray, tokens: Tensor | None = None, bad: Tensor | None = None
-    ) -> Sampled:
-        some = bool(state.flags.filtered(numbers).any()) if filtered is None else filtered
-        return Sampled(*sample_rows(lines, of, state.parameters, some, tokens, bad))
+    def draw_from(lines: Tensor, of: Tensor, numbers: IntArray) -> Sampled:
+        return Sampled(*sample_rows(lines, of, state.parameters, bool(state.flags.filtered(numbers).any())))
 
     adjusted = adjust_on_device(state, logits, numbers, masks)
     state.lift_bars(numbers)
     if adjusted is None:
-        return draw_from(logits, rows, numbers, tokens, bad)
-    places, alone = adjusted.lines.places, bool(adjusted.chosen.all())
-    own = draw_from(adjusted.logits, adjusted.lines.rows, adjusted.numbers, *((tokens, bad) if alone else ()))
+        return draw_from(logits, rows, numbers)
+    places = adjusted.lines.places
+    own = draw_from(adjusted.logits, adjusted.lines.rows, adjusted.numbers)
     count_tokens_(state.penalties.counts, adjusted.lines.count_slots, own.tokens)
-    if alone:
+    if adjusted.chosen.all():
         return own
     others = rows.index_fill(0, places, state.scratch_row)
-    sampled = draw_from(logits, others, numbers[~adjusted.chosen], tokens, bad)
+    sampled = draw_from(logits, others, numbers[~adjusted.chosen])
     sampled.tokens.index_copy_(0, places, own.tokens)
     sampled.bad.index_copy_(0, places, own.bad)
     return sampled

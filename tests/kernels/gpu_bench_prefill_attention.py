@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from bough.kernels.prefill_attention import reference
+from bough.kernels.paged_attention import reference
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for, prefill_attention, query_blocks
 
 HEAD_DIM, KV_HEADS, SCALE = 128, 8, 128**-0.5

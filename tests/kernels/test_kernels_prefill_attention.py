@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.kernels.paged_attention import reference
 from bough.kernels.paged_attention.reference import paged_attention
-from bough.kernels.prefill_attention import reference
 from bough.kernels.prefill_attention import triton as fast
 from bough.kernels.prefill_attention.triton import query_blocks
 from tests.kernels.closeness import assert_near

@@ -68,8 +68,9 @@ def projected_decode(
     config: DecodeConfig | None = None,
     ahead: bool | None = None,  # whether the first keys are fetched before its turn; None: where launches overlap
 ) -> torch.Tensor:
-    """As the reference; `qkv` stays as it is. At least one row has a key: the kernels behind this one rely on its
-    having waited for those before it."""
+    """[batch, heads, head_dim]: the queries, normalised and rotated, over the cached keys and the row's new one, which
+    is stored. No row may see what another one stores; `qkv` stays as it is. At least one row has a key: the kernels
+    behind this one rely on its having waited for those before it."""
     batch, _, head_dim = qkv.shape
     group = heads // kv_heads
     if work is None:

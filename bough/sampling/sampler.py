@@ -1,11 +1,9 @@
 """One sampling step for a whole batch: logits in, one token per row out.
 
-A batch whose rows are all greedy pays for an argmax. Other needs are met for the rows that have them, as sub-batches
-chosen from the host's flags: plain temperature never sorts, filters see only the rows with filters. A row whose logits
-are unusable is reported as bad, alone. State lives in `SamplingState`; this module only says what happens when.
-
-On CUDA devices the same happens in kernels, for all rows in two or three launches: each row's needs are read there, and
-the host builds nothing unless a row adjusts its logits. Such rows are drawn by launches of their own.
+A greedy batch pays for an argmax. Other needs are met for the rows that have them, as sub-batches chosen from the
+host's flags. A row whose logits are unusable is reported as bad, alone. On CUDA devices the same happens in two or
+three launches for all rows; rows that adjust their logits are drawn by launches of their own. State lives in
+`SamplingState`.
 """
 
 from __future__ import annotations

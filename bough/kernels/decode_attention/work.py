@@ -1,17 +1,10 @@
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """How the keys of a decode step are shared out among programs, decided on the device.
 
-A step may hold one row of a hundred thousand keys or a thousand rows of fifty. Its programs must be of similar size
-and neither too few nor too many; but under CUDA graphs only the device knows the lengths. So one small kernel, run once
+Programs must be of similar size, and under CUDA graphs only the device knows the lengths. So one small kernel, run once
 a step, cuts the rows into *items* (a row and a range of its keys), and all layers with the same window attend by them.
-
-`DecodeWork` owns the list of items, the memory for the results of rows that were cut, and the counters by which the
-items of a row find out which of them is the last. It belongs to one window and one stream: what a step writes, the next
-one overwrites.
-
-A prefix that several rows share, to be read once for all of them (`BatchPlan.shared`), would enter here: as items that
-name a range of keys and the rows whose queries attend to it together. Their results are partial ones like any other,
-and combined with those of the rows' own keys; the grid stays a bound, so graphs need no other shape.
+`DecodeWork` owns the items, the results of rows that were cut, and the counters by which the items of a row find out
+which of them is the last. It belongs to one window and one stream.
 """
 
 from __future__ import annotations

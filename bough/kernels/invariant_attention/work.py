@@ -1,14 +1,11 @@
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """How attention is shared out among programs, where nothing of it may show in the result.
 
-Keys are cut at fixed places, multiples of the *chunk* from a row's first key on. A chunk is attended by itself and the
-chunks' results are merged in order; a program may go through all chunks of its queries, or take one and leave the
-merging to a second kernel: the arithmetic is the same to the bit. So a few long decodes can be split over the device
-and many short ones left whole, by a plan that is made on the device, which alone knows the lengths under CUDA graphs.
-
-A list of items begins with their number. An item is a row's place in the batch, its first query, and the one chunk to
-attend, or -1 for all. `DecodeItems` owns the list of a decode step and the memory for the results of chunks; it belongs
-to one window and one stream: what a step writes, the next one overwrites.
+Keys are cut at multiples of the *chunk*. A chunk is attended by itself and the chunks' results are merged in order, by
+one program or by a second kernel: the arithmetic is the same to the bit. So a few long decodes are split over the
+device and many short ones left whole, by a plan made on the device. A list of items begins with their number; an item
+is a row's place in the batch, its first query, and the one chunk to attend, or -1 for all. `DecodeItems` belongs to one
+window and one stream.
 """
 
 from __future__ import annotations

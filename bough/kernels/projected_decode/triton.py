@@ -1,11 +1,10 @@
 """Decode attention from the projection in Triton: for few rows, where a step is a queue of short kernels.
 
 As in `decode_attention`, a program attends over one item for the query heads of one kv head, which it first normalises
-and rotates itself; that is little work, done once for each item instead of once for each row. The program of a row's
-last item does the same to the new key, stores it with its value, and counts it in from registers. So nothing but the
-projection comes from the kernel before this one. All else can be fetched while that kernel still runs (see `overlap`):
-items, which the plan kernel wrote, and pages and the first of the cached keys and values, which are older; past the L1
-cache, which may hold what an earlier step read.
+and rotates itself. The program of a row's last item does the same to the new key, stores it with its value, and counts
+it in from registers. So only the projection comes from the kernel before this one; items, pages and the first cached
+keys are fetched while that kernel still runs (see `overlap`), past the L1 cache, which may hold what an earlier step
+read.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"

@@ -1,12 +1,9 @@
 """The seam between linear layers and the ways to keep a weight.
 
-A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs and what
-stands before and behind a product; the weight decides in what form all of that is computed. Each product gets the
-forward context: a weight that depends on the request finds there whose rows it multiplies.
-
-While the checkpoint is read, a weight is handed its parts band by band through the `store` of its slots, each part from
-its first row to its last, and may keep whatever it makes of them: a scheme that packs whole matrices knows by its own
-count when the last row has come.
+A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs; the
+weight decides in what form the products are computed. Each product gets the forward context, so that a weight may
+depend on the request. While the checkpoint is read, a weight gets its parts band by band, each from its first row to
+its last.
 """
 
 from __future__ import annotations

@@ -131,12 +131,12 @@ def _attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None, softcap: float | None
 ) -> torch.Tensor:
     """One row, whose last query sees its last key."""
-    group, length = q.shape[1] // keys.shape[1], len(keys)
-    scores = torch.einsum("mhd,nhd->hmn", q, keys.repeat_interleave(group, dim=1)) * scale
+    length, grouped = len(keys), q.unflatten(1, (keys.shape[1], -1))
+    scores = torch.einsum("mkgd,nkd->kgmn", grouped, keys) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~_visible(length - len(q), length, window).to(q.device), float("-inf"))
-    return torch.einsum("hmn,nhd->mhd", torch.softmax(scores, dim=-1), values.repeat_interleave(group, dim=1))
+    return torch.einsum("kgmn,nkd->mkgd", torch.softmax(scores, dim=-1), values).flatten(1, 2)
 
 
 def _visible(context: int, length: int, window: int | None) -> torch.Tensor:

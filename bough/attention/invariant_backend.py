@@ -60,49 +60,35 @@ class InvariantAttention(AttentionBackend):
         assert batch is not None, "prepare() comes before run()"
         work = self._work(batch, layer, q.device)
         out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
+        launches = []  # items, programs, rows that may be split, configuration
         if batch.decodes:
             programs = work.programs(batch.decodes, layer.heads // self._config.pack)
-            self._attend(q, layer, pool, work.items, programs, work, batch.decodes, self._config, out)
+            launches.append((work.items, programs, batch.decodes, self._config))
         if self._prefills is not None:
-            programs = len(self._prefills) - 1
-            self._attend(q, layer, pool, self._prefills, programs, work, 0, self._prompt_config, out)
+            launches.append((self._prefills, len(self._prefills) - 1, 0, self._prompt_config))
+        for items, programs, split_rows, config in launches:
+            invariant_attention(
+                q,
+                pool.keys[layer.layer],
+                pool.values[layer.layer],
+                batch.page_tables[layer.group],
+                batch.rows,
+                self._query_starts,
+                batch.lengths,
+                items,
+                programs=programs,
+                partials=work.partials,
+                split_rows=split_rows,
+                page_size=batch.page_size,
+                scale=layer.scale,
+                window=layer.window,
+                softcap=layer.softcap,
+                k_scale=pool.key_scales[layer.layer],
+                v_scale=pool.value_scales[layer.layer],
+                out=out,
+                config=config,
+            )
         return out
-
-    def _attend(
-        self,
-        q: torch.Tensor,
-        layer: AttentionSpec,
-        pool: KVPool,
-        items: torch.Tensor,
-        programs: int,
-        work: DecodeItems,
-        split_rows: int,
-        config: InvariantConfig,
-        out: torch.Tensor,
-    ) -> None:
-        batch = self._batch
-        assert batch is not None
-        invariant_attention(
-            q,
-            pool.keys[layer.layer],
-            pool.values[layer.layer],
-            batch.page_tables[layer.group],
-            batch.rows,
-            self._query_starts,
-            batch.lengths,
-            items,
-            programs=programs,
-            partials=work.partials,
-            split_rows=split_rows,
-            page_size=batch.page_size,
-            scale=layer.scale,
-            window=layer.window,
-            softcap=layer.softcap,
-            k_scale=pool.key_scales[layer.layer],
-            v_scale=pool.value_scales[layer.layer],
-            out=out,
-            config=config,
-        )
 
     def _work(self, batch: AttentionBatch, layer: AttentionSpec, device: torch.device) -> DecodeItems:
         """The items of this step's decodes; planned by the first layer with this window."""

@@ -1,12 +1,9 @@
 """The default back end on CPUs: torch's scaled-dot-product attention over keys and values gathered from their pages.
 
-Rows that compute one token are attended together, in padded groups of similar length; rows that compute more run one
-by one, in blocks of queries, so that a block reads only the keys it can see. Where a lone row's slots happen to stand
-side by side in the pool, its keys and values are read in place instead of gathered.
-
-It owns the reading plan of the current step (made on demand for each window that the layers ask for), the masks, and
-the scratch memory that gathers write to. It relies on the batch's host arrays being exact, so its launches cannot be
-captured in a graph; nothing in it waits for the device.
+Rows that compute one token are attended together, in padded groups of similar length; others run one by one, in blocks
+of queries. A lone row whose slots stand side by side is read in place. It owns the reading plan of the current step,
+the masks, and the scratch memory of gathers. It relies on exact host arrays, so its launches cannot be captured in a
+graph.
 """
 
 from __future__ import annotations

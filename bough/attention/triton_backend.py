@@ -20,8 +20,7 @@ from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
-from bough.kernels.prefill_attention.blocks import query_blocks
-from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention
+from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention, query_blocks
 from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
 

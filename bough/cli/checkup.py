@@ -202,8 +202,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
     from bough.executor.load_model import resolve_chunk, resolve_config
-    from bough.loader.load import open_source
-    from bough.loader.packed_size import packed_size
+    from bough.loader.load import open_source, packed_size
     from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 

@@ -1,7 +1,7 @@
 """Seeds and the one mixing function behind every random number of the engine.
 
 Random numbers are a function of (seed, output position), never a state, so a draw can be repeated in another batch,
-after a retraction, on another engine. `bough.kernels.sampling.uniform` computes the same mix on the device.
+after a retraction, on another engine. `bough.kernels.sampling.rows` computes the same mix on the device.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
-from bough.executor.formats import capability_of, check_number_formats
 from bough.executor.load_model import LoadedModel, load_model, resolve_chunk, resolve_config, resolve_dtype
 from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_build import build_native, make_recorder, native_library, tell_kernels
@@ -22,6 +21,49 @@ from bough.loader.load import packed_formats
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
 from bough.native.library import use_instruction_set
+
+Capability = tuple[int, int]  # NVIDIA's, major and minor
+FOR_CPUS = ("int8", "int4")  # what --quantization makes of floats there
+SCALED_PRODUCTS: Capability = (9, 0)  # torch multiplies 8-bit rows with a scale each from Hopper on
+E4M3_CONVERSION: Capability = (8, 9)
+
+
+def capability_of(device: torch.device) -> Capability | None:
+    """None for a CPU."""
+    return None if device.type == "cpu" else torch.cuda.get_device_capability(device)
+
+
+def check_number_formats(settings: Settings, capability: Capability | None) -> None:
+    """Raises if the device cannot do what weights and cache are asked to be."""
+    _check_weights(settings, capability)
+    cache, path = settings.memory.kv_cache_dtype, settings.memory.quantization_param_path
+    if not cache.startswith("fp8"):
+        if path is not None:
+            raise SettingsError("--quantization-param-path is for an fp8 cache; add --kv-cache-dtype fp8_e4m3.")
+    elif capability is None:
+        raise SettingsError(f"--kv-cache-dtype {cache} needs a GPU; on a CPU use auto or bf16.")
+    elif cache == "fp8_e4m3" and capability < E4M3_CONVERSION:
+        raise SettingsError(f"--kv-cache-dtype fp8_e4m3 needs a GPU of {_spelled(E4M3_CONVERSION)}; use fp8_e5m2.")
+
+
+def _check_weights(settings: Settings, capability: Capability | None) -> None:
+    if settings.model.quantization in FOR_CPUS and capability is not None:
+        raise SettingsError(
+            f"--quantization {settings.model.quantization} is for CPUs; on a GPU use auto, none or fp8."
+        )
+    if settings.model.quantization != "fp8":
+        return
+    if capability is None:
+        raise SettingsError(f"--quantization fp8 needs a GPU; on a CPU use auto, none, {' or '.join(FOR_CPUS)}.")
+    if capability < SCALED_PRODUCTS or torch.version.hip is not None:
+        raise SettingsError(f"--quantization fp8 needs an NVIDIA GPU of {_spelled(SCALED_PRODUCTS)}; use none.")
+    if settings.model.dtype not in ("auto", "bfloat16"):
+        raise SettingsError(f"--quantization fp8 computes in bfloat16; leave out --dtype {settings.model.dtype}.")
+
+
+def _spelled(capability: Capability) -> str:
+    return "compute capability {}.{} or newer".format(*capability)
+
 
 CPU_ROWS = 256
 CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while the cores are still well used

@@ -33,12 +33,11 @@ from bough.core.plan import (
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.cuda_steps import CudaStep, MaskedStep
-from bough.executor.device_clock import DeviceClock
+from bough.executor.cuda_steps import CudaStep, DeviceClock, MaskedStep
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
-from bough.executor.padding import padding_batch
+from bough.executor.plain_plans import padding_batch
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
 from bough.executor.warm_up import WarmUp, rare_pieces

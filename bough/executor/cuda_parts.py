@@ -19,8 +19,8 @@ from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
+from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
-from bough.executor.step_memory import StepShape
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant

@@ -16,13 +16,12 @@ from bough.core.plan import Executor
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes
-from bough.kernels.packed_ops import PackedOps
+from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import load_weights, open_source, packed_cache, packed_formats
+from bough.loader.load import load_weights, open_source, packed_cache, packed_formats, packed_size
 from bough.loader.locate import ModelFiles
-from bough.loader.packed_size import packed_size
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import cache_dtype
 from bough.models.base import CausalLM

@@ -1,6 +1,10 @@
 """The executor for CPUs with native kernels: a step is one call into the compiled library, then sampling.
 
 Owns the rows and the sampling state, as `torch_executor` does; the forward pass is a tape. `threaded` wraps it.
+
+CPUs with matrix tiles multiply the tokens of prompts in another way than the rest. What a token is decides, not how
+many there are in a step, so each gets the same bits in any batch and any chunk. Deterministic inference also promises
+the same bits for an output that comes back as part of a prompt: then all tokens are multiplied alike.
 """
 
 from __future__ import annotations
@@ -11,17 +15,50 @@ import numpy as np
 import torch
 
 from bough.core.control import Command, CommandResult
-from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, PositionLogprobs, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
 from bough.executor.control import ModelControl
 from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
-from bough.executor.native_spans import NO_SPANS, PromptLengths, bounds_of, spans
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.verification import prompt_logprobs, sample_step
 from bough.executor.weights import WeightStore
-from bough.native.tape import Step
+from bough.native.tape import Spans, Step
 from bough.sampling.masks import BatchMasks
 from bough.sampling.state import SamplingState
+
+NO_SPANS = np.zeros(1, dtype=np.int64)
+
+
+class PromptLengths:
+    """Those of the rows; with `one_way` they count as none."""
+
+    def __init__(self, limits: Limits, *, one_way: bool = False) -> None:
+        self._lengths = np.zeros(limits.rows, dtype=np.int64)
+        self._one_way = one_way
+
+    def set_up(self, setups: tuple[RowSetup, ...]) -> None:
+        for setup in setups:
+            self._lengths[setup.row] = 0 if self._one_way else setup.prompt_len
+
+    def marks(self, layout: StepLayout) -> BoolArray:
+        """For each token whether it is of a prompt."""
+        lengths = self._lengths[layout.rows]
+        if len(layout.positions) != len(lengths):
+            lengths = np.repeat(lengths, layout.query_lens)
+        return layout.positions < lengths
+
+
+def bounds_of(marks: BoolArray) -> LongArray:
+    """Where spans begin and end that are by turns not marked and marked; the first may be empty."""
+    if not marks.any():
+        return NO_SPANS
+    changes = np.flatnonzero(np.diff(marks, prepend=False))
+    return np.concatenate(([0], changes, [len(marks)])).astype(np.int64)
+
+
+def spans(bounds: LongArray) -> Spans:
+    """As the library takes them; the bounds must outlive the result."""
+    return Spans(bounds.ctypes.data, len(bounds) - 1)
 
 
 class NativeExecutor:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.kernels.packed_ops import PackedOps
+from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.native import structs_of
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.memory.pools.kv_pool import KVPool

@@ -27,12 +27,12 @@ class TorchProfiler:
         self._path = Path()
         self._started = 0
 
-    def start(self, wanted: ProfileStart) -> None:
+    def start(self, command: ProfileStart) -> None:
         import torch
         from torch.profiler import ProfilerActivity
 
         known = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA, "CUDA": ProfilerActivity.CUDA}
-        names = wanted.activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
+        names = command.activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
         unknown = [name for name in names if name.upper() not in known]
         if unknown:
             raise RequestError(f"activities must be among CPU and GPU, got {unknown[0]!r}.", field="activities")
@@ -40,13 +40,13 @@ class TorchProfiler:
         if ProfilerActivity.CUDA in activities and not torch.cuda.is_available():
             raise RequestError("activities: there is no GPU to record; leave it out, or give CPU.", field="activities")
         # Where none is given, a folder of its own: names in the shared one can be guessed, and links laid there.
-        folder = _folder(wanted.output_dir) if wanted.output_dir else Path(tempfile.mkdtemp(prefix="bough-profile-"))
+        folder = _folder(command.output_dir) if command.output_dir else Path(tempfile.mkdtemp(prefix="bough-profile-"))
         self._started += 1  # in the name, because several may begin in one second
         name = f"bough-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._started}.trace.json.gz"
         profile = torch.profiler.profile(
             activities=activities,
-            with_stack=wanted.with_stack,
-            record_shapes=wanted.record_shapes,
+            with_stack=command.with_stack,
+            record_shapes=command.record_shapes,
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
         )
         profile.start()

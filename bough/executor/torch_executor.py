@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bough.attention.base import AttentionBackend
+from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, StepResult, TokenMasks
 from bough.executor.control import ModelControl
-from bough.executor.device_rows import DeviceRows
-from bough.executor.layout import LongArray, sampled_tokens
+from bough.executor.layout import LongArray, RowMirror, has_drafts, sampled_tokens
 from bough.executor.verification import prompt_logprobs, sample_step
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
@@ -24,6 +26,44 @@ from bough.models.base import CausalLM
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
+
+
+class DeviceRows:
+    """Owns what the device knows of each row; `apply` takes a plan in, `advance` notes what was sampled."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._mirror = RowMirror(limits)
+        self._page_size = limits.page_size
+        self._page_tables = tuple(torch.from_numpy(self._mirror.pages))
+        self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
+
+    def apply(self, plan: BatchPlan) -> tuple[torch.Tensor, AttentionBatch]:
+        """Brings the rows up to date and returns the step's token ids with where everything stands."""
+        layout = self._mirror.apply(plan)
+        ids = layout.token_ids
+        ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
+        batch = AttentionBatch(
+            rows=torch.from_numpy(layout.rows),
+            lengths=torch.from_numpy(layout.lengths),
+            # Decodes with drafts attend as prompts do.
+            decodes=0 if has_drafts(plan) else int((plan.given < plan.query_lens).sum()),
+            query_lens=layout.query_lens,
+            query_starts=layout.query_starts,
+            context_lens=layout.context_lens,
+            page_tables=self._page_tables,
+            slots=tuple(torch.from_numpy(layout.slots)),
+            positions=torch.from_numpy(layout.positions),
+            page_size=self._page_size,
+        )
+        return torch.from_numpy(ids), batch
+
+    def advance(self, rows: IntArray, tokens: npt.NDArray[np.int64]) -> None:
+        """Notes the tokens that these rows have just sampled: their next decode begins with them."""
+        self._last_tokens[rows] = tokens
+
+    def give_back(self, rows: IntArray, missing: IntArray) -> None:
+        """So many drafts of these rows did not hold."""
+        self._mirror.give_back(rows, missing)
 
 
 class TorchExecutor:

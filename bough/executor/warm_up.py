@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from bough.kernels.log_normaliser.triton import log_normaliser
-from bough.kernels.penalties.lines import NO_SLOT, PenaltyLines
+from bough.kernels.penalties.reference import NO_SLOT, PenaltyLines
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.token_mask.triton import forbid_tokens_

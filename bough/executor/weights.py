@@ -17,9 +17,8 @@ from bough.core.model_config import ModelConfig
 from bough.core.settings import LOAD_FORMATS, Settings
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
-from bough.loader.load import check_weights, load_weights, open_source, packed_cache
+from bough.loader.load import check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
-from bough.loader.packed_size import packed_size
 from bough.loader.source import WeightSource
 
 # What may differ between checkpoints of one model: all else decides shapes or the forward pass.

@@ -1,5 +1,5 @@
 """Array-in, array-out functions: the arithmetic of the forward pass, without layers, pools or batches.
 
-Each operation has a folder, `kernels/<op>/`, with one module per implementation and the same signature in each;
-`reference` is plain torch, runs anywhere and is what the others are compared with. Nothing here owns state.
+Each operation has a folder, `kernels/<op>/`, with one module per implementation; `reference` is plain torch, runs
+anywhere and is what the others are compared with. Nothing here owns state.
 """

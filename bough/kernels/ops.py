@@ -6,7 +6,7 @@ composes the entries; a table for a device that has a fused kernel overrides it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from bough.kernels.activation import reference as activation
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
+from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.rms_norm.reference import rms_norm
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -91,3 +92,13 @@ REFERENCE = Ops(
     gelu_tanh_mul=activation.gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedOps(Ops):
+    """The common operations, and those with packed weights."""
+
+    # Token ids, the table and a scale: the tokens' vectors.
+    packed_embedding: Callable[[torch.Tensor, PackedWeight, float], torch.Tensor]
+    # Rows, weights whose outputs stand side by side, and a bias: the product.
+    packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]

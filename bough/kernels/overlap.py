@@ -1,15 +1,12 @@
 """Programmatic dependent launch: a kernel is set up while the one before it still runs, and then waits for its results.
 
-Between two short kernels of a decode step the device otherwise stands still for about a microsecond. Long ones gain
-nothing, and lose a little where early ones take up room (an H200 at 256 rows). A kernel that is launched with
+It saves about a microsecond between two short kernels; long ones gain nothing. A kernel that is launched with
 `**overlap(tokens)` must call `take_turn` before it writes anything, and before it reads what another such kernel
-writes: each lets the next one begin before it waits itself, so many of them may be under way. Until then it may read
-weights, which nobody writes, and what was written before the last kernel that was launched *without* overlap ended:
-such a kernel begins when all before it have ended, and none behind it begins before it has ended. Devices that cannot
-do it run the same kernels one after another.
+writes. Until then it may read weights, and what was written before the last kernel *without* overlap ended: such a
+kernel begins when all before it have ended. Devices that cannot do it run the same kernels one after another.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import functools

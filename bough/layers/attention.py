@@ -54,8 +54,8 @@ class SelfAttention:
         rope = placement.rope(config.rope_of(layer), config.head_dim, config.context_length)
         query_norm, key_norm = self._norms or (None, None)
         self._qk_norm_rope = QKNormRope(
-            None if query_norm is None else query_norm.norm.weight,
-            None if key_norm is None else key_norm.norm.weight,
+            None if query_norm is None else query_norm.rms.weight,
+            None if key_norm is None else key_norm.rms.weight,
             config.norm_eps,
             config.norm_plus_one,
             rope.cos,

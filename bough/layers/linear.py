@@ -43,7 +43,10 @@ class ColumnLinear:
         self, norm: NormLayer, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of the norm of x + residual, and that sum."""
-        return norm.into(self._weight, x, residual, ctx)
+        if norm.rms is not None:
+            return self._weight.after_norm(x, residual, norm.rms, ctx)
+        normed, total = norm(x, residual, ctx)
+        return self._weight.linear(normed, ctx), total
 
     def gated_after(
         self,
@@ -56,7 +59,10 @@ class ColumnLinear:
     ) -> tuple[Rows, torch.Tensor]:
         """The same for two matrices of equal size, of which the first gates the second; `gate` is that of the layer
         that takes the result."""
-        return norm.into_gated(self._weight, x, residual, activation, gate, ctx)
+        if norm.rms is not None:
+            return self._weight.gated_after_norm(x, residual, norm.rms, activation, gate, ctx)
+        gate_up, total = self.after(norm, x, residual, ctx)
+        return gate(gate_up, activation), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._weight.slots(prefix)

@@ -1,8 +1,4 @@
-"""Norms as layers: their weights, and how they join the product behind them.
-
-Each gives the norm of x + residual together with that sum, which is the next residual. `into` and `into_gated` hand the
-normalised rows to a weight; an RMS norm leaves that to the weight, which may have one kernel for both.
-"""
+"""Norms as layers. Each gives the norm of x + residual together with that sum, which is the next residual."""
 
 from __future__ import annotations
 
@@ -14,37 +10,20 @@ import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Norm
 from bough.layers.placement import Placement
-from bough.layers.schemes.base import Gate, LinearWeight, Rows
 from bough.layers.weights import WeightSlot
 
 
 class NormLayer(Protocol):
     """What layers ask of the norm before them."""
 
+    rms: Norm | None = None  # of an RMS norm: its product may be one kernel with it
+
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual, and that sum."""
-        ...
-
-    def into(
-        self, weight: LinearWeight, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weight's product of the norm, and the sum."""
-        ...
-
-    def into_gated(
-        self,
-        weight: LinearWeight,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        """The same for a weight of which the first half of the outputs gates the second."""
         ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
@@ -54,32 +33,16 @@ class RmsNorm(NormLayer):
     """Normalises the last dimension. Every rank holds the whole weight."""
 
     def __init__(self, size: int, eps: float, plus_one: bool, placement: Placement) -> None:
-        self.norm = Norm(placement.empty(size), eps, plus_one)
+        self.rms: Norm = Norm(placement.empty(size), eps, plus_one)
         self._rms_norm = placement.ops.rms_norm
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._rms_norm(x, self.norm.weight, self.norm.eps, residual, self.norm.plus_one)
-
-    def into(
-        self, weight: LinearWeight, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return weight.after_norm(x, residual, self.norm, ctx)
-
-    def into_gated(
-        self,
-        weight: LinearWeight,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        return weight.gated_after_norm(x, residual, self.norm, activation, gate, ctx)
+        return self._rms_norm(x, self.rms.weight, self.rms.eps, residual, self.rms.plus_one)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}weight", self.norm.weight)
+        yield WeightSlot(f"{prefix}weight", self.rms.weight)
 
 
 class NoNorm(NormLayer):
@@ -91,24 +54,6 @@ class NoNorm(NormLayer):
         total = x if residual is None else x + residual
         return total, total
 
-    def into(
-        self, weight: LinearWeight, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, total = self(x, residual, ctx)
-        return weight.linear(normed, ctx), total
-
-    def into_gated(
-        self,
-        weight: LinearWeight,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        gate_up, total = self.into(weight, x, residual, ctx)
-        return gate(gate_up, activation), total
-
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from ()
 
@@ -116,7 +61,7 @@ class NoNorm(NormLayer):
 NO_NORM = NoNorm()
 
 
-class LayerNorm(NoNorm):
+class LayerNorm(NormLayer):
     """Centres and normalises the last dimension, in float32; with or without a bias."""
 
     def __init__(self, size: int, eps: float, bias: bool, placement: Placement) -> None:

@@ -56,9 +56,9 @@ def entries() -> Sequence[Entry]:
 
 def find(name: str) -> Entry | None:
     """The entry of that name or alias, in any case."""
-    wanted = name.casefold()
+    folded = name.casefold()
     for entry in ENTRIES:
-        if wanted in {known.casefold() for known in (entry.name, *entry.aliases)}:
+        if folded in {known.casefold() for known in (entry.name, *entry.aliases)}:
             return entry
     return None
 

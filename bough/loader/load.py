@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.kernels.quant_linear.filling import FillingWeight
-from bough.kernels.quant_linear.packed import Format
+from bough.kernels.quant_linear.filling import FillingWeight, format_for, of_tables
+from bough.kernels.quant_linear.packed import Format, packed_bytes
 from bough.layers.weights import WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
@@ -47,8 +48,8 @@ def open_source(
         source = SafetensorsSource(files.safetensors)
         names = find_family(config.architecture).names(config)
         return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
-    wanted = "weights" if load_format == "auto" else f"{load_format} weights"
-    raise ModelError(f"{files.folder} holds no {wanted}; choose another model, or --load-format dummy for random ones.")
+    kind = "weights" if load_format == "auto" else f"{load_format} weights"
+    raise ModelError(f"{files.folder} holds no {kind}; choose another model, or --load-format dummy for random ones.")
 
 
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
@@ -75,14 +76,14 @@ def load_weights(
 ) -> None:
     """Copies each slot's part of the checkpoint to its target on `device`. `progress` allows a bar on a terminal. What
     is packed comes from `cache` if it is there, and goes there if not."""
-    wanted = list(slots)
-    check_weights(wanted, source)
-    total = sum(slot.target.nbytes for slot in wanted)
+    needed = list(slots)
+    check_weights(needed, source)
+    total = sum(slot.target.nbytes for slot in needed)
     # disable=None shows the bar on a terminal only.
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None if progress else True
     ) as bar:
-        for slot in wanted:
+        for slot in needed:
             if slot.packing is not None:
                 _fill_packed(slot, slot.packing, source, cache)
                 bar.update(slot.target.nbytes)
@@ -95,7 +96,7 @@ def load_weights(
 
     if cache is not None:
         cache.save()
-        for slot in wanted:
+        for slot in needed:
             if slot.packing is not None:
                 _adopt_kept(slot, slot.packing, source, cache)
 
@@ -158,3 +159,29 @@ def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Ind
     for first in range(0, len(rows), band):
         taken = rows[first : first + band]
         yield first, (slice(taken.start, taken.stop), *slot.index[1:])
+
+
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSize:
+    """Bytes of all tensors, and whether some of them are quantised."""
+
+    nbytes: int
+    quantised: bool
+
+
+def packed_size(source: WeightSource, quantization: str) -> PackedSize:
+    """Of all tensors that there are; matrices are packed, the rest becomes float32."""
+    total, quantised = 0, False
+    for name in source.names():
+        shape = source.shape(name)
+        if len(shape) != 2:
+            total += 4 * math.prod(shape)
+            continue
+        how = of_tables(quantization) if name in TABLES else quantization
+        form = format_for(how, source.stored_type(name), shape[1])
+        total += packed_bytes(form, shape[0], shape[1])
+        quantised |= not form.is_float
+    return PackedSize(total, quantised)

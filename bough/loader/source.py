@@ -153,9 +153,9 @@ class NamedSource:
         if isinstance(at.rows, slice):
             taken = range(at.rows.start, at.rows.stop)[rows]
             return (slice(taken.start, taken.stop), *columns), None
-        wanted = np.array(at.rows[rows], dtype=np.int64)
-        first = int(wanted.min())
-        return (slice(first, int(wanted.max()) + 1), *columns), wanted - first
+        needed = np.array(at.rows[rows], dtype=np.int64)
+        first = int(needed.min())
+        return (slice(first, int(needed.max()) + 1), *columns), needed - first
 
 
 class DummySource:

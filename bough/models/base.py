@@ -27,7 +27,7 @@ class CausalLM(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocab_size], in the type of the weights or wider, of those hidden states [n, hidden_size] whose next
-        token is wanted."""
+        token is asked for."""
         ...
 
     def slots(self) -> Iterator[WeightSlot]:

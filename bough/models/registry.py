@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from bough.distributed.topology import Topology
-    from bough.kernels.packed_ops import PackedOps
+    from bough.kernels.ops import PackedOps
     from bough.layers.placement import AllReduce
     from bough.models.base import CausalLM
 

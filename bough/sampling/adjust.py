@@ -1,11 +1,8 @@
-"""What a request may do to the model's logits before a token is drawn: bias, penalties, code of its own, a bar on stop
-tokens.
+"""What a request may do to the model's logits before a token is drawn.
 
-The order is SGLang's: logit bias, then penalties, then custom processors; last the bar on stop tokens, which nothing
-may lift. Penalties need float32, and logprobs need the model's own numbers. `adjust` is for CPUs and changes logits in
-place where it can. `adjust_on_device` writes each row that changes its numbers to a float32 line outside the batch, by
-one kernel for all such rows: the others are neither widened nor copied. Rows that only forbid tokens are changed where
-they stand.
+The order is SGLang's: logit bias, penalties, custom processors; last the bar on stop tokens, which nothing may lift.
+Penalties need float32, and logprobs need the model's own numbers. `adjust` is for CPUs and changes logits in place
+where it can. `adjust_on_device` writes each row that changes its numbers to a float32 line outside the batch.
 """
 
 from __future__ import annotations
@@ -17,8 +14,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray
-from bough.kernels.penalties.lines import PenaltyLines
-from bough.kernels.penalties.reference import penalise
+from bough.kernels.penalties.reference import PenaltyLines, penalise
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, run_processor
 from bough.sampling.masks import BatchMasks

@@ -1,13 +1,9 @@
 """Sampling on a CPU: from logits to weights (temperature, top-k, top-p, min-p), and from weights to a token.
 
-Weights are softmax numerators with the best token's at 1, so nothing is normalised: each filter compares with a sum
-where the textbook divides by it. Filters apply in the order top-k, top-p, min-p, each over what the one before left;
-what they drop gets the weight zero, in vocabulary order. Among equal weights the lower token id ranks first. A row that
-must fail (NaN, or nothing left to choose) yields meaningless weights here and harms no other row; the sampler reports
-it.
-
-torch's argmax and sort use no vector instructions on CPUs; numpy's do and are ten times as fast. A CPU tensor and a
-numpy array can share memory, so crossing over is free.
+Weights are softmax numerators with the best token's at 1: each filter compares with a sum where the textbook divides by
+it. Filters apply in the order top-k, top-p, min-p, each over what the one before left; among equal weights the lower
+token id ranks first. A row that must fail yields meaningless weights here and harms no other row. Sorting and argmax
+are numpy's, ten times as fast on CPUs as torch's.
 """
 
 from __future__ import annotations

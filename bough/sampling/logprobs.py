@@ -89,14 +89,14 @@ class PendingLogprobs:
 
 def output_logprobs(logits: Tensor, tokens: Tensor, specs: Sequence[LogprobSpec | None]) -> PendingLogprobs:
     """Scores the sampled `tokens` [n] under the raw `logits` [n, V], for the rows whose spec is not None."""
-    wanted = [place for place, spec in enumerate(specs) if spec is not None]
-    if not wanted:
+    scored = [place for place, spec in enumerate(specs) if spec is not None]
+    if not scored:
         return PendingLogprobs(specs, None)
     asked = [spec for spec in specs if spec is not None]
     top, ids = max(spec.top for spec in asked), _padded_ids(asked, logits.device)
-    if len(wanted) == len(specs) <= OUTPUT_BLOCK:
+    if len(scored) == len(specs) <= OUTPUT_BLOCK:
         return PendingLogprobs(specs, Scores([_score(logits, tokens, top, ids)]))
-    places = to_device(np.array(wanted, dtype=np.int64), logits.device)
+    places = to_device(np.array(scored, dtype=np.int64), logits.device)
     blocks = [
         _score(logits.index_select(0, block), tokens.index_select(0, block), top, block_ids)
         for block, block_ids in zip(torch.split(places, OUTPUT_BLOCK), torch.split(ids, OUTPUT_BLOCK), strict=True)
@@ -124,7 +124,7 @@ def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets:
 
 
 def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> BlockScores:
-    """Normalises only the few logits that are wanted."""
+    """Normalises only the few logits that are asked for."""
     vocab_size = logits.shape[1]
     peak, log_sum = _log_normaliser(logits)
     top_logits, top_ids = logits.topk(min(top, vocab_size), dim=-1)

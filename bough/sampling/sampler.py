@@ -1,11 +1,9 @@
 """One sampling step for a whole batch: logits in, one token per row out.
 
-A batch whose rows are all greedy pays for an argmax. Other needs are met for the rows that have them, as sub-batches
-chosen from the host's flags: plain temperature never sorts, filters see only the rows with filters. A row whose logits
-are unusable is reported as bad, alone. State lives in `SamplingState`; this module only says what happens when.
-
-On CUDA devices the same happens in kernels, for all rows in two or three launches: each row's needs are read there, and
-the host builds nothing unless a row adjusts its logits. Such rows are drawn by launches of their own.
+A greedy batch pays for an argmax. Other needs are met for the rows that have them, as sub-batches chosen from the
+host's flags. A row whose logits are unusable is reported as bad, alone. On CUDA devices the same happens in two or
+three launches for all rows; rows that adjust their logits are drawn by launches of their own. State lives in
+`SamplingState`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from bough.core.plan import IntArray
-from bough.kernels.sampling.uniform import uniform
+from bough.kernels.sampling.rows import uniform
 from bough.sampling.adjust import adjust, adjust_on_device
 from bough.sampling.batch import Part, to_device
 from bough.sampling.filters import best, draw, keep_min_p, keep_top, softmax_weights
@@ -60,39 +58,31 @@ def sample_rows_on_device(
     logits: Tensor,
     rows: Tensor,
     numbers: IntArray,
-    tokens: Tensor | None = None,
-    bad: Tensor | None = None,
-    filtered: bool | None = None,
     masks: BatchMasks | None = None,
 ) -> Sampled:
     """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
 
-    `logits` may have 16 bits. The scratch row may stand any number of times. Results go to `tokens` and `bad` if given.
-    Nothing is waited for. Rows with logits of their own (`AdjustedRows`) are drawn from those, and in their places in
-    the batch stands the scratch row; without such rows nothing is copied from the host and the launches can be
-    captured. Filters cost a launch, which is left out if no row has one; a step captured for all batches of its size
-    says by `filtered` whether their rows may.
+    `logits` may have 16 bits. The scratch row may stand any number of times. Nothing is waited for. Rows with logits of
+    their own (`AdjustedRows`) are drawn from those, and in their places in the batch stands the scratch row. Filters
+    cost a launch, which is left out if no row has one.
     """
     from bough.kernels.penalties.triton import count_tokens_  # Triton is installed only where it has a device to drive
     from bough.kernels.sampling.triton import sample_rows
 
-    def draw_from(
-        lines: Tensor, of: Tensor, numbers: IntArray, tokens: Tensor | None = None, bad: Tensor | None = None
-    ) -> Sampled:
-        some = bool(state.flags.filtered(numbers).any()) if filtered is None else filtered
-        return Sampled(*sample_rows(lines, of, state.parameters, some, tokens, bad))
+    def draw_from(lines: Tensor, of: Tensor, numbers: IntArray) -> Sampled:
+        return Sampled(*sample_rows(lines, of, state.parameters, bool(state.flags.filtered(numbers).any())))
 
     adjusted = adjust_on_device(state, logits, numbers, masks)
     state.lift_bars(numbers)
     if adjusted is None:
-        return draw_from(logits, rows, numbers, tokens, bad)
-    places, alone = adjusted.lines.places, bool(adjusted.chosen.all())
-    own = draw_from(adjusted.logits, adjusted.lines.rows, adjusted.numbers, *((tokens, bad) if alone else ()))
+        return draw_from(logits, rows, numbers)
+    places = adjusted.lines.places
+    own = draw_from(adjusted.logits, adjusted.lines.rows, adjusted.numbers)
     count_tokens_(state.penalties.counts, adjusted.lines.count_slots, own.tokens)
-    if alone:
+    if adjusted.chosen.all():
         return own
     others = rows.index_fill(0, places, state.scratch_row)
-    sampled = draw_from(logits, others, numbers[~adjusted.chosen], tokens, bad)
+    sampled = draw_from(logits, others, numbers[~adjusted.chosen])
     sampled.tokens.index_copy_(0, places, own.tokens)
     sampled.bad.index_copy_(0, places, own.bad)
     return sampled

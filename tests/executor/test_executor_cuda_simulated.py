@@ -29,7 +29,7 @@ from bough.executor.cuda_parts import assemble, graph_sizes, layer_weights
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
-from bough.executor.step_memory import StepShape
+from bough.executor.sizing import StepShape
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.projected_decode import triton as projected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.executor.device_clock import StepPlacement
+from bough.executor.cuda_steps import StepPlacement
 
 DURATIONS = st.floats(0.0, 0.1)
 

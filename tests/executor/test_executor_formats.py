@@ -6,7 +6,7 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.executor.formats import Capability, check_number_formats
+from bough.executor.build import Capability, check_number_formats
 
 AMPERE, ADA, HOPPER = (8, 0), (8, 9), (9, 0)
 

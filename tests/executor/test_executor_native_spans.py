@@ -8,7 +8,7 @@ import pytest
 from bough.core.plan import Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.executor.layout import RowMirror
-from bough.executor.native_spans import PromptLengths, bounds_of
+from bough.executor.native_executor import PromptLengths, bounds_of
 from bough.executor.plain_plans import decode_plan, prompt_plan
 
 

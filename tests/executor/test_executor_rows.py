@@ -14,10 +14,10 @@ from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageS
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import MemorySettings, ModelSettings, Settings
 from bough.executor.build import build_executor, check_cache_readers, check_deterministic
-from bough.executor.device_rows import DeviceRows
 from bough.executor.load_model import resolve_config
 from bough.executor.native_build import tell_kernels
 from bough.executor.sizing import CacheSize, size_cpu_cache
+from bough.executor.torch_executor import DeviceRows
 from bough.kernels.quant_linear.native import variant
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.locate import locate

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from bough.attention.torch_backend import scratch_bytes
 from bough.core.settings import MemorySettings
 from bough.executor.graphs import decode_sizes, mixed_sizes
-from bough.executor.sizing import CacheShape, size_gpu_cache
-from bough.executor.step_memory import StepShape
+from bough.executor.sizing import CacheShape, StepShape, size_gpu_cache
 
 GIB = 2**30
 QWEN = StepShape(512, 8192, 151_936, 1024, 40_960, 1, 2, 2)  # Qwen3-0.6B with the default flags

@@ -10,7 +10,7 @@ import torch
 
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
-from bough.executor.step_memory import StepShape
+from bough.executor.sizing import StepShape
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from tests.conftest import TINY_LLAMA

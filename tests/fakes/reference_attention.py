@@ -6,8 +6,7 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.kernels.decode_attention.reference import decode_attention
-from bough.kernels.prefill_attention.reference import prefill_attention
+from bough.kernels.paged_attention.reference import decode_attention, prefill_attention
 from bough.memory.pools.kv_pool import KVPool
 
 

@@ -39,7 +39,7 @@ from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
-from bough.kernels.prefill_attention.blocks import query_blocks
+from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm

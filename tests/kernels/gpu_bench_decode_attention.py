@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from bough.kernels.decode_attention import reference
 from bough.kernels.decode_attention.triton import DecodeConfig, config_for, decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.paged_attention import reference
 
 HEAD_DIM, KV_HEADS, SCALE = 128, 8, 128**-0.5
 LAYERS = 4

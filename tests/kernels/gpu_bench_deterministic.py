@@ -24,7 +24,7 @@ from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.invariant_linear.tiling import config_for
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.prefill_attention import triton as prefill_kernel
-from bough.kernels.prefill_attention.blocks import query_blocks
+from bough.kernels.prefill_attention.triton import query_blocks
 
 ROWS = (1, 16, 64, 256, 1024, 8192)
 ROTATION_BYTES = 160 << 20  # well beyond the second-level cache

@@ -18,9 +18,9 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.decode_attention import reference
 from bough.kernels.decode_attention import triton as fast
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.paged_attention import reference
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PRODUCTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bough.core.plan import RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.kernels.penalties.lines import PenaltyLines, PenaltyStore
+from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore
 from bough.kernels.penalties.triton import penalise
 from bough.kernels.sampling.triton import sample_rows
 from bough.sampling.sampler import sample_rows_on_device

@@ -18,15 +18,15 @@ import torch
 from gpu_timing import compile_all, distance, graph_us, table_row
 
 from bough.distributed.topology import Topology
-from bough.kernels.decode_attention import reference as plain_attention
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.norm_rope_store.reference import norm_rope_store_ as plain_store
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Norm
+from bough.kernels.paged_attention import reference as plain_attention
 from bough.kernels.quantize_rows import reference as plain
 from bough.kernels.quantize_rows import triton as fast
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
 from bough.kernels.scaled_linear.library import scaled_linear
 from bough.layers.placement import Placement

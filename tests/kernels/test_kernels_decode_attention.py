@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.kernels.decode_attention import reference
 from bough.kernels.decode_attention import triton as fast
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.paged_attention import reference
 from bough.kernels.paged_attention.reference import paged_attention
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 from tests.kernels.closeness import assert_near

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from bough.kernels.invariant_attention import reference
 from bough.kernels.invariant_attention import triton as fast
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
+from bough.kernels.paged_attention import reference
 from tests.kernels.closeness import assert_near
 
 SMALL = fast.InvariantConfig(chunk=32, block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.kernels.paged_attention import reference
 from bough.kernels.paged_attention.reference import paged_attention
-from bough.kernels.prefill_attention import reference
 from bough.kernels.prefill_attention import triton as fast
-from bough.kernels.prefill_attention.blocks import query_blocks
+from bough.kernels.prefill_attention.triton import query_blocks
 from tests.kernels.closeness import assert_near
 
 SMALL = fast.PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)

@@ -11,11 +11,10 @@ import torch
 import triton
 
 from bough.kernels.decode_attention import triton as decode
-from bough.kernels.decode_attention.reference import decode_attention
 from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.decode_attention.work import DecodeWork, _plan, plan_decode
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
-from bough.kernels.projected_decode.reference import projected_decode as reference
+from bough.kernels.paged_attention.reference import decode_attention
 from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
 from bough.kernels.skinny_linear.triton import skinny_linear
 from tests.kernels.closeness import assert_near
@@ -64,6 +63,13 @@ class Step:
         )  # fmt: skip
         inputs: list[Any] = [*(tensor.double() for tensor in (qkv[:, : self.heads], keys, values)), *self.paged, None]
         return decode_attention(*inputs, page_size=self.page_size, scale=0.2, **options)
+
+
+def reference(qkv: torch.Tensor, heads: int, kv_heads: int, *inputs: Any, **options: Any) -> torch.Tensor:
+    """The two operations that the kernel stands for, one after the other."""
+    *turned, page_table, rows, lengths, _ = inputs
+    norm_rope_store_(qkv, heads, kv_heads, *turned)
+    return decode_attention(qkv[:, :heads], *turned[-2:], page_table, rows, lengths, **options)
 
 
 def make_step(

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from bough.kernels.activation.reference import silu_mul
 from bough.kernels.quantize_rows import reference, triton
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.scaled_linear import library
 from bough.kernels.scaled_linear import reference as plain

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
-from bough.kernels.rope.reference import apply_rope
-from bough.kernels.store_kv.reference import store_kv
+from bough.kernels.norm_rope_store.reference import apply_rope, store_kv
 
 
 def test_rope_turns_each_pair_by_its_angle() -> None:

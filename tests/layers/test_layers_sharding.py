@@ -69,7 +69,7 @@ def checkpoint_of(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 def norm_of(config: ModelConfig) -> RmsNorm:
     norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_plus_one, placement(Topology()))
-    norm.norm.weight.fill_(1.0)
+    norm.rms.weight.fill_(1.0)
     return norm
 
 

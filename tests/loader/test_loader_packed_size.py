@@ -11,9 +11,8 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import save_file
 
 from bough.loader.config import read_config
-from bough.loader.load import open_source
+from bough.loader.load import PackedSize, open_source, packed_size
 from bough.loader.locate import ModelFiles
-from bough.loader.packed_size import PackedSize, packed_size
 from bough.loader.source import SafetensorsSource
 from tests.loader.conftest import MakeGguf
 

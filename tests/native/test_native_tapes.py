@@ -13,8 +13,7 @@ from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import Format
-from bough.loader.load import load_weights
-from bough.loader.packed_size import TABLES, packed_size
+from bough.loader.load import TABLES, load_weights, packed_size
 from bough.loader.source import DummySource
 from bough.models.registry import build_model
 from bough.native.tape import MAX_THREADS, ThreadPool

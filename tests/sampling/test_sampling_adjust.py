@@ -14,7 +14,6 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from bough.core.plan import LogprobSpec
-from bough.sampling import sampler
 from bough.sampling.adjust import adjust_on_device
 from bough.sampling.custom_logit_processor import CustomLogitProcessor
 from bough.sampling.masks import BatchMasks
@@ -118,18 +117,6 @@ def test_the_others_are_drawn_from_16_bits_as_if_alone(monkeypatch: pytest.Monke
     drawn.clear()
     on_device(make_state(DEVICE), randn(2, torch.bfloat16).to(DEVICE)[:2], [6, 7])
     assert drawn == [(torch.float32, 2, True)]
-
-
-def test_results_go_where_told() -> None:
-    for rows in ([0, 7, 1], [7, 6]):
-        state, twin = make_state(DEVICE), make_state(DEVICE)
-        logits = randn(5, torch.bfloat16).to(DEVICE)[: len(rows)]
-        tokens = torch.full((len(rows),), -1, dtype=torch.int64, device=DEVICE)
-        bad = torch.ones(len(rows), dtype=torch.bool, device=DEVICE)
-        numbers = torch.tensor(rows, device=DEVICE)
-        found = sampler.sample_rows_on_device(state, logits, numbers, np.array(rows, dtype=np.int32), tokens, bad)
-        assert found.tokens is tokens and found.bad is bad
-        assert tokens.tolist() == on_device(twin, logits, rows).tokens.tolist() and not bad.any()
 
 
 def test_a_processor_sees_its_own_line_and_lifts_no_bar() -> None:

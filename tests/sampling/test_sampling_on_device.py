@@ -83,14 +83,6 @@ def test_16_bit_logits_are_adjusted_in_float32_and_left_as_the_model_made_them()
     assert logits[0, 8] == 16.0
 
 
-def test_filters_may_be_declared_for_a_captured_step() -> None:
-    state, logits = make_state(DEVICE, KINDS[:2]), randn(2, 4).to(DEVICE)
-    rows, numbers = torch.tensor([0, 1], device=DEVICE), np.array([0, 1], dtype=np.int32)
-    found = [sample_rows_on_device(state, logits, rows, numbers, filtered=choice).tokens for choice in (False, True)]
-    fresh = make_state(DEVICE, KINDS[:2])
-    assert [step(fresh, logits, [0, 1])[0] for _ in range(2)] == [tokens.tolist() for tokens in found]
-
-
 @pytest.mark.gpu
 def test_a_plain_step_never_waits() -> None:
     state, logits = make_state("cuda", KINDS), randn(len(KINDS), 1, torch.bfloat16).cuda()

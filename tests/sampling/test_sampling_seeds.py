@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.seeds import GOLDEN_GAMMA, as_int64, derive_seed, mix64, seed_for_requests
-from bough.kernels.sampling.uniform import UNIFORM_BITS, uniform
+from bough.kernels.sampling.rows import UNIFORM_BITS, uniform
 
 
 def test_mix_is_splitmix64() -> None:

@@ -3,7 +3,7 @@
 Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def,assignment"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call,assignment"
 from __future__ import annotations
 
 import triton
@@ -37,34 +37,22 @@ def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: 
 def hand_in(
     result,  # [BLOCK_G, BLOCK_D]
     log_sum,  # [BLOCK_G]
-    place,
-    item,
-    parts,
-    kv_head,
-    out,
-    partial,
-    log_sums,
-    arrivals,
-    first_item,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    place, item, parts, kv_head, out, partial, log_sums, arrivals, first_item,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-):
+):  # fmt: skip
     """Stores the result of an item's query heads. If the row was cut into parts, the last program to finish weighs all
     of them, in their order, so that the result does not depend on who was last: BLOCK_PARTS at a time."""
     member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + member
-    wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     row = place.to(tl.int64) * (KV_HEADS * GROUP)
     if parts == 1:
-        tl.store(out + (row + head)[:, None] * HEAD_DIM + d[None, :], result.to(out.dtype.element_ty), mask=wanted)
+        tl.store(out + (row + head)[:, None] * HEAD_DIM + d[None, :], result.to(out.dtype.element_ty), mask=valid)
     else:
         begin = tl.load(first_item + place)
         line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
-        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
+        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
         tl.store(log_sums + line, log_sum, mask=member < GROUP)
         tl.debug_barrier()  # all threads of the program have written before one of them says so
         counter = arrivals + place * KV_HEADS + kv_head
@@ -78,23 +66,14 @@ def hand_in(
 
 @triton.jit
 def _weigh(
-    partial,
-    log_sums,
-    begin,
-    parts,
-    out,
-    first_head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
-):
+    partial, log_sums, begin, parts, out, first_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+):  # fmt: skip
     """Stores the results of `parts` items from `begin` as one, by their log-sum-exp. Other programs wrote them: they
     are read past the L1 cache, and several at a time: nothing else is left to do while they come."""
     SIDE: tl.constexpr = triton.next_power_of_2(GROUP)
     member, d = tl.arange(0, SIDE), tl.arange(0, BLOCK_D)
-    wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     top = tl.where(member < GROUP, float("-inf"), 0.0)  # where there is no head, the numbers stay finite
     norm = tl.where(member < GROUP, 0.0, 1.0)
     acc = tl.zeros([SIDE, BLOCK_D], tl.float32)
@@ -106,7 +85,7 @@ def _weigh(
             values = partial + line[:, None] * HEAD_DIM + d[None, :]
             mine = (member < GROUP) & there
             log_sum += (tl.load(log_sums + line, mask=mine, other=float("-inf"), cache_modifier=".cg"),)
-            value += (tl.load(values, mask=wanted & there, other=0.0, cache_modifier=".cg"),)
+            value += (tl.load(values, mask=valid & there, other=0.0, cache_modifier=".cg"),)
         new_top = top
         for i in tl.static_range(BLOCK_PARTS):
             new_top = tl.maximum(new_top, log_sum[i])
@@ -117,4 +96,4 @@ def _weigh(
             norm, acc = norm + weight, acc + value[i] * weight[:, None]
         top = new_top
     target = out + (first_head + member)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=wanted)
+    tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=valid)

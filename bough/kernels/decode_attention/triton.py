@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Decode attention in Triton: as fast as the keys and values can be read.
 
 One program attends over one item (a range of a row's keys, see `work`) for all query heads of one kv head together, so
@@ -86,39 +86,16 @@ def decode_attention(
     # Keys and values of fewer bits are widened to the queries' type before they are multiplied.
     chosen = config or config_for(head_dim, group, q.dtype if q.element_size() > 2 else k_cache.dtype)
     _attend[(kv_heads, work.max_items(batch))](
-        q,
-        k_cache,
-        v_cache,
-        page_table,
-        rows,
-        work.items,
-        work.first_item,
-        out,
-        work.partial,
-        work.log_sums,
-        work.arrivals,
-        batch,
-        q.stride(0),
-        q.stride(1),
-        page_table.stride(0),
-        scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap,
-        v_scale,
+        q, k_cache, v_cache, page_table, rows, work.items, work.first_item, out, work.partial, work.log_sums,
+        work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
+        scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        FIELDS=ITEM_FIELDS,
-        BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_N=chosen.block_n,
-        BLOCK_PARTS=parts_at_once(group, head_dim),
+        HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE_SIZE=page_size,
+        FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
+        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        **overlap(batch),
-    )
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, **overlap(batch),
+    )  # fmt: skip
     return out
 
 
@@ -126,37 +103,12 @@ def decode_attention(
 # the same pages at about the same time.
 @triton.jit(do_not_specialize=["batch"])
 def _attend(
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    page_table: tl.tensor,
-    rows: tl.tensor,
-    items: tl.tensor,
-    first_item: tl.tensor,
-    out: tl.tensor,
-    partial: tl.tensor,
-    log_sums: tl.tensor,
-    arrivals: tl.tensor,
-    batch: int,
-    q_row_stride: int,
-    q_head_stride: int,
-    table_stride: int,
-    scale: float,
-    v_scale: float,
-    softcap: float,
-    HAS_SOFTCAP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    FIELDS: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
+    q, k_cache, v_cache, page_table, rows, items, first_item, out, partial, log_sums, arrivals,
+    batch: int, q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
+    HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """One item for the query heads of one kv head."""
     take_turn(OVERLAP)
     kv_head = tl.program_id(0)
@@ -172,9 +124,9 @@ def _attend(
     member = tl.arange(0, BLOCK_G)
     head = kv_head * GROUP + member
     d = tl.arange(0, BLOCK_D)
-    wanted = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     q_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + d[None, :]
-    queries = tl.load(q + q_offsets, mask=wanted, other=0.0)
+    queries = tl.load(q + q_offsets, mask=valid, other=0.0)
 
     key = tl.arange(0, BLOCK_N)
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)

@@ -1,17 +1,10 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """How the keys of a decode step are shared out among programs, decided on the device.
 
-A step may hold one row of a hundred thousand keys or a thousand rows of fifty. Its programs must be of similar size
-and neither too few nor too many; but under CUDA graphs only the device knows the lengths. So one small kernel, run once
+Programs must be of similar size, and under CUDA graphs only the device knows the lengths. So one small kernel, run once
 a step, cuts the rows into *items* (a row and a range of its keys), and all layers with the same window attend by them.
-
-`DecodeWork` owns the list of items, the memory for the results of rows that were cut, and the counters by which the
-items of a row find out which of them is the last. It belongs to one window and one stream: what a step writes, the next
-one overwrites.
-
-A prefix that several rows share, to be read once for all of them (`BatchPlan.shared`), would enter here: as items that
-name a range of keys and the rows whose queries attend to it together. Their results are partial ones like any other,
-and combined with those of the rows' own keys; the grid stays a bound, so graphs need no other shape.
+`DecodeWork` owns the items, the results of rows that were cut, and the counters by which the items of a row find out
+which of them is the last. It belongs to one window and one stream.
 """
 
 from __future__ import annotations
@@ -74,35 +67,22 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     block_rows = max(16, triton.next_power_of_2(batch))
     # Without overlap: attention reads the items before its turn (`projected_decode`).
     _plan[(1,)](
-        lengths,
-        work.items,
-        work.first_item,
-        batch,
-        work.target_items(batch),
-        WINDOW=work.window or 0,
-        SHORTEST=SHORTEST_CHUNK,
-        STEP=KEY_STEP,
-        FIELDS=ITEM_FIELDS,
-        BLOCK_ROWS=block_rows,
+        lengths, work.items, work.first_item, batch, work.target_items(batch),
+        WINDOW=work.window or 0, SHORTEST=SHORTEST_CHUNK, STEP=KEY_STEP, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
         BLOCK_SPLITS=max(1, PLAN_TILE // block_rows),
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["batch", "target_items"])
 def _plan(
-    lengths: tl.tensor,  # [batch]
-    items: tl.tensor,  # [max_items, FIELDS]
-    first_item: tl.tensor,  # [batch + 1]
-    batch: int,
-    target_items: int,
-    WINDOW: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    STEP: tl.constexpr,
-    FIELDS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    lengths,  # [batch]
+    items,  # [max_items, FIELDS]
+    first_item,  # [batch + 1]
+    batch: int, target_items: int,
+    WINDOW: tl.constexpr, SHORTEST: tl.constexpr, STEP: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-) -> None:
+):  # fmt: skip
     row = tl.arange(0, BLOCK_ROWS)
     real = row < batch
     length = tl.load(lengths + row, mask=real, other=0)
@@ -122,11 +102,11 @@ def _plan(
     for start in range(0, most, BLOCK_SPLITS):
         split = start + tl.arange(0, BLOCK_SPLITS)
         item = place[:, None] + split[None, :]
-        wanted = split[None, :] < splits[:, None]
+        valid = split[None, :] < splits[:, None]
         first = (length - visible)[:, None] + split[None, :] * size[:, None]
         last = tl.minimum(first + size[:, None], length[:, None])
         field = items + item * FIELDS
-        tl.store(field, row[:, None] + split[None, :] * 0, mask=wanted)
-        tl.store(field + 1, first, mask=wanted)
-        tl.store(field + 2, last, mask=wanted)
-        tl.store(field + 3, splits[:, None] + split[None, :] * 0, mask=wanted)
+        tl.store(field, row[:, None] + split[None, :] * 0, mask=valid)
+        tl.store(field + 1, first, mask=valid)
+        tl.store(field + 2, last, mask=valid)
+        tl.store(field + 3, splits[:, None] + split[None, :] * 0, mask=valid)

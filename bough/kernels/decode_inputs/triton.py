@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The inputs of a decode step in one launch, which a captured graph can begin with."""
 
 from __future__ import annotations
@@ -23,45 +23,19 @@ def decode_inputs_(
     batch = rows.shape[0]
     block = 128
     _decode_inputs[(triton.cdiv(batch, block),)](
-        rows,
-        lengths,
-        new_pages,
-        page_tables,
-        last_tokens,
-        token_ids,
-        positions,
-        slots,
-        batch,
-        new_pages.stride(0),
-        page_tables.stride(0),
-        page_tables.stride(1),
-        slots.stride(0),
-        GROUPS=len(page_tables),
-        PAGE_SIZE=page_size,
-        BLOCK=block,
+        rows, lengths, new_pages, page_tables, last_tokens, token_ids, positions, slots, batch, new_pages.stride(0),
+        page_tables.stride(0), page_tables.stride(1), slots.stride(0),
+        GROUPS=len(page_tables), PAGE_SIZE=page_size, BLOCK=block,
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
 def _decode_inputs(
-    rows: tl.tensor,
-    lengths: tl.tensor,
-    new_pages: tl.tensor,
-    page_tables: tl.tensor,
-    last_tokens: tl.tensor,
-    token_ids: tl.tensor,
-    positions: tl.tensor,
-    slots: tl.tensor,
-    batch: int,
-    new_stride: int,
-    table_stride: int,
-    row_stride: int,
-    slot_stride: int,
-    GROUPS: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    rows, lengths, new_pages, page_tables, last_tokens, token_ids, positions, slots,
+    batch: int, new_stride: int, table_stride: int, row_stride: int, slot_stride: int,
+    GROUPS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < batch
     row = tl.load(rows + at, mask=mask, other=0).to(tl.int64)

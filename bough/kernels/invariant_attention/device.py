@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The kernels of invariant attention.
 
 A tile has a line for each pair of query and packed head, whether it holds one decode or a block of a prompt. Keys come
@@ -7,7 +7,7 @@ from the pages only, in blocks that begin at multiples of BLOCK_N from the row's
 
 - a block of which a line sees nothing leaves the line as it was, exactly;
 - keys of a block that a line does not see have the weight 0, whatever is in their place;
-- every product that is added to something is written as a fused multiply-add and the compiler is told to make no
+- every product that is added to something is written as a fused multiply-add and the compiler must make no
   others, so that two kernels that say the same compute the same.
 
 Scores are kept in units of log2, since exp2 is what the hardware has.
@@ -25,37 +25,12 @@ from bough.kernels.prefill_attention.device import fetch
 # from step to step is not specialised on: all steps run the same code.
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "lengths", "items"])
 def attend(
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    page_table: tl.tensor,
-    rows: tl.tensor,
-    query_starts: tl.tensor,
-    lengths: tl.tensor,
-    items: tl.tensor,
-    out: tl.tensor,
-    totals: tl.tensor,
-    log_sums: tl.tensor,
-    q_token_stride: int,
-    q_head_stride: int,
-    table_stride: int,
-    scale: float,
-    v_scale: float,
-    softcap: float,
-    HAS_SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    FIELDS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, totals, log_sums,
+    q_token_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
+    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Items by turns with the other programs of the same heads."""
     first_head = tl.program_id(0) * PACK
     kv_head = first_head // (HEADS // KV_HEADS)
@@ -72,9 +47,9 @@ def attend(
 
         query = first + line // PACK  # inside the row
         token = row_start.to(tl.int64) + query
-        wanted = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
+        valid = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
         tile = tl.load(
-            q + token[:, None] * q_token_stride + head[:, None] * q_head_stride + d[None, :], mask=wanted, other=0.0
+            q + token[:, None] * q_token_stride + head[:, None] * q_head_stride + d[None, :], mask=valid, other=0.0
         )
 
         oldest = tl.maximum(context + first - (WINDOW - 1), 0) if WINDOW else 0  # key that any line sees
@@ -98,44 +73,38 @@ def attend(
             total = tl.fma(total, tl.broadcast_to(shrink[:, None], [BLOCK_M, BLOCK_D]), part * fresh[:, None])
 
         if only >= 0:
-            tl.store(totals + (item * HEADS + head)[:, None] * HEAD_DIM + d[None, :], total, mask=wanted)
+            tl.store(totals + (item * HEADS + head)[:, None] * HEAD_DIM + d[None, :], total, mask=valid)
             tl.store(log_sums + item * HEADS + head, peak, mask=query < queries)
         else:
             result = (total / weight[:, None] * v_scale).to(out.dtype.element_ty)
-            tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
+            tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
 
 
 @triton.jit
 def merge(
-    first_item: tl.tensor,
-    query_starts: tl.tensor,
-    totals: tl.tensor,
-    log_sums: tl.tensor,
-    out: tl.tensor,
+    first_item, query_starts, totals, log_sums, out,
     v_scale: float,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-) -> None:
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     """Merges the chunks of one split decode, for BLOCK_E neighbouring elements of its heads, as `attend` does."""
     place = tl.program_id(1)
     begin, end = tl.load(first_item + place), tl.load(first_item + place + 1)
     if end - begin == 1:
         return
     element = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    wanted = element < HEADS * HEAD_DIM
+    valid = element < HEADS * HEAD_DIM
     total = tl.zeros([BLOCK_E], tl.float32)
     weight = tl.zeros([BLOCK_E], tl.float32)
     peak = tl.full([BLOCK_E], float("-inf"), tl.float32)
     for item in range(begin, end):
-        log_sum = tl.load(log_sums + item * HEADS + element // HEAD_DIM, mask=wanted, other=0.0)
-        part = tl.load(totals + item * (HEADS * HEAD_DIM) + element, mask=wanted, other=0.0)
+        log_sum = tl.load(log_sums + item * HEADS + element // HEAD_DIM, mask=valid, other=0.0)
+        part = tl.load(totals + item * (HEADS * HEAD_DIM) + element, mask=valid, other=0.0)
         peak, shrink, fresh = weigh(peak, log_sum)
         weight = tl.fma(weight, shrink, fresh)
         total = tl.fma(total, shrink, part * fresh)
     token = tl.load(query_starts + place).to(tl.int64)
     result = (total / weight * v_scale).to(out.dtype.element_ty)
-    tl.store(out + token * (HEADS * HEAD_DIM) + element, result, mask=wanted)
+    tl.store(out + token * (HEADS * HEAD_DIM) + element, result, mask=valid)
 
 
 @triton.jit
@@ -151,27 +120,13 @@ def weigh(peak: tl.tensor, log_sum: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
 
 @triton.jit
 def _attend_chunk(
-    tile: tl.tensor,
-    position: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    pages: tl.tensor,
-    kv_head: tl.tensor,
-    begin: tl.tensor,
-    stop: tl.tensor,
-    common: tl.tensor,  # the keys below it are seen by every line, unless there is a window
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    HAS_SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    tile, position, k_cache, v_cache, pages, kv_head, begin, stop,
+    common,  # the keys below it are seen by every line, unless there is a window
+    scale, softcap,
+    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+):  # fmt: skip
     """Attention over the keys begin..stop alone, and the log2 of its weights' sum; 0 and -inf where nothing is seen."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
@@ -195,29 +150,11 @@ def _attend_chunk(
 
 @triton.jit
 def _over_keys(
-    acc: tl.tensor,
-    norm: tl.tensor,
-    top: tl.tensor,
-    tile: tl.tensor,
-    position: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    pages: tl.tensor,
-    kv_head: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    MASKED: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+):  # fmt: skip
     """Folds the keys begin..end into the running softmax: weighted values, sum of weights, and greatest score."""
     d = tl.arange(0, BLOCK_D)
     offset = tl.arange(0, BLOCK_N)

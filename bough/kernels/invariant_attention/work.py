@@ -1,14 +1,11 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """How attention is shared out among programs, where nothing of it may show in the result.
 
-Keys are cut at fixed places, multiples of the *chunk* from a row's first key on. A chunk is attended by itself and the
-chunks' results are merged in order; a program may go through all chunks of its queries, or take one and leave the
-merging to a second kernel: the arithmetic is the same to the bit. So a few long decodes can be split over the device
-and many short ones left whole, by a plan that is made on the device, which alone knows the lengths under CUDA graphs.
-
-A list of items begins with their number. An item is a row's place in the batch, its first query, and the one chunk to
-attend, or -1 for all. `DecodeItems` owns the list of a decode step and the memory for the results of chunks; it belongs
-to one window and one stream: what a step writes, the next one overwrites.
+Keys are cut at multiples of the *chunk*. A chunk is attended by itself and the chunks' results are merged in order, by
+one program or by a second kernel: the arithmetic is the same to the bit. So a few long decodes are split over the
+device and many short ones left whole, by a plan made on the device. A list of items begins with their number; an item
+is a row's place in the batch, its first query, and the one chunk to attend, or -1 for all. `DecodeItems` belongs to one
+window and one stream.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.prefill_attention.blocks import IntArray, query_blocks
+from bough.kernels.prefill_attention.triton import IntArray, query_blocks
 
 ITEM_FIELDS = 3
 SPLIT_ITEMS = 512  # that rows may be split into beyond one each; bounds the memory for partial results
@@ -72,18 +69,11 @@ class DecodeItems:
             raise ValueError(f"a batch of {batch} rows does not fit in items made for {self.max_batch}")
         block_rows = max(16, triton.next_power_of_2(batch))
         _plan[(1,)](
-            lengths,
-            self.items,
-            self.partials.first_item,
-            batch,
-            batch + self._split_items,
-            WINDOW=self.window or 0,
-            CHUNK=self.chunk,
-            FIELDS=ITEM_FIELDS,
-            BLOCK_ROWS=block_rows,
+            lengths, self.items, self.partials.first_item, batch, batch + self._split_items,
+            WINDOW=self.window or 0, CHUNK=self.chunk, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
             BLOCK_CHUNKS=max(1, PLAN_TILE // block_rows),
             num_warps=4,
-        )
+        )  # fmt: skip
 
 
 def prefill_items(query_lens: IntArray, context_lens: IntArray, block_queries: int, first_place: int) -> IntArray:
@@ -98,17 +88,13 @@ def prefill_items(query_lens: IntArray, context_lens: IntArray, block_queries: i
 
 @triton.jit(do_not_specialize=["batch", "room"])
 def _plan(
-    lengths: tl.tensor,  # [batch]
-    items: tl.tensor,  # [1 + room, FIELDS]
-    first_item: tl.tensor,  # [batch + 1]
-    batch: int,
-    room: int,
-    WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    FIELDS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    lengths,  # [batch]
+    items,  # [1 + room, FIELDS]
+    first_item,  # [batch + 1]
+    batch: int, room: int,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
-) -> None:
+):  # fmt: skip
     """Splits the rows of at least so many chunks that the items fit, the fewest possible."""
     row = tl.arange(0, BLOCK_ROWS)
     real = row < batch
@@ -132,8 +118,8 @@ def _plan(
     for start in range(0, tl.max(count), BLOCK_CHUNKS):
         number = start + tl.arange(0, BLOCK_CHUNKS)
         entry = items + (1 + place[:, None] + number[None, :]) * FIELDS
-        wanted = number[None, :] < count[:, None]
+        valid = number[None, :] < count[:, None]
         chunk = tl.where(split[:, None], first_chunk[:, None] + number[None, :], -1)
-        tl.store(entry, row[:, None] + number[None, :] * 0, mask=wanted)
-        tl.store(entry + 1, row[:, None] * 0 + number[None, :] * 0, mask=wanted)
-        tl.store(entry + 2, chunk, mask=wanted)
+        tl.store(entry, row[:, None] + number[None, :] * 0, mask=valid)
+        tl.store(entry + 1, row[:, None] * 0 + number[None, :] * 0, mask=valid)
+        tl.store(entry + 2, chunk, mask=valid)

@@ -1,12 +1,9 @@
 """How a product is cut. What decides bits depends on the weight's shape alone; the rest may follow the number of rows.
 
-The inputs are cut into *pieces*. Each piece is summed from zero in steps of 16 inputs, the depth of one tensor core
-instruction, and the sums of the pieces are added in order. That order is all that an output's bits depend on: whether
-one program goes through the pieces or several take one each, and how many rows and columns share a tile, is free. So a
-few rows fill the device by their pieces, and many rows by their tiles.
-
-Tiles have at least 64 rows: such products use the warp-group instructions of recent devices whatever the rest of the
-tile is, and smaller ones would use others, which need not round alike.
+The inputs are cut into *pieces*. Each is summed from zero in steps of 16 inputs, the depth of one tensor core
+instruction, and the sums of the pieces are added in order. An output's bits depend on that order alone: a few rows fill
+the device by their pieces, many rows by their tiles. Tiles have at least 64 rows, because smaller ones use other
+instructions, which need not round alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Products of any number of rows in Triton; a row's bits depend on the row and the weight alone (see `tiling`)."""
 
 from __future__ import annotations
@@ -34,23 +34,12 @@ def invariant_linear(
     target = torch.empty((pieces, m, n), dtype=torch.float32, device=x.device) if split else out
     _multiply[(triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n), pieces if split else 1)](
         TensorDescriptor(x, [m, k], [x.stride(0), 1], [tile.block_m, tile.block_k]),
-        TensorDescriptor(weight, [n, k], [weight.stride(0), 1], [tile.block_n, tile.block_k]),
-        None if split else bias,
-        target,
-        m,
-        n,
-        k,
-        chosen.piece,
-        pieces,
-        SINGLE=split or pieces == 1,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        GROUP=GROUP_M,
+        TensorDescriptor(weight, [n, k], [weight.stride(0), 1], [tile.block_n, tile.block_k]), None if split else bias,
+        target, m, n, k, chosen.piece, pieces,
+        SINGLE=split or pieces == 1, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP=GROUP_M,
         PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
     if split:
         _add_pieces[(m, triton.cdiv(n, SUM_WIDTH))](target, bias, out, m, n, pieces, BLOCK=SUM_WIDTH)
     return out
@@ -59,22 +48,14 @@ def invariant_linear(
 # Shapes are no constants here: an engine has a dozen of them, and compiles each tile but once.
 @triton.jit(do_not_specialize=["m", "pieces"])
 def _multiply(
-    x: tl.tensor_descriptor,
-    weight: tl.tensor_descriptor,
-    bias: tl.tensor,
-    out: tl.tensor,  # [m, n], or [pieces, m, n] where each piece has programs of its own
-    m: int,
-    n: int,
-    k: int,
+    x, weight, bias,
+    out,  # [m, n], or [pieces, m, n] where each piece has programs of its own
+    m: int, n: int, k: int,
     piece: int,  # inputs
     pieces: int,
     SINGLE: tl.constexpr,  # a program has one piece only
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """One tile of the result, of all pieces or of one."""
     tile = tl.program_id(0)
     columns = tl.cdiv(n, BLOCK_N)
@@ -104,17 +85,9 @@ def _multiply(
 
 @triton.jit
 def _sum_piece(
-    x: tl.tensor_descriptor,
-    weight: tl.tensor_descriptor,
-    row: tl.tensor,
-    column: tl.tensor,
-    first_k: tl.tensor,
-    last_k: tl.tensor,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> tl.tensor:
+    x, weight, row, column, first_k, last_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """The product over the inputs of one piece. Beyond the edges a descriptor reads zeros, which change no sum."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(first_k, last_k, BLOCK_K):
@@ -124,14 +97,12 @@ def _sum_piece(
 
 @triton.jit(do_not_specialize=["m", "pieces"])
 def _add_pieces(
-    parts: tl.tensor,  # [pieces, m, n] float32
-    bias: tl.tensor,
-    out: tl.tensor,  # [m, n]
-    m: int,
-    n: int,
-    pieces: int,
+    parts,  # [pieces, m, n] float32
+    bias,
+    out,  # [m, n]
+    m: int, n: int, pieces: int,
     BLOCK: tl.constexpr,
-) -> None:
+):  # fmt: skip
     """Adds pieces in the order in which `_multiply` does when it goes through all of them."""
     line = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The normaliser in Triton: one program for a row, so that a row's sum has the same order in any batch, and nothing as
 large as the logits is written."""
 
@@ -23,13 +23,11 @@ def log_normaliser(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @triton.jit(do_not_specialize_on_alignment=["peaks", "log_sums"])
 def _normalise(
-    logits: tl.tensor,
+    logits,
     stride: int,
-    peaks: tl.tensor,
-    log_sums: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    peaks, log_sums,
+    VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, BLOCK)
     tops = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -1,6 +1,6 @@
 """Head norms, rotation and the write to the caches in one launch: each value of a step is read and written once."""
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -55,56 +55,21 @@ def norm_rope_store_(
     eight_bits = k_cache.element_size() == 1
     query_blocks, key_blocks = triton.cdiv(heads, tiling.heads), triton.cdiv(kv_heads, tiling.heads)
     _norm_rope_store[(tokens, query_blocks + key_blocks)](
-        qkv,
-        q_weight,
-        k_weight,
-        eps,
-        cos,
-        sin,
-        positions,
-        slots,
-        k_cache,
-        v_cache,
-        *k_cache.stride()[:2],
-        1.0 / k_scale,
-        1.0 / v_scale,
-        LARGEST=torch.finfo(k_cache.dtype).max if eight_bits else None,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HALF=head_dim // 2,
-        PLUS_ONE=plus_one,
-        BLOCK_H=tiling.heads,
-        BLOCK=triton.next_power_of_2(head_dim // 2),
-        num_warps=tiling.num_warps,
-        **overlap(tokens),
-    )
+        qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, *k_cache.stride()[:2],
+        1.0 / k_scale, 1.0 / v_scale,
+        LARGEST=torch.finfo(k_cache.dtype).max if eight_bits else None, HEADS=heads, KV_HEADS=kv_heads,
+        HALF=head_dim // 2, PLUS_ONE=plus_one, BLOCK_H=tiling.heads, BLOCK=triton.next_power_of_2(head_dim // 2),
+        num_warps=tiling.num_warps, **overlap(tokens),
+    )  # fmt: skip
 
 
 @triton.jit
 def _norm_rope_store(
-    qkv,
-    q_weight,
-    k_weight,
-    eps,
-    cos,
-    sin,
-    positions,
-    slots,
-    k_cache,
-    v_cache,
-    slot_stride,
-    head_stride,
-    k_inverse_scale,
-    v_inverse_scale,
-    LARGEST: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, slot_stride, head_stride,
+    k_inverse_scale, v_inverse_scale,
+    LARGEST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PLUS_ONE: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """A program treats a block of query heads, or a block of key heads with the value heads of the same numbers."""
     take_turn(OVERLAP)
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)

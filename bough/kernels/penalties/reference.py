@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from bough.kernels.penalties.lines import PenaltyLines, PenaltyStore
+NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyLines:
+    """Some rows of a batch, each once. [m] int64 each"""
+
+    places: Tensor  # in the batch
+    rows: Tensor  # their numbers
+    count_slots: Tensor  # NO_SLOT: no penalties
+    prompt_slots: Tensor  # NO_SLOT: no repetition penalty; else there is a count slot too
+    bias_slots: Tensor  # NO_SLOT: no bias
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyStore:
+    """What all rows keep."""
+
+    repetition: Tensor  # [rows] float32
+    frequency: Tensor  # [rows] float32
+    presence: Tensor  # [rows] float32
+    counts: Tensor  # [slots, V] float32: how often a token stands in the output
+    prompts: Tensor  # [slots, V] bool: whether it stands in the prompt
+    bias: Tensor  # [slots, V] float32
 
 
 def penalise(logits: Tensor, lines: PenaltyLines, store: PenaltyStore) -> Tensor:
@@ -16,8 +41,8 @@ def penalise(logits: Tensor, lines: PenaltyLines, store: PenaltyStore) -> Tensor
     for having stood at all. A line without slots is only widened.
     """
     result = torch.empty((len(lines.places), logits.shape[1]), dtype=torch.float32, device=logits.device)
-    told = (lines.places, lines.rows, lines.count_slots, lines.prompt_slots, lines.bias_slots)
-    for line, (place, row, counted, prompted, biased) in zip(result, torch.stack(told, dim=1).tolist(), strict=True):
+    fields = (lines.places, lines.rows, lines.count_slots, lines.prompt_slots, lines.bias_slots)
+    for line, (place, row, counted, prompted, biased) in zip(result, torch.stack(fields, dim=1).tolist(), strict=True):
         line.copy_(logits[place])
         if biased >= 0:
             line.add_(store.bias[biased])

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Bias and penalties in Triton: one pass over each line that asks, whatever mixture of them it has, none over others.
 
 Every number is worked out by itself, so a row's result is the same in any batch.
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.penalties.lines import PenaltyLines, PenaltyStore
+from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore
 
 BLOCK = 2048
 
@@ -22,23 +22,10 @@ def penalise(logits: torch.Tensor, lines: PenaltyLines, store: PenaltyStore) -> 
     if m:
         assert logits.stride(1) == 1
         _penalise[m, triton.cdiv(vocab_size, BLOCK)](
-            logits,
-            logits.stride(0),
-            lines.places,
-            lines.rows,
-            lines.count_slots,
-            lines.prompt_slots,
-            lines.bias_slots,
-            store.repetition,
-            store.frequency,
-            store.presence,
-            store.counts,
-            store.prompts,
-            store.bias,
-            result,
-            VOCAB_SIZE=vocab_size,
-            BLOCK=BLOCK,
-        )
+            logits, logits.stride(0), lines.places, lines.rows, lines.count_slots, lines.prompt_slots, lines.bias_slots,
+            store.repetition, store.frequency, store.presence, store.counts, store.prompts, store.bias, result,
+            VOCAB_SIZE=vocab_size, BLOCK=BLOCK,
+        )  # fmt: skip
     return result
 
 
@@ -51,23 +38,11 @@ def count_tokens_(counts: torch.Tensor, slots: torch.Tensor, tokens: torch.Tenso
 # The lines are cut from one array, so where each begins depends on how many there are.
 @triton.jit(do_not_specialize_on_alignment=["places", "rows", "count_slots", "prompt_slots", "bias_slots"])
 def _penalise(
-    logits: tl.tensor,
+    logits,
     stride: int,
-    places: tl.tensor,
-    rows: tl.tensor,
-    count_slots: tl.tensor,
-    prompt_slots: tl.tensor,
-    bias_slots: tl.tensor,
-    repetition: tl.tensor,
-    frequency: tl.tensor,
-    presence: tl.tensor,
-    counts: tl.tensor,
-    prompts: tl.tensor,
-    bias: tl.tensor,
-    result: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    places, rows, count_slots, prompt_slots, bias_slots, repetition, frequency, presence, counts, prompts, bias, result,
+    VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     line = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCAB_SIZE

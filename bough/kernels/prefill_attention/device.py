@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The kernel of prefill attention.
 
 One program takes a block of queries of one row (see `blocks`) for PACK query heads of one kv head at once: the tile of
@@ -18,41 +18,13 @@ import triton.language as tl
 # The heads of a block are neighbours in the grid, so that those with the same keys run at the same time.
 @triton.jit
 def attend(
-    q: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    k_desc: tl.tensor_descriptor,
-    v_desc: tl.tensor_descriptor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    page_table: tl.tensor,
-    rows: tl.tensor,
-    query_starts: tl.tensor,
-    context_lens: tl.tensor,
-    blocks: tl.tensor,
-    out: tl.tensor,
-    q_token_stride: int,
-    q_head_stride: int,
-    k_token_stride: int,
-    v_token_stride: int,
-    table_stride: int,
-    fresh_scale: float,
-    cached_scale: float,
-    v_scale: float,
-    softcap: float,
-    HAS_SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    q, k, v, k_desc, v_desc, k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out,
+    q_token_stride: int, q_head_stride: int, k_token_stride: int, v_token_stride: int, table_stride: int,
+    fresh_scale: float, cached_scale: float, v_scale: float, softcap: float,
+    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """One block of queries, for PACK heads."""
     first_head = tl.program_id(0) * PACK
     block = tl.program_id(1)
@@ -70,10 +42,10 @@ def attend(
     query = first + line // PACK  # inside the row
     head = first_head + line % PACK
     d = tl.arange(0, BLOCK_D)
-    wanted = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
+    valid = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
     token = row_start.to(tl.int64) + query
     tile = tl.load(
-        q + token[:, None] * q_token_stride + head[:, None] * q_head_stride + d[None, :], mask=wanted, other=0.0
+        q + token[:, None] * q_token_stride + head[:, None] * q_head_stride + d[None, :], mask=valid, other=0.0
     )
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -123,34 +95,16 @@ def attend(
     )  # fmt: skip
 
     result = (acc / norm[:, None]).to(out.dtype.element_ty)
-    tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=wanted)
+    tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
 
 
 @triton.jit
 def _over_prefix(
-    acc: tl.tensor,
-    norm: tl.tensor,
-    top: tl.tensor,
-    tile: tl.tensor,
-    position: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    pages: tl.tensor,
-    kv_head: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    MASKED: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+):  # fmt: skip
     """Folds in the keys begin..end of the cache."""
     d = tl.arange(0, BLOCK_D)
     offset = tl.arange(0, BLOCK_N)
@@ -173,33 +127,11 @@ def _over_prefix(
 
 @triton.jit
 def _over_fresh(
-    acc: tl.tensor,
-    norm: tl.tensor,
-    top: tl.tensor,
-    tile: tl.tensor,
-    query: tl.tensor,
-    k_row: tl.tensor,
-    v_row: tl.tensor,
-    k_desc: tl.tensor_descriptor,
-    v_desc: tl.tensor_descriptor,
-    row_start: tl.tensor,
-    kv_head: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    queries: tl.tensor,
-    k_token_stride: tl.tensor,
-    v_token_stride: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    MASKED: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    acc, norm, top, tile, query, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end, queries, k_token_stride,
+    v_token_stride, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Folds in the row's new tokens begin..end."""
     d = tl.arange(0, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
@@ -237,19 +169,9 @@ def fetch(
 
 @triton.jit
 def _fold(
-    acc: tl.tensor,
-    norm: tl.tensor,
-    top: tl.tensor,
-    tile: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    visible: tl.tensor,
-    scale: tl.tensor,
-    softcap: tl.tensor,
-    MASKED: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    acc, norm, top, tile, k, v, visible, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """One block of keys of the running softmax: weighted values, sum of weights, and greatest score so far."""
     scores = tl.dot(tile, tl.trans(k), input_precision=PRECISION)
     if HAS_SOFTCAP:

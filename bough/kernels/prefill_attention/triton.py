@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Prefill attention in Triton: tiles of scores that never leave the multiprocessor, after FlashAttention.
 
 This is the host's side: what is tuned, and the launch. `device` holds the kernel.
@@ -9,12 +9,33 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.kernels.prefill_attention.device import attend
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
+
+IntArray = npt.NDArray[np.int32]
+
+
+def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | None = None) -> IntArray:
+    """[blocks, 2]: a row's place in the batch and the block's first query in that row; `block_m` queries each.
+
+    The blocks with the most keys to read come first, so that the last to run are short. Context lengths, which may be
+    bounds, serve that order only.
+    """
+    counts = -(-query_lens // block_m)
+    place = np.repeat(np.arange(len(query_lens), dtype=np.int32), counts)
+    first = (np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)) * block_m
+    keys = np.minimum(first + block_m, query_lens[place])
+    if context_lens is not None:
+        keys = keys + context_lens[place]
+    order = np.argsort(-keys, kind="stable")
+    return np.stack((place, first), axis=1).astype(np.int32)[order]
+
 
 LOG2_E = 1.4426950408889634
 
@@ -90,43 +111,16 @@ def prefill_attention(
     descriptors = chosen.descriptors and block_d == head_dim and _has_descriptors(q.device)
     unit = LOG2_E if softcap is None else 1 / softcap
     attend[(heads // chosen.pack, blocks.shape[0])](
-        q,
-        k,
-        v,
-        _describe(k, chosen.block_n) if descriptors else k,
-        _describe(v, chosen.block_n) if descriptors else v,
-        k_cache,
-        v_cache,
-        page_table,
-        rows,
-        query_starts,
-        context_lens,
-        blocks,
-        out,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        v.stride(0),
-        page_table.stride(0),
-        scale * unit,
-        scale * k_scale * unit,
-        v_scale,
+        q, k, v, _describe(k, chosen.block_n) if descriptors else k, _describe(v, chosen.block_n) if descriptors else v,
+        k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out, q.stride(0), q.stride(1),
+        k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None,
-        WINDOW=window or 0,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        DESCRIPTORS=descriptors,
-        PACK=chosen.pack,
-        BLOCK_M=chosen.block_m,
-        BLOCK_N=chosen.block_n,
+        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         BLOCK_D=block_d,
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-    )
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+    )  # fmt: skip
     return out
 
 

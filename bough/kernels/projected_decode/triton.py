@@ -1,14 +1,13 @@
 """Decode attention from the projection in Triton: for few rows, where a step is a queue of short kernels.
 
 As in `decode_attention`, a program attends over one item for the query heads of one kv head, which it first normalises
-and rotates itself; that is little work, done once for each item instead of once for each row. The program of a row's
-last item does the same to the new key, stores it with its value, and counts it in from registers. So nothing but the
-projection comes from the kernel before this one. All else can be fetched while that kernel still runs (see `overlap`):
-items, which the plan kernel wrote, and pages and the first of the cached keys and values, which are older; past the L1
-cache, which may hold what an earlier step read.
+and rotates itself. The program of a row's last item does the same to the new key, stores it with its value, and counts
+it in from registers. So only the projection comes from the kernel before this one; items, pages and the first cached
+keys are fetched while that kernel still runs (see `overlap`), past the L1 cache, which may hold what an earlier step
+read.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import torch
@@ -68,8 +67,9 @@ def projected_decode(
     config: DecodeConfig | None = None,
     ahead: bool | None = None,  # whether the first keys are fetched before its turn; None: where launches overlap
 ) -> torch.Tensor:
-    """As the reference; `qkv` stays as it is. At least one row has a key: the kernels behind this one rely on its
-    having waited for those before it."""
+    """[batch, heads, head_dim]: the queries, normalised and rotated, over the cached keys and the row's new one, which
+    is stored. No row may see what another one stores; `qkv` stays as it is. At least one row has a key: the kernels
+    behind this one rely on its having waited for those before it."""
     batch, _, head_dim = qkv.shape
     group = heads // kv_heads
     if work is None:
@@ -81,87 +81,27 @@ def projected_decode(
     out = torch.empty((batch, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     chosen, early = config or config_for(head_dim), overlap(batch)
     _attend_projected[(kv_heads, work.max_items(batch))](
-        qkv,
-        q_weight,
-        k_weight,
-        eps,
-        cos,
-        sin,
-        positions,
-        slots,
-        k_cache,
-        v_cache,
-        page_table,
-        rows,
-        work.items,
-        work.first_item,
-        out,
-        work.partial,
-        work.log_sums,
-        work.arrivals,
-        batch,
-        page_table.stride(0),
-        scale * LOG2_E if softcap is None else scale / softcap,
-        0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None,
-        PLUS_ONE=plus_one,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        FIELDS=ITEM_FIELDS,
-        BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_N=chosen.block_n,
-        BLOCK_PARTS=parts_at_once(group, head_dim),
-        PRECISION="ieee",
-        AHEAD=early["OVERLAP"] if ahead is None else ahead,
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        **early,
-    )
+        qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, work.items,
+        work.first_item, out, work.partial, work.log_sums, work.arrivals, batch, page_table.stride(0),
+        scale * LOG2_E if softcap is None else scale / softcap, 0.0 if softcap is None else softcap * LOG2_E,
+        HAS_SOFTCAP=softcap is not None, PLUS_ONE=plus_one, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
+        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
+        PRECISION="ieee", AHEAD=early["OVERLAP"] if ahead is None else ahead,
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, **early,
+    )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["batch"])
 def _attend_projected(
-    qkv,
-    q_weight,
-    k_weight,
-    eps,
-    cos,
-    sin,
-    positions,
-    slots,
-    k_cache,
-    v_cache,
-    page_table,
-    rows,
-    items,
-    first_item,
-    out,
-    partial,
-    log_sums,
-    arrivals,
-    batch,
-    table_stride,
-    scale,
-    softcap,
-    HAS_SOFTCAP: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    FIELDS: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
+    qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, items, first_item,
+    out, partial, log_sums, arrivals, batch, table_stride, scale, softcap,
+    HAS_SOFTCAP: tl.constexpr, PLUS_ONE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """One item for the query heads of one kv head."""
     HALF: tl.constexpr = HEAD_DIM // 2
     kv_head, item = tl.program_id(0), tl.program_id(1)
@@ -242,17 +182,9 @@ def _page(pages, token, last, PAGE_SIZE: tl.constexpr):
 
 @triton.jit
 def _cached(
-    k_cache,
-    v_cache,
-    page,
-    token,
-    last,
-    kv_head,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    k_cache, v_cache, page, token, last, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Keys and values of these tokens on these pages, as far as they are before `last`; zeros for others. What is not
     this row's must not be read: the pool is never cleared, and 0 * NaN is NaN."""
     d = tl.arange(0, BLOCK_D)

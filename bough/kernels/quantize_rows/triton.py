@@ -3,7 +3,7 @@
 What produces the row happens in the same registers, rounded to the type of `x` where it would be between two launches.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import torch
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.quantize_rows.rows import FP8, LARGEST, SMALLEST_AMAX, QuantizedRows
+from bough.kernels.quantize_rows.reference import FP8, LARGEST, SMALLEST_AMAX, QuantizedRows
 
 
 def config_for(size: int) -> int:
@@ -85,15 +85,9 @@ def _shape(size: int, config: int | None) -> dict[str, float]:
 
 @triton.jit
 def _quantize(
-    x,
-    values,
-    scales,
-    x_stride,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_AMAX: tl.constexpr,
-):
+    x, values, scales, x_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
+):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column < SIZE
     held = tl.load(x + row * x_stride + column, mask=here, other=0.0)
@@ -102,20 +96,9 @@ def _quantize(
 
 @triton.jit
 def _norm_quantize(
-    x,
-    residual,
-    weight,
-    values,
-    scales,
-    eps,
-    x_stride,
-    residual_stride,
-    PLUS_ONE: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_AMAX: tl.constexpr,
-):
+    x, residual, weight, values, scales, eps, x_stride, residual_stride,
+    PLUS_ONE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
+):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column < SIZE
     factor = tl.load(weight + column, mask=here, other=0.0).to(tl.float32)
@@ -134,16 +117,10 @@ def _norm_quantize(
 
 @triton.jit
 def _gated_quantize(
-    x,
-    values,
-    scales,
-    x_stride,
-    ACTIVATION: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr,
+    x, values, scales, x_stride,
+    ACTIVATION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
     SMALLEST_AMAX: tl.constexpr,
-):
+):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column < SIZE
     gate = tl.load(x + row * x_stride + column, mask=here, other=0.0)

@@ -1,6 +1,6 @@
 """RMS norm in Triton: the row is read once, and addition, statistics and scaling happen in registers."""
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -50,45 +50,21 @@ def rms_norm(
     source = x if x.ndim == 3 else x.reshape(-1, 1, size)
     target = stream if stream.ndim == 3 else stream.view(-1, 1, size)
     _rms_norm[(triton.cdiv(rows, tiling.rows),)](
-        source,
-        None if residual is None else target,
-        weight,
-        normed,
-        eps,
-        rows,
-        *source.stride()[:2],
+        source, None if residual is None else target, weight, normed, eps, rows, *source.stride()[:2],
         *target.stride()[:2],
-        INNER=source.shape[1],
-        SIZE=size,
-        PLUS_ONE=plus_one,
-        ROWS=tiling.rows,
-        BLOCK=triton.next_power_of_2(size),
-        num_warps=tiling.num_warps,
-        **overlap(rows),
-    )
+        INNER=source.shape[1], SIZE=size, PLUS_ONE=plus_one, ROWS=tiling.rows, BLOCK=triton.next_power_of_2(size),
+        num_warps=tiling.num_warps, **overlap(rows),
+    )  # fmt: skip
     return normed, stream
 
 
 # `rows` is left general: a step of another length must not wait for a kernel of its own.
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
-    x,
-    residual,
-    weight,
-    out,
-    eps,
-    rows,
-    x_outer,
-    x_inner,
-    residual_outer,
-    residual_inner,
-    INNER: tl.constexpr,
-    SIZE: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, residual, weight, out, eps, rows, x_outer, x_inner, residual_outer, residual_inner,
+    INNER: tl.constexpr, SIZE: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < SIZE)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bough.kernels.sampling.rows import RowParameters
-from bough.kernels.sampling.uniform import uniform
+from bough.kernels.sampling.rows import RowParameters, uniform
 
 
 def sample_rows(

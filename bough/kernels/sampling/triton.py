@@ -42,10 +42,10 @@ class SamplingConfig:
 
 def config_for(n: int, vocab_size: int) -> SamplingConfig:
     """Enough programs for every multiprocessor, and as few as that allows: each repeats a little work per row."""
-    wanted = -(-1024 // max(n, 1))
+    programs = -(-1024 // max(n, 1))
     return SamplingConfig(
-        scan_programs=min(max(wanted, 8), triton.cdiv(vocab_size, 2048)),
-        gather_programs=min(wanted, triton.cdiv(vocab_size, 4096)),
+        scan_programs=min(max(programs, 8), triton.cdiv(vocab_size, 2048)),
+        gather_programs=min(programs, triton.cdiv(vocab_size, 4096)),
     )
 
 
@@ -101,15 +101,10 @@ class _Step:
         loads = triton.cdiv(self._tiles, config.scan_tiles)
         steps = triton.cdiv(loads, config.scan_programs)
         scan_kernel[self._n, triton.cdiv(loads, steps)](
-            *self._input,
-            *self._tile_stats,
-            self._vocab_size,
-            self._tiles,
-            steps,
-            STEP=config.scan_tiles,
-            TILE=config.tile,
+            *self._input, *self._tile_stats, self._vocab_size, self._tiles, steps,
+            STEP=config.scan_tiles, TILE=config.tile,
             num_warps=config.scan_warps,
-        )
+        )  # fmt: skip
 
     def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         config, groups = self._config, self._groups
@@ -121,21 +116,11 @@ class _Step:
             self._scratch(torch.int32, groups, config.segment),
         )
         gather_kernel[self._n, triton.cdiv(groups, steps)](
-            *self._input,
-            *self._filters,
-            *self._tile_stats,
-            *gathered,
-            self._vocab_size,
-            self._tiles,
-            groups,
-            steps,
-            SHIFT=self._shift,
-            TILES=triton.next_power_of_2(self._tiles),
-            TILE=config.tile,
-            GROUP=config.group,
+            *self._input, *self._filters, *self._tile_stats, *gathered, self._vocab_size, self._tiles, groups, steps,
+            SHIFT=self._shift, TILES=triton.next_power_of_2(self._tiles), TILE=config.tile, GROUP=config.group,
             SEGMENT=config.segment,
             num_warps=config.gather_warps,
-        )
+        )  # fmt: skip
         return gathered
 
     def _pick(
@@ -143,22 +128,9 @@ class _Step:
     ) -> None:
         config = self._config
         pick_kernel[self._n,](
-            *self._input,
-            *self._filters,
-            *self._draws,
-            *self._tile_stats,
-            *gathered,
-            tokens,
-            bad,
-            self._vocab_size,
-            self._tiles,
-            self._groups,
-            FILTERED=filtered,
-            SHIFT=self._shift,
-            TILES=triton.next_power_of_2(self._tiles),
-            TILE=config.tile,
-            GROUPS=triton.next_power_of_2(self._groups),
-            SEGMENT=config.segment,
-            BLOCK=config.block,
+            *self._input, *self._filters, *self._draws, *self._tile_stats, *gathered, tokens, bad, self._vocab_size,
+            self._tiles, self._groups,
+            FILTERED=filtered, SHIFT=self._shift, TILES=triton.next_power_of_2(self._tiles), TILE=config.tile,
+            GROUPS=triton.next_power_of_2(self._groups), SEGMENT=config.segment, BLOCK=config.block,
             num_warps=config.pick_warps,
-        )
+        )  # fmt: skip

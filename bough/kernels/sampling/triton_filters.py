@@ -46,30 +46,14 @@ def find_floor(tops, masses, peak, scale, top_k, top_p, min_p, vocab_size, SHIFT
 
 @triton.jit(do_not_specialize=["tiles", "groups", "steps"], do_not_specialize_on_alignment=["rows"])  # as `scan_kernel`
 def gather_kernel(
-    logits,
-    stride,
-    rows,
-    random,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    tile_max,
-    tile_sum,
+    logits, stride, rows, random, temperature, top_k, top_p, min_p, tile_max, tile_sum,
     floors,  # [n] int32
     counts,  # [n, groups] int32: how many of a group reach the floor; more than SEGMENT: they do not fit
     found,  # [n, groups, SEGMENT] those logits, in the order of the vocabulary, then -inf
     found_ids,  # [n, groups, SEGMENT] int32, their token ids
-    vocab_size,
-    tiles,
-    groups,
-    steps,
-    SHIFT: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr,
-):
+    vocab_size, tiles, groups, steps,
+    SHIFT: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place)
     k, p, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
@@ -165,25 +149,9 @@ def draw_kept(source, length, bound, ties, least, number, peak, scale, SHIFT: tl
 
 @triton.jit
 def draw_filtered(
-    line,
-    found,
-    found_ids,
-    counts,
-    floor,
-    groups,
-    total,
-    peak,
-    scale,
-    k,
-    p,
-    least,
-    number,
-    vocab_size,
-    SHIFT: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SEGMENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    line, found, found_ids, counts, floor, groups, total, peak, scale, k, p, least, number, vocab_size,
+    SHIFT: tl.constexpr, GROUPS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The token of a row with filters: searched among the gathered logits if all of them fitted, else among all."""
     numbers = tl.arange(0, GROUPS)
     fullest = tl.max(tl.load(counts + numbers, mask=numbers < groups, other=0), 0)

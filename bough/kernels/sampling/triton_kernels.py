@@ -20,19 +20,13 @@ from bough.kernels.sampling.triton_tools import load_tiles, uniform, weight_of
 # Counts are left general, and so is where the rows' numbers begin: no batch must wait for a kernel of its own.
 @triton.jit(do_not_specialize=["tiles", "steps"], do_not_specialize_on_alignment=["rows"])
 def scan_kernel(
-    logits,
-    stride,
-    rows,
-    random,
-    temperature,
+    logits, stride, rows, random, temperature,
     tile_max,  # [n, tiles]
     tile_sum,  # [n, tiles], left alone for rows that are greedy
-    vocab_size,
-    tiles,
-    steps,
+    vocab_size, tiles, steps,
     STEP: tl.constexpr,  # tiles read at once
     TILE: tl.constexpr,
-):
+):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place)
     drawn = tl.load(random + row)
@@ -77,35 +71,14 @@ def draw_any(line, masses, number, peak, scale, vocab_size, TILES: tl.constexpr,
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def pick_kernel(
-    logits,
-    stride,
-    rows,
-    random,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    seed,
-    generated,
-    tile_max,
-    tile_sum,
-    floors,
-    counts,
-    found,
-    found_ids,
+    logits, stride, rows, random, temperature, top_k, top_p, min_p, seed, generated, tile_max, tile_sum, floors, counts,
+    found, found_ids,
     tokens,  # [n] int64
     bad,  # [n] bool
-    vocab_size,
-    tiles,
-    groups,
-    FILTERED: tl.constexpr,
-    SHIFT: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SEGMENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    vocab_size, tiles, groups,
+    FILTERED: tl.constexpr, SHIFT: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
+    SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place)
     line = logits + place * stride

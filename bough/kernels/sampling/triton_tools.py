@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.core.seeds import GOLDEN_GAMMA, MIX_LAST_SHIFT, MIX_STEPS
-from bough.kernels.sampling.uniform import UNIFORM_BITS
+from bough.kernels.sampling.rows import UNIFORM_BITS
 
 GAMMA = tl.constexpr(GOLDEN_GAMMA)
 FIRST_SHIFT, FIRST_MULTIPLIER = tl.constexpr(MIX_STEPS[0][0]), tl.constexpr(MIX_STEPS[0][1])

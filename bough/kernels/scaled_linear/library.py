@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 
 SIDE = 16
 

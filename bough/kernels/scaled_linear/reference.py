@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 
 
 def scaled_linear(

@@ -4,7 +4,7 @@ one by tiles.
 A tensor that a product does not have is given as None, and the code for it is then not compiled.
 """
 
-# mypy: disable-error-code="import-untyped,untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import triton
@@ -16,28 +16,10 @@ from bough.kernels.overlap import take_turn
 
 @triton.jit
 def product_by_rows(
-    x,
-    residual,
-    norm_weight,
-    weight,
-    up_weight,
-    bias,
-    out,
-    stream,
-    x_stride,
-    residual_stride,
-    out_stride,
-    eps,
-    N,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PIECES: tl.constexpr,
-    PIECE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x, residual, norm_weight, weight, up_weight, bias, out, stream, x_stride, residual_stride, out_stride, eps, N,
+    M: tl.constexpr, K: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
+    PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Weight rows whole and in registers, used by each row of `x` in turn.
 
     They are held as [rows, pieces, inputs of a piece]. Triton deals out the warps along the last side first and along
@@ -81,23 +63,10 @@ def _sums(w, row):
 
 @triton.jit(do_not_specialize=["M"])
 def product_by_tiles(
-    x,
-    weight,
-    bias,
-    out,
-    partials,
-    arrivals,
-    x_stride,
-    out_stride,
-    M,
-    N,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
+    x, weight, bias, out, partials, arrivals, x_stride, out_stride, M, N,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
+):  # fmt: skip
     """Tiles of the weight on tensor cores, `x` padded to their smallest side."""
     take_turn(OVERLAP)
     tile, split = tl.program_id(0), tl.program_id(1)

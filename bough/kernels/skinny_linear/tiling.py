@@ -1,11 +1,8 @@
 """How a skinny product is cut into programs, and when it is worth taking: pure functions of its shape.
 
-There are two ways. *By rows*, a program holds the whole length of a few weight rows in registers: every byte it will
-ever need is asked for at once, which is what counts when the weight is small and latency is all of the time. *By
-tiles*, a program streams its rows through shared memory a tile at a time and multiplies on tensor cores, which costs
-the same for 1 row of `x` as for 16 and keeps many bytes in flight for as long as the weight lasts.
-
-The rules below follow what an H200 measured for the products of a 0.6B and an 8B model (`gpu_bench_linear.py`).
+*By rows*, a program holds a few whole weight rows in registers, so that every byte is asked for at once: best for small
+weights. *By tiles*, it streams its rows through shared memory and multiplies on tensor cores, which costs the same for
+1 row of `x` as for 16. The rules follow what an H200 measured for a 0.6B and an 8B model (`gpu_bench_linear.py`).
 """
 
 from __future__ import annotations

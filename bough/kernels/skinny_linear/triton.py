@@ -107,29 +107,11 @@ def _by_rows(
     width = power_of_two_above(k)
     piece = min(width, tiling.block_k)
     product_by_rows[(triton.cdiv(n, tiling.block_n),)](
-        x,
-        residual,
-        norm_weight,
-        weight,
-        up_weight,
-        bias,
-        out,
-        stream,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        out.stride(0),
-        eps,
-        n,
-        M=m,
-        K=k,
-        PLUS_ONE=plus_one,
-        ACTIVATION=activation,
-        BLOCK_N=tiling.block_n,
-        PIECES=width // piece,
-        PIECE=piece,
-        num_warps=tiling.num_warps,
-        **overlap(m),
-    )
+        x, residual, norm_weight, weight, up_weight, bias, out, stream, x.stride(0),
+        0 if residual is None else residual.stride(0), out.stride(0), eps, n,
+        M=m, K=k, PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_N=tiling.block_n, PIECES=width // piece, PIECE=piece,
+        num_warps=tiling.num_warps, **overlap(m),
+    )  # fmt: skip
     return stream
 
 
@@ -146,25 +128,10 @@ def _by_tiles(
         shape = (tiling.split_k, tiles, MAX_ROWS, tiling.block_n)
         partials, arrivals = torch.empty(shape, dtype=torch.float32, device=x.device), _arrivals(x.device)
     product_by_tiles[(tiles, tiling.split_k)](
-        x,
-        weight,
-        bias,
-        out,
-        partials,
-        arrivals,
-        x.stride(0),
-        out.stride(0),
-        m,
-        n,
-        K=k,
-        BLOCK_M=MAX_ROWS,
-        BLOCK_N=tiling.block_n,
-        BLOCK_K=tiling.block_k,
-        SPLIT_K=tiling.split_k,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-        **overlap(m),
-    )
+        x, weight, bias, out, partials, arrivals, x.stride(0), out.stride(0), m, n,
+        K=k, BLOCK_M=MAX_ROWS, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SPLIT_K=tiling.split_k,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **overlap(m),
+    )  # fmt: skip
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Masks in Triton: only forbidden logits are written, so a mask that allows nearly everything costs next to nothing."""
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ def forbid_tokens_(logits: torch.Tensor, words: torch.Tensor, places: torch.Tens
 
 @triton.jit(do_not_specialize_on_alignment=["words", "places"])
 def _forbid(
-    logits: tl.tensor,
+    logits,
     stride: int,
-    words: tl.tensor,
+    words,
     words_stride: int,
-    places: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    places,
+    VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     line = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCAB_SIZE

@@ -1,12 +1,9 @@
 """The seam between linear layers and the ways to keep a weight.
 
-A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs and what
-stands before and behind a product; the weight decides in what form all of that is computed. Each product gets the
-forward context: a weight that depends on the request finds there whose rows it multiplies.
-
-While the checkpoint is read, a weight is handed its parts band by band through the `store` of its slots, each part from
-its first row to its last, and may keep whatever it makes of them: a scheme that packs whole matrices knows by its own
-count when the last row has come.
+A `LinearWeight` owns the tensors of one layer. Layers decide which part of which checkpoint matrix is theirs; the
+weight decides in what form the products are computed. Each product gets the forward context, so that a weight may
+depend on the request. While the checkpoint is read, a weight gets its parts band by band, each from its first row to
+its last.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.quantize_rows.rows import QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
 Rows = torch.Tensor | QuantizedRows  # activations, as they are or in the form that some weight multiplies
@@ -59,7 +56,8 @@ class LinearWeight(Protocol):
     ) -> tuple[Rows, torch.Tensor]:
         """The same for a weight of which the first half of the outputs gates the second. `gate` is that of the weight
         that multiplies the result; one that has a fused way to plain rows need not use it."""
-        ...
+        gate_up, stream = self.after_norm(x, residual, norm, ctx)
+        return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         """`activation(gate) * up`, in the form that this weight multiplies best."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.fp8_ops import fp8_ops_for
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.quantize_rows.rows import FP8, QuantizedRows
+from bough.kernels.quantize_rows.reference import FP8, QuantizedRows
+from bough.kernels.registry import fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
-from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.base import LinearWeight, Part, Rows, bands, bias_slots
 from bough.layers.schemes.plain import PlainWeight
 from bough.layers.weights import WeightSlot
 
@@ -45,7 +45,7 @@ class Fp8Scheme:
         return PlainWeight(in_features, parts, bias, placement)
 
 
-class Fp8Weight:
+class Fp8Weight(LinearWeight):
     """A matrix that is quantised while it is loaded; its bias stays as it is."""
 
     def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
@@ -67,18 +67,6 @@ class Fp8Weight:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, stream = self._ops.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one)
         return self._product(rows), stream
-
-    def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        gate_up, stream = self.after_norm(x, residual, norm, ctx)
-        return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return self._ops.gated_quantize_rows(gate_up, activation)

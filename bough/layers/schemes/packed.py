@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation, Norm
-from bough.kernels.packed_ops import PackedOps
+from bough.kernels.ops import Activation, Norm, PackedOps
 from bough.kernels.quant_linear.filling import FillingWeight, of_tables
-from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, TableWeight, bias_slots
+from bough.layers.schemes.base import LinearWeight, Part, Rows, TableWeight, bias_slots
 from bough.layers.weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class PackedScheme:
         return PackedTable(vocab_size, hidden_size, placement, of_tables(self._quantization))
 
 
-class PackedLinear:
+class PackedLinear(LinearWeight):
     """The matrix of one layer, a packed weight for each of its parts."""
 
     def __init__(
@@ -54,18 +53,6 @@ class PackedLinear:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
         return self.linear(normed, ctx), stream
-
-    def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        gate_up, stream = self.after_norm(x, residual, norm, ctx)
-        return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)

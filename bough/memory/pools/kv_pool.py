@@ -1,14 +1,11 @@
 """The key/value cache: two tensors per layer, addressed by slot (page * page_size + offset).
 
-The pool owns memory, its number format and the scales that go with it, and nothing else: it does not know which pages
-are in use, nor by whom. Page 0 is scratch, where padding is written; pages 1..pages are the ones that can be given to
-requests. Memory is never filled: untouched pages cost no physical memory on the host, and readers must not rely on what
-a page held before it was written.
+The pool owns memory, its number format and its scales; it does not know which pages are in use. Page 0 is scratch,
+where padding is written. Memory is never filled: readers must not rely on what a page held before it was written.
 
-In an 8-bit format a value is stored divided by its layer's scale, and saturated: what is too large becomes the largest
-number there is. Readers multiply with the scale. So a prompt that is computed in one go attends with its keys and
-values as they were computed, and one that finds a prefix cached attends to rounded ones: results may differ a little
-with what happens to be cached, as they do with any other rounding.
+In an 8-bit format a value is stored divided by its layer's scale, and saturated; readers multiply with the scale. A
+prompt computed in one go attends with its keys as they were computed, one with a cached prefix to rounded ones, so
+results may differ a little with what happens to be cached.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What the cache tells the outside: which blocks it stored and removed, by a hash that names their whole prefix.
+"""What the cache reports: which blocks it stored and removed, by a hash that names their whole prefix.
 
-A block is one page of tokens. Its hash covers the block, all blocks before it and the namespace, so two engines that
-cached the same prefix announce the same hash, and a router can tell who holds what without seeing page numbers. The
-tree makes these events only if somebody listens; carrying them elsewhere is the listener's job.
-
-On the wire an event is what SGLang's subscribers read: an array of its name and its fields, in this order. Hashes are
-signed 64-bit numbers for the same reason. `namespace` is ours, and stands last, where others do not look.
+A block is one page of tokens. Its hash covers the block, all blocks before it and the namespace, so engines that cached
+the same prefix announce the same hash. The tree makes these events only if somebody listens. On the wire an event is
+what SGLang's subscribers read: an array of its name and its fields, hashes as signed 64-bit numbers; `namespace` stands
+last.
 """
 
 from __future__ import annotations

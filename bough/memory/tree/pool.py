@@ -1,11 +1,7 @@
 """Which pages are free: a stack of page numbers that hands out 1, 2, 3, ... and takes pages back.
 
-The pool owns the free numbers and nothing else: it does not know who holds a page that it handed out. It exists apart
-from the radix tree because a page can also belong to a running request. Page 0 belongs to nobody: padding is written
-there.
-
-The stack is last in, first out. On a CPU, memory is committed at the first touch, so reusing the most recently used
-pages keeps the footprint as small as the load; and what was used last is what the caches still hold.
+The pool owns the free numbers and does not know who holds a page. Page 0 belongs to nobody: padding is written there.
+The stack is last in, first out: reusing the most recent pages keeps a CPU's memory footprint small and its caches warm.
 """
 
 from __future__ import annotations
@@ -60,9 +56,9 @@ class PagePool:
 
     def repair(self, pages: IntArray) -> int:
         """Takes back those of `pages` that are not free yet, however often they are listed; returns how many."""
-        wanted = np.unique(pages)
-        wanted = wanted[(wanted >= 1) & (wanted <= self.total)]
-        leaked = wanted[~self._is_free[wanted]]
+        distinct = np.unique(pages)
+        distinct = distinct[(distinct >= 1) & (distinct <= self.total)]
+        leaked = distinct[~self._is_free[distinct]]
         self._push(leaked)
         return len(leaked)
 

@@ -1,19 +1,14 @@
 """The radix tree: which prefixes are cached, in which pages, and who may not lose them.
 
 It owns the pages of all cached prefixes, the reference counts on them, and the order in which unreferenced ones are
-evicted. It leaves free pages to `PagePool`, pages not yet inserted to the requests that hold them, and tensors to
-others: what it evicts it returns, and the caller gives that to the pool.
+evicted; what it evicts it returns, and the caller gives that to the pool. Full attention decides what a node is: it has
+a page for each page of tokens. Further KV groups (`GroupPages`) hang their pages on the same nodes and may lose them
+earlier, so a match ends where every group has what it needs.
 
-Full attention decides what a node is: it has a page for each page of tokens. Further KV groups (`GroupPages`) hang
-their pages on the same nodes, and may lose them before the node goes. So a match ends where every group has what it
-needs to go on.
-
-Two promises carry the rest. Only whole pages enter, so no two nodes share a page. And a node that somebody holds always
-ends at the same token: a split puts a new node *above* it, which inherits its reference count; only an eviction, which
-never touches a locked node, can shorten or remove it. So lock what `match` or `insert` returns before the next `evict`
-or `reset`.
-
-No walk recurses: a long conversation may be thousands of nodes deep.
+Only whole pages enter, so no two nodes share a page. A node that somebody holds always ends at the same token: a split
+puts a new node *above* it, which inherits its reference count, and an eviction never touches a locked node. So lock
+what `match` or `insert` returns before the next `evict` or `reset`. No walk recurses: a conversation may be thousands
+of nodes deep.
 """
 
 from __future__ import annotations

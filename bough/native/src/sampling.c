@@ -39,7 +39,7 @@ typedef struct {
     float *weights;
 } room;
 
-/* ---- random numbers: the same as those of core/seeds.py and kernels/sampling/uniform.py, to the last bit */
+/* ---- random numbers: the same as those of core/seeds.py and kernels/sampling/rows.py, to the last bit */
 
 static uint64_t mix(uint64_t value) {
     value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);

@@ -1,1 +1,0 @@
-"""Rotary position embedding, applied to query and key heads."""

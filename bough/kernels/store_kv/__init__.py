@@ -1,1 +1,0 @@
-"""Writing new keys and values into their places in the cache."""

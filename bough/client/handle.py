@@ -57,8 +57,6 @@ class SchedulerPort(Protocol):
 
 
 class EngineClient:
-    """Submit, stream, abort, control."""
-
     def __init__(
         self,
         scheduler: SchedulerPort,
@@ -201,7 +199,6 @@ class EngineClient:
                 assert_never(message)
 
     def die(self, error: EngineDeadError) -> None:
-        """The engine has died: waiting and later callers get the error."""
         self._death = error
         for answer in self._answers.values():
             answer.fail(error)
@@ -284,7 +281,6 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
 
 
 def raise_if_refused(answer: RequestOutput) -> None:
-    """Turns a refusal into the error that its caller gets."""
     refusal = answer.refusal
     if refusal is not None:
         raise refusal.to_error()

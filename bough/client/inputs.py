@@ -34,8 +34,6 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt with everything its request carries."""
-
     rid: str
     names: frozenset[str]  # ids that mean this request: its own, and that of the call or the samples it is part of
     ids: IntArray
@@ -160,7 +158,6 @@ class InputReader:
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
 
     def _samplings(self, column: Sequence[Any]) -> list[SamplingParams]:
-        """The parameters of each prompt; those that prompts share are read once."""
         samplings: list[SamplingParams] = []
         patterns: set[str] = set()
         for i, given in enumerate(column):
@@ -176,7 +173,6 @@ class InputReader:
         return samplings
 
     def _marks(self, thinking: ThinkingMarks) -> Thinking:
-        """The marks in tokens."""
         if self._tokenizer is None:
             raise RequestError(
                 "This engine has no tokenizer (--skip-tokenizer-init), so it cannot tell thinking apart."
@@ -241,7 +237,6 @@ def _too_many(what: str, limit: int, field: str) -> RequestError:
 
 
 def _field(input_ids: Any) -> str:
-    """Where the prompts stand."""
     return "prompt" if input_ids is None else "input_ids"
 
 

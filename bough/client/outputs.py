@@ -171,13 +171,11 @@ class RequestOutput:
         self.resumed_ids = self._read_ids = len(self.ids)
 
     def fail(self, error: Exception) -> None:
-        """The engine has died: the waiting reader gets the error."""
         if self.finish is None:
             self.error = error
             self._updates.put(self)
 
     def abandon(self) -> None:
-        """The caller no longer waits for it."""
         if self._latency is not None:
             self._latency.abandon(self._retractions)
 
@@ -192,14 +190,12 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """The whole text so far."""
         if len(self._read) > 1:  # kept joined: protocols that show everything ask again with every piece
             self._read = ["".join(self._read)]
         return "".join(self._read + self._unread)
 
     @property
     def resumed(self) -> bool:
-        """Whether it continues a stream that another server began."""
         return self.prompt.resumption is not None
 
     @property
@@ -209,7 +205,6 @@ class RequestOutput:
 
     @property
     def logprob_entries(self) -> int:
-        """How many logprobs it has so far."""
         wanted = self.prompt.logprobs
         known = len(self.input_logprobs.tokens) + len(self.output_logprobs.tokens)
         return 0 if wanted is None else known * wanted.width
@@ -256,12 +251,10 @@ class RequestOutput:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """SGLang's form of an output, complete up to now."""
         shown = {"text": self.text} if self._tokenizer is not None else {}
         return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
 
     def meta_info(self) -> dict[str, Any]:
-        """SGLang's `meta_info`, complete up to now."""
         end = self._finished_at or time.perf_counter()
         meta: dict[str, Any] = {
             "id": self.prompt.rid,

@@ -41,7 +41,6 @@ class Timings:
         return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The `timings` block of a response."""
         rate = self.tokens_per_second
         return {
             "queue_s": round(self.queue_s, 6),
@@ -91,7 +90,6 @@ class LatencyRecorder:
             self._end(now, delta.retractions, incomplete=isinstance(delta.finish, FinishAbort))
 
     def abandon(self, retractions: int) -> None:
-        """The caller no longer waits."""
         if not self._ended:
             self._end(time.perf_counter(), retractions, incomplete=True)
 

@@ -39,12 +39,10 @@ class Dfa:
 
     @property
     def empty(self) -> bool:
-        """Whether no text is accepted."""
         return not self.accepting
 
 
 def matches(node: Node, text: str) -> bool:
-    """Whether a pattern matches the whole text."""
     positions = _positions(node)
     state, looked = positions.start, 0
     for char in text:
@@ -91,8 +89,6 @@ def signatures(base: Node, patterns: Sequence[Node]) -> set[frozenset[int]]:
 
 
 class _Positions:
-    """The positions of one pattern."""
-
     def __init__(self, node: Node) -> None:
         self.reads: list[Ranges] = []
         self._follows: list[set[int]] = []
@@ -102,7 +98,6 @@ class _Positions:
         self.start: State = (frozenset(first), empty)
 
     def step(self, state: State, code: int) -> State:
-        """Where a character leads."""
         known = self._known.get((state, code))
         if known is None:
             read = [at for at in state[0] if charsets.holds(self.reads[at], code)]

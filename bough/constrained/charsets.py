@@ -50,7 +50,6 @@ def difference(one: Ranges, other: Ranges) -> Ranges:
 
 
 def holds(of: Ranges, code: int) -> bool:
-    """Whether a character is in the set."""
     at = bisect_right(of, (code, LAST)) - 1
     return at >= 0 and of[at][0] <= code <= of[at][1]
 

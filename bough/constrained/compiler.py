@@ -46,8 +46,6 @@ def build_compiler(
 
 
 class CompileTicket:
-    """One request's share in a compile."""
-
     def __init__(self, future: Future[Compiled], give_up: Callable[[], None]) -> None:
         self._future = future
         self._give_up = give_up
@@ -73,8 +71,6 @@ class _Entry:
 
 
 class CachingCompiler:
-    """The compiler of one engine: threads, worker processes and the cache."""
-
     def __init__(
         self, backend: str, vocabulary: Vocabulary, timeout_s: float, workers: int, cache_entries: int
     ) -> None:

@@ -20,7 +20,6 @@ Owned = tuple[int, dict[str, Any]]  # a schema, and the option that it belongs t
 
 
 def are_disjoint(options: Sequence[dict[str, Any]], definitions: Mapping[str, dict[str, Any]]) -> bool:
-    """Whether no value satisfies two of the options."""
     return _told_apart(list(enumerate(options)), definitions, MAX_STEPS)
 
 

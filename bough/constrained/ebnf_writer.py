@@ -48,8 +48,6 @@ def ebnf_text(rules: Mapping[str, Node]) -> str:
 
 
 class _Writer:
-    """The rules of one grammar."""
-
     def __init__(self, names: Mapping[str, str]) -> None:
         self.more: list[str] = []  # rules that the given ones lead to
         self._names = names

@@ -76,8 +76,6 @@ class Ticket(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """Compiles and caches grammars; owns the workers that do it."""
-
     def request(self, spec: GrammarSpec) -> Ticket: ...
 
     def close(self) -> None: ...

@@ -47,13 +47,10 @@ def lark_text(rules: Mapping[str, Node], prefix: str = "") -> str:
 
 
 def lark_regex(pattern: str) -> str:
-    """A pattern between slashes."""
     return f"/{pattern.replace('/', chr(92) + '/')}/" if pattern else '""'
 
 
 class _Writer:
-    """The rules of one grammar."""
-
     def __init__(self, names: Mapping[str, str], prefix: str) -> None:
         self.more: list[str] = []  # rules and terminals that the given ones lead to
         self._names = names
@@ -111,7 +108,6 @@ ANY_TEXT = "/(.|\\n)*/"
 
 
 def tag_to_lark(tag: dict[str, Any]) -> str:
-    """A grammar of the whole answer."""
     writer = _TagWriter()
     start = writer.write(tag["format"], last=True)
     return "\n".join([f"start: {start}", *writer.rules]) + "\n"

@@ -20,8 +20,6 @@ from bough.core.errors import RequestError
 
 
 class LLGuidanceBackend:
-    """The library's view of one vocabulary."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_GreedyVocabulary(vocabulary)))

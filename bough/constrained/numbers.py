@@ -195,7 +195,6 @@ def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: boo
 
 
 def _split(value: Decimal) -> tuple[int, str]:
-    """The whole part, and the digits behind the point."""
     text = format(value, "f")
     before, _, behind = text.partition(".")
     return int(before), behind.rstrip("0")
@@ -243,7 +242,6 @@ class _Tail:
 
     @property
     def ends(self) -> bool:
-        """Whether the number may end here."""
         high_enough = self.low is None or (not self.low and not self.above)
         return high_enough and (self.high is None or bool(self.high) or not self.below)
 

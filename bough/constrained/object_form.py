@@ -34,8 +34,6 @@ def object_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 
 
 class _ObjectForm:
-    """One object in the making."""
-
     def __init__(self, lowering: Lowering, parts: Parts) -> None:
         self._lowering = lowering
         self._parts = parts
@@ -75,7 +73,6 @@ class _ObjectForm:
     # ---- named properties
 
     def _schemas_of(self, name: str) -> list[Part]:
-        """All that is said about the value of a property, in every part."""
         return self._schemas([pattern for pattern in self._patterns if self._matches(pattern, name)], name)
 
     def _schemas(self, matched: list[str], name: str | None = None) -> list[Part]:
@@ -94,7 +91,6 @@ class _ObjectForm:
         return found
 
     def _matches(self, pattern: str, name: str) -> bool:
-        """Whether a property is governed by a pattern."""
         if pattern not in self._patterns:
             return False
         try:
@@ -104,7 +100,6 @@ class _ObjectForm:
             return False
 
     def _may_be(self, name: str) -> bool:
-        """Whether `propertyNames` allows it."""
         return all(
             self._lowering.accepts(join(pointer, "propertyNames"), name, "pattern")
             for pointer, _ in self._said("propertyNames")

@@ -19,8 +19,6 @@ RAW_IN_JSON = charsets.complement(charsets.ranges([(0, 0x1F), (0x22, 0x22), (0x5
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set."""
-
     ranges: Ranges
 
 
@@ -96,7 +94,6 @@ def literal(text: str) -> Node:
 
 
 def only_char(node: Node) -> str | None:
-    """The character that a node stands for, where it is just one."""
     if isinstance(node, Chars) and len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]:
         return chr(node.ranges[0][0])
     return None
@@ -134,7 +131,6 @@ def repeat(part: Node, least: int, most: int | None) -> Node:
 
 
 def pattern_text(node: Node) -> str:
-    """The node as a regular expression."""
     match node:
         case Chars(found):
             return charsets.class_text(found)
@@ -167,7 +163,6 @@ def positions(node: Node) -> int:
 
 
 def parts_of(node: Node) -> Iterator[Node]:
-    """The node and all nodes in it."""
     yield node
     match node:
         case Row(parts) | Choice(parts):

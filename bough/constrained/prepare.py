@@ -256,7 +256,6 @@ def _is_schema(found: dict[str, Any]) -> bool:
 
 
 def _formats(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A format and all those in it."""
     yield found
     inner = [found["content"]] if "content" in found else []
     for part in (*found.get("elements", ()), *found.get("tags", ()), *inner):

@@ -138,6 +138,5 @@ def _union(sets: Iterable[Ranges]) -> Ranges:
 
 
 def _overlap(sets: Iterable[Ranges]) -> bool:
-    """Whether a character stands in two of the sets."""
     pairs = sorted(pair for found in sets for pair in found)
     return any(before[1] >= after[0] for before, after in pairwise(pairs))

@@ -82,7 +82,6 @@ def _decode(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str | None:
 
 
 def _whole_characters(data: bytes) -> str:
-    """The text up to a character that is only begun."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -46,8 +46,6 @@ def schema_rules(plain: Mapping[str, Any], any_whitespace: bool, field: str = "j
 
 
 class _Writer:
-    """The rules of one schema in the making."""
-
     def __init__(self, definitions: Mapping[str, Any], any_whitespace: bool) -> None:
         self.rules: Rules = {}
         self._definitions = definitions
@@ -131,7 +129,6 @@ class _Writer:
         return self._around("[", rest, "]")
 
     def _listed(self, item: Node, least: int, most: int | None) -> Node:
-        """Items with commas between them."""
         if most == 0:
             return EMPTY
         more = repeat(Row((self._comma, item)), max(0, least - 1), None if most is None else most - 1)
@@ -174,8 +171,6 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A named property with its value."""
-
     node: Node
     required: bool
 

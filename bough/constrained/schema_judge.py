@@ -44,8 +44,6 @@ def found_in(pattern: str, text: str) -> bool:
 
 
 class Judge:
-    """The judge of one schema document."""
-
     def __init__(self, root: Any) -> None:
         from jsonschema import Draft202012Validator, validators
         from referencing import Registry

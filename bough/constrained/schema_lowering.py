@@ -43,8 +43,6 @@ FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A keyword that is not enforced."""
-
     path: str
     reason: str
     says_nothing: bool = False  # nobody else would enforce it either
@@ -64,8 +62,6 @@ def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ..
 
 
 class Lowering:
-    """One walk over one schema."""
-
     def __init__(self, source: SchemaSource) -> None:
         self.source = source
         self._gaps: dict[str, Gap] = {}
@@ -76,7 +72,6 @@ class Lowering:
         self._definitions: dict[str, Plain] = {}
 
     def run(self) -> tuple[Plain, tuple[Gap, ...]]:
-        """The plain schema and its gaps."""
         plain = self.lower([("", NO_KEYWORDS)])
         if plain is None:
             raise self.source.error("", "allows no value at all")
@@ -222,7 +217,6 @@ class Lowering:
     # ---- types
 
     def types(self, parts: Parts) -> tuple[str, ...]:
-        """The types that all parts allow; `integer` only where `number` is not."""
         allowed = list(TYPES)
         for part in parts:
             node = self.node(part)

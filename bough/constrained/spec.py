@@ -40,7 +40,6 @@ def structural_tag_spec(
 
 
 def choice_spec(choices: Sequence[str], *, field: str = "guided_choice") -> GrammarSpec:
-    """One of the given texts, word for word."""
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise RequestError(f"{field} must be a non-empty list of strings.", field=field)
     return GrammarSpec("choice", json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False))

@@ -84,8 +84,6 @@ def xgrammar_tag(found: Any) -> Any:
 
 
 class _TagLowering:
-    """One walk over one tag."""
-
     def __init__(self, any_whitespace: bool, backend: str, field: str) -> None:
         self.gaps: list[Gap] = []
         self._any_whitespace = any_whitespace
@@ -142,7 +140,6 @@ class _TagLowering:
         return make[kind]() if kind in make else self._inside(found, path, depth)
 
     def _inside(self, found: Json, path: str, depth: int) -> Json:
-        """The same format with the formats in it lowered."""
         inner = dict(found)
         if "content" in found:
             inner["content"] = self.format(found["content"], f"{path}/content", depth + 1)
@@ -199,7 +196,6 @@ class _TagLowering:
         return {"type": "json_schema", "json_schema": plain, "style": style}
 
     def _read(self, schema: Any, path: str) -> Any:
-        """A schema may come as JSON text, too."""
         if not isinstance(schema, str):
             return schema
         try:

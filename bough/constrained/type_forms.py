@@ -173,7 +173,6 @@ def _all_of(patterns: list[str]) -> Plain:
 
 
 def _patterns(lowering: Lowering, parts: Parts) -> list[Node]:
-    """The trees of all patterns and formats."""
     found = []
     for pointer, pattern in said(lowering, parts, "pattern"):
         tree = read_pattern(lowering, pointer, "pattern", pattern)

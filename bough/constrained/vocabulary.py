@@ -39,7 +39,6 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @property
     def mask_words(self) -> int:
-        """32-bit words of one row of a mask."""
         return (len(self.pieces) + 31) // 32
 
 
@@ -63,7 +62,6 @@ def read_vocabulary(tokenizer: HasPieces, stop_ids: Iterable[int], size: int | N
 
 
 def allow_only(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
-    """A mask of these tokens and nothing else."""
     mask.fill(0)
     allow_also(tokens, mask)
 

@@ -28,8 +28,6 @@ MEMORY_BYTES = 4 << 30  # what one spec may take beyond what the libraries thems
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first message to a worker."""
-
     backend: str
     vocabulary: Vocabulary | None  # None: it prepares
     timeout_s: float  # for each spec

@@ -75,8 +75,6 @@ class XGrammarBackend:
 
 
 class XGrammarMatcher:
-    """One request's place in the grammar."""
-
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._inner = xgrammar.GrammarMatcher(compiled)
         self._stops = vocabulary.stop_ids

@@ -36,8 +36,6 @@ class ChatFormat(Protocol):
 
 
 class NoChat:
-    """Of a model without a chat template."""
-
     stop: tuple[str, ...] = ()
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
@@ -51,8 +49,6 @@ class NoChat:
 
 
 class TemplateFormat:
-    """The model's own template."""
-
     stop: tuple[str, ...] = ()
 
     def __init__(self, template: ChatTemplate, first_token: str = "") -> None:

@@ -18,8 +18,6 @@ Scored = Sequence[Any]  # (logprob, token id, text) for each token of a choice
 
 @dataclass(frozen=True, slots=True)
 class ChoicesDecision:
-    """The choice, and what led to it."""
-
     decision: str
     meta_info: dict[str, Any] = field(default_factory=dict)
 

@@ -29,22 +29,16 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Row(Expr):
-    """Expressions one after the other."""
-
     items: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Text(Expr):
-    """Text that stands as it is."""
-
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Text that the model writes."""
-
     name: str | None
     sampling: Mapping[str, Any]  # what this generation sets itself, under the names of the engine's parameters
     reasoning: str | None = None  # the kind of model whose reasoning is to be kept apart
@@ -86,27 +80,20 @@ class RoleBegin(Expr):
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd(Expr):
-    """A message ends."""
-
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeBegin(Expr):
-    """What follows becomes a variable."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeEnd(Expr):
-    """The variable ends here."""
-
     name: str
 
 
 def as_expr(value: object) -> Expr:
-    """A text or an expression as an expression."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, str):
@@ -120,5 +107,4 @@ def walk(expr: Expr) -> tuple[Expr, ...]:
 
 
 def items_of(value: object) -> tuple[Expr, ...]:
-    """Those of a text or an expression."""
     return walk(as_expr(value))

@@ -28,15 +28,11 @@ class Node:
 
 @dataclass(slots=True)
 class Fork:
-    """Branches, side by side."""
-
     lanes: list[Lane]
 
 
 @dataclass(slots=True)
 class Lane:
-    """What one state does."""
-
     items: list[Node | Fork] = field(default_factory=list)
 
 
@@ -50,7 +46,6 @@ class Graph:
     stopped: str | None = None
 
     def pretty(self) -> str:
-        """The graph as lines of text."""
         lines = [f"{self.program}({', '.join(self.parameters)})", *_lines(self.lane, "  ")]
         return "\n".join([*lines, *([f"  … {self.stopped}"] if self.stopped else [])])
 
@@ -59,11 +54,9 @@ class Graph:
         return list(_nodes(self.lane))
 
     def to_dot(self) -> str:
-        """The graph in Graphviz's language."""
         return _dot(lay_out(self))
 
     def to_svg(self) -> str:
-        """The graph as a picture."""
         return _svg(lay_out(self))
 
 
@@ -90,8 +83,6 @@ def _nodes(lane: Lane) -> Iterator[Node]:
 
 @dataclass(slots=True)
 class Box:
-    """A node with its place in the picture."""
-
     node: Node
     column: int
     row: int

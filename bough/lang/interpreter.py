@@ -28,8 +28,6 @@ REASONING_SUFFIX = "_reasoning_content"
 
 
 class Executor:
-    """One state's interpreter."""
-
     def __init__(self, options: RunOptions, *, branch: bool = False) -> None:
         """A branch waits until its parent has come to the place where it begins."""
         self.options = options
@@ -81,7 +79,6 @@ class Executor:
         self.changes.notify()
 
     def end(self) -> None:
-        """Nothing more will be submitted, here or to branches."""
         self.ended = True
         for child in self.children:
             child.end()
@@ -167,7 +164,6 @@ class Executor:
         return waiter
 
     def sync(self, *, outside: bool = False) -> None:
-        """Waits for it."""
         if self._busy or not self.ended:
             self.until_idle(outside=outside).result()
 
@@ -183,7 +179,6 @@ class Executor:
         return self.changes.since(version)
 
     def slot(self, name: str) -> Slot:
-        """A variable that is there or will come."""
         slot = self.slots.get(name)
         if slot is None:
             known = ", ".join(map(repr, self.slots)) or "none"
@@ -193,7 +188,6 @@ class Executor:
         return slot
 
     def usage(self) -> Usage:
-        """With that of the branches."""
         return sum((child.usage() for child in self.children), self._writer.usage)
 
     # The queue --------------------------------------------------------------------------------------------------------
@@ -281,7 +275,6 @@ class Executor:
             self.changes.notify()
 
     def _rest(self) -> None:
-        """The queue is empty. Called with the lock."""
         self._busy, self._doing = False, None
         self._wake()
 

@@ -98,5 +98,4 @@ def format_by_name(name: str) -> NamedFormat:
 
 
 def format_by_path(path: str) -> NamedFormat:
-    """What a model's path suggests, or the plain default."""
     return FORMATS[next((name for pattern, name in PATHS if re.search(pattern, path, re.IGNORECASE)), "default")]

@@ -84,7 +84,6 @@ def gen_int(
     stop: str | Sequence[str] | None = None,
     **arguments: Any,
 ) -> Expr:
-    """`gen` of a whole number, with its arguments."""
     return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=int)
 
 
@@ -95,7 +94,6 @@ def gen_string(
     stop: str | Sequence[str] | None = None,
     **arguments: Any,
 ) -> Expr:
-    """`gen` of a text in quotes, with its arguments."""
     return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=str)
 
 
@@ -115,12 +113,10 @@ def select(
 
 
 def image(expr: str | bytes) -> Expr:
-    """A picture, for models that see."""
     return Image(expr)
 
 
 def video(path: str, num_frames: int) -> Expr:
-    """So many frames of a film, for models that see."""
     return Video(path, num_frames)
 
 
@@ -172,7 +168,6 @@ def _dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, .
 
 
 def in_role(role: str, expr: ExprLike | None) -> Expr:
-    """A whole message."""
     items = () if expr is None else items_of(expr)
     generated = any(isinstance(item, Gen | Select) for item in items)
     return Row((RoleBegin(role, generated), *items, RoleEnd(role)))

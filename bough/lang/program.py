@@ -42,7 +42,6 @@ class Program(Body):
         return self.run(*args, **kwargs)
 
     def bind(self, **kwargs: Any) -> Program:
-        """The program with some of its arguments set."""
         known = {parameter.name for parameter in self.parameters}
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters)
         unknown = [name for name in kwargs if name not in known and not takes_any]
@@ -165,7 +164,6 @@ class Program(Body):
     async def async_iter_batch(
         self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]
     ) -> AsyncIterator[ProgramState]:
-        """`run_batch(generator_style=True)` for event loops."""
         batch = self._async_batch(batch_kwargs, kwargs)
         await batch.async_start()
         async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):

@@ -37,15 +37,12 @@ def new_state(options: RunOptions) -> ProgramState:
 
 
 def raise_failure(state: ProgramState) -> None:
-    """Raises why the program failed, with its state attached."""
     error = state.error()
     if error is not None:
         raise error
 
 
 class Run:
-    """A body with its arguments and its state."""
-
     def __init__(
         self,
         state: ProgramState,
@@ -117,14 +114,11 @@ class BatchResults(list[ProgramState]):
 
     @property
     def errors(self) -> dict[int, ProgramError]:
-        """Why some of them failed, by index."""
         found = {i: state.error() for i, state in enumerate(self)}
         return {i: error for i, error in found.items() if error is not None}
 
 
 class Batch:
-    """One call of `run_batch`."""
-
     def __init__(
         self,
         program: Body,
@@ -234,7 +228,6 @@ class Batch:
 
 
 def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
-    """A tuple holds the arguments in the order of the parameters."""
     if isinstance(item, Mapping):
         return dict(item)
     values = item if isinstance(item, list | tuple) else (item,)

@@ -23,8 +23,6 @@ SHOWN_CHARACTERS = 400  # of the text so far: its end, where the failure is
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of a program."""
-
     file: str
     line: int
     function: str  # programs may call programs
@@ -44,7 +42,6 @@ class Failure:
     reported: bool = False  # a caller has received it
 
     def report(self) -> ProgramError:
-        """The error for one who asks."""
         self.reported = True
         return self.to_error()
 
@@ -109,7 +106,6 @@ class Slot:
 
     @classmethod
     def of(cls, value: Any) -> Slot:
-        """A variable that has its value already."""
         slot = cls()
         slot.fill(value)
         return slot

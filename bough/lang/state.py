@@ -95,8 +95,6 @@ State = TypeVar("State", bound=StateBase)
 
 
 class GroupBase(Generic[State]):
-    """The branches of a fork."""
-
     def __init__(self, states: Sequence[State], parent: State) -> None:
         self.states = list(states)
         self._parent = parent
@@ -131,8 +129,6 @@ class GroupBase(Generic[State]):
 
 
 class ProgramState(StateBase):
-    """One state of a running program."""
-
     def __init__(self, executor: Executor, *, outside: bool = False) -> None:
         """`outside`: for those who follow a stream. Their reading waits for the program, which itself cannot."""
         super().__init__()
@@ -174,12 +170,10 @@ class ProgramState(StateBase):
         return self._filled(name).meta
 
     def text(self) -> str:
-        """Everything that stands in this state."""
         self._wait()
         return self._executor.document.text
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages that are complete."""
         self._wait()
         return list(self._executor.document.messages)
 
@@ -243,7 +237,6 @@ class ProgramState(StateBase):
     # For event loops --------------------------------------------------------------------------------------------------
 
     async def async_get_var(self, name: str) -> Any:
-        """`get_var` for event loops."""
         executor = self._executor
         while self._outside and not (declared := executor.declared(name)).done():
             await asyncio.wrap_future(declared)
@@ -253,7 +246,6 @@ class ProgramState(StateBase):
         return slot.value
 
     async def async_sync(self) -> None:
-        """`sync` for event loops."""
         await asyncio.wrap_future(self._executor.until_idle(outside=self._outside))
         self._executor.raise_failure()
 
@@ -266,8 +258,6 @@ class ProgramState(StateBase):
 
 
 class ProgramStateGroup(GroupBase[ProgramState]):
-    """The branches of a running state."""
-
     def join(self, mode: str = "gather_variable") -> None:
         """Waits for the branches. `gather_variable`: the parent gets each of their new variables as a list over the
         branches; `concate_and_append`: it goes on with their texts, one after the other."""

@@ -68,7 +68,6 @@ class Usage:
     completion_tokens: int = 0
 
     def add(self, meta: Mapping[str, Any]) -> None:
-        """One request's meta information."""
         self.requests += 1
         self.prompt_tokens += meta.get("prompt_tokens") or 0
         self.cached_tokens += meta.get("cached_tokens") or 0

@@ -146,8 +146,6 @@ class StartState(TraceState):
 
 
 class TraceGroup(GroupBase[TraceState]):
-    """Plays the group of a fork."""
-
     def join(self, mode: str = "gather_variable") -> None:
         self._parent._lane.items.append(Node("join", mode))
         self._parent._names.update(*(state._names for state in self.states))
@@ -171,7 +169,6 @@ def _node(expr: Expr) -> Node:
 
 
 def trace_program(program: Body, given: Mapping[str, Any]) -> Graph:
-    """The graph of a program, as far as it can be known."""
     lane = Lane()
     ended = _play(program, TraceState(lane), given)
     return Graph(program.name, [parameter.name for parameter in program.parameters], lane, ended)

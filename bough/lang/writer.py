@@ -21,8 +21,6 @@ from bough.parsers import AnswerFormat, reasoning_format
 
 
 class Writer:
-    """One state's pen."""
-
     def __init__(self, options: RunOptions, document: Document, changes: Changes) -> None:
         self.options = options
         self.backend = options.backend

@@ -43,14 +43,11 @@ class AnswerFormat:
         return self.reasoning is None and self.tool_format is None
 
     def parse(self, text: str) -> Parsed:
-        """A whole answer."""
         parser = AnswerParser(self)
         return collect([*parser.feed(text), *parser.finish()])
 
 
 class AnswerParser:
-    """Reads one answer as it comes."""
-
     def __init__(self, form: AnswerFormat) -> None:
         self._form = form
         self._splitter: StreamParser | None = None
@@ -70,12 +67,10 @@ class AnswerParser:
             self._caller = StreamParser(lambda source: tool_format.read(source, calls))
 
     def feed(self, text: str) -> list[Event]:
-        """The events that more text brings."""
         split = [Text(text)] if self._splitter is None else self._splitter.feed(text)
         return self._shown(self._buffer.pass_on(self._called(split)))
 
     def finish(self) -> list[Event]:
-        """The events that the end of the answer brings."""
         events = self._called([] if self._splitter is None else self._splitter.finish())
         if self._caller is not None:
             events += self._caller.finish()

@@ -56,7 +56,6 @@ class Calls:
         return properties.get(parameter) if isinstance(properties, Mapping) else None
 
     def json_arguments(self, source: Source) -> Steps[None]:
-        """Arguments that the model writes as a JSON object."""
         yield from source.skip_space()
         if (yield from source.peek()) != "{":
             raise MalformedError("no object")
@@ -78,7 +77,6 @@ class NamedArguments:
         return f"{opening}{to_json(name)}: "
 
     def value(self, name: str, value: Any) -> CallArguments:
-        """An argument whose value is known."""
         return self._calls.arguments(self._open(name) + to_json(value))
 
     def raw(self, source: Source, name: str, ends: Markers, *, is_text: bool | None = None) -> Steps[None]:
@@ -99,7 +97,6 @@ class NamedArguments:
 
 
 def _escaped(text: str) -> str:
-    """The text as it stands inside a JSON string."""
     return to_json(text)[1:-1]
 
 

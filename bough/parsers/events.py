@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is said to the user."""
-
     text: str
 
 
@@ -61,8 +59,6 @@ Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | CallFailed
 
 @dataclass(slots=True)
 class Call:
-    """A complete call."""
-
     name: str
     arguments: str  # the JSON of an object
     id: str | None = None
@@ -78,7 +74,6 @@ class Parsed:
 
 
 def collect(events: Iterable[Event]) -> Parsed:
-    """All events of an answer together."""
     parsed = Parsed()
     text: list[str] = []
     reasoning: list[str] = []

@@ -81,7 +81,6 @@ class Source:
 
     @property
     def empty(self) -> bool:
-        """Whether everything that has come is used."""
         return self.at == len(self.text)
 
     # ---- the mark
@@ -117,7 +116,6 @@ class Source:
         return self.text[self.at : self.at + 1]
 
     def starts(self, text: str) -> Steps[bool]:
-        """Whether this comes next."""
         while self._may_become(text, self.at):
             yield None
         return self.text.startswith(text, self.at)
@@ -138,7 +136,6 @@ class Source:
         return not self.closed and length < len(text) and self.text.startswith(text[:length], at)
 
     def skip(self, text: str) -> Steps[bool]:
-        """Uses this text if it comes next."""
         if not (yield from self.starts(text)):
             return False
         self.take(self.at + len(text))
@@ -159,7 +156,6 @@ class Source:
             raise MalformedError(f"no {text!r}")
 
     def skip_space(self) -> Steps[None]:
-        """Uses all white space that comes next."""
         yield from self.word(BLANKS)
 
     def word(self, characters: re.Pattern[str]) -> Steps[str]:
@@ -194,7 +190,6 @@ class Source:
             yield None
 
     def rest(self, show: Show) -> Steps[None]:
-        """Shows everything that comes."""
         while True:
             if not self.empty:
                 yield show(self.take(len(self.text)))
@@ -222,19 +217,15 @@ class Source:
 
 
 class StreamParser:
-    """Runs one grammar over one stream."""
-
     def __init__(self, grammar: Callable[[Source], Steps[None]]) -> None:
         self._source = Source()
         self._steps = grammar(self._source)
 
     def feed(self, text: str) -> list[Event]:
-        """The events that more text brings."""
         self._source.append(text)
         return self._run()
 
     def finish(self) -> list[Event]:
-        """The events that the end of the stream brings."""
         self._source.closed = True
         return self._run()
 

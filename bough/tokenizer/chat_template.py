@@ -149,7 +149,6 @@ def _strftime_now(format: str) -> str:
 
 
 def _with_continue_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The conversation with the mark after its last text."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if isinstance(content, str):

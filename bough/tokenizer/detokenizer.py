@@ -69,8 +69,6 @@ class Stream:
 
 
 class Detokenizer:
-    """Owns the open streams."""
-
     def __init__(self, tokenizer: Tokenizer | None, outlet: Outlet, stream_interval: int = 1) -> None:
         self._tokenizer = tokenizer
         self._outlet = outlet

@@ -100,7 +100,6 @@ SPLIT_RULES: dict[str, SplitRule] = {
 
 
 def find_split_rule(name: str) -> SplitRule:
-    """The rule of that name; an unknown one is an error that lists the known ones."""
     rule = SPLIT_RULES.get(name)
     if rule is None:
         raise ModelError(
@@ -154,7 +153,6 @@ def special_token_ids(metadata: Metadata) -> dict[str, int]:
 
 
 def end_ids(metadata: Metadata) -> tuple[int, ...]:
-    """The tokens that end a text, a turn or a message."""
     given = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return tuple(dict.fromkeys(int(token) for token in given if token is not None))
 

@@ -72,7 +72,6 @@ class Anthropic(ChatApiBackend):
 
 
 def _blocks(content: Any) -> Any:
-    """A message's content in the API's form."""
     if isinstance(content, str):
         return content
     return [_image_block(part["image"]) if part["type"] == "image" else part for part in content]

@@ -89,15 +89,12 @@ class Backend(ABC):
     # For users --------------------------------------------------------------------------------------------------------
 
     def cache_prefix(self, text: str) -> None:
-        """Makes the text cheap to start from."""
         wait_for(self.async_cache_prefix(text))
 
     def flush_cache(self) -> bool:
-        """Forgets all cached prefixes; False, and nothing happens, while requests run."""
         return wait_for(self.async_flush_cache())
 
     def get_server_info(self) -> dict[str, Any]:
-        """Settings, limits and load of what is behind."""
         return wait_for(self.async_server_info())
 
 

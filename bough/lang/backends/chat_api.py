@@ -46,8 +46,6 @@ def load_sdk(module: str, extra: str) -> Any:
 
 
 class ChatApiBackend(Backend):
-    """A chat API of some vendor."""
-
     chat_only = True
     service = "This API"
     known: frozenset[str] = frozenset()  # sampling fields that it has a word for
@@ -91,7 +89,6 @@ def stops_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def image_parts(content: Any) -> Any:
-    """A message's content in OpenAI's form."""
     if isinstance(content, str):
         return content
     return [

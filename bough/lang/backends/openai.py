@@ -145,7 +145,6 @@ class LiteLLM(OpenAI):
 
 
 def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    """Google's API is reached through LiteLLM."""
     raise SettingsError(
         f"There is no back end of its own for Vertex AI; use LiteLLM('vertex_ai/{model_name}') "
         "(pip install 'bough[litellm]')."
@@ -153,7 +152,6 @@ def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn: 
 
 
 def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    """Crusoe's API has OpenAI's form."""
     raise SettingsError(
         f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
         "address of its API (pip install 'bough[openai]')."

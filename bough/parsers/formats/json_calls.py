@@ -61,7 +61,6 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
 
 
 def call_list(source: Source, calls: Calls) -> Steps[None]:
-    """`[call, call]`."""
     yield from source.skip_space()
     yield from source.expect("[")
     yield from read_list(source, calls, call_object, ",", "]")

@@ -140,7 +140,6 @@ class Gemma:
 
 
 def _next_key(source: Source) -> Steps[str | None]:
-    """The key of the next member of an object; None at its end."""
     yield from source.skip_space()
     yield from source.skip(",")
     yield from source.skip_space()

@@ -57,7 +57,6 @@ class Invoke:
             yield from self.read_invokes(source, calls)
 
     def read_invokes(self, source: Source, calls: Calls) -> Steps[None]:
-        """The calls of a section, and its end."""
         opening = f'{self.before_call}<{self.prefix}invoke name="'
         yield from read_section(source, calls, opening, self._call, self.section_end)
 

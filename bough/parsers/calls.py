@@ -92,8 +92,11 @@ class NamedArguments:
             text, _ = yield from source.until(ends)
             yield self._calls.arguments(self._open(name) + json_of(text, schema))
 
-    def end(self) -> CallArguments:
-        return self._calls.arguments("}" if self._names else "{}")
+    def end(self, source: Source, closing: str = "") -> Steps[None]:
+        """Ends the call, behind the text that closes it."""
+        yield from source.expect(closing)
+        yield self._calls.arguments("}" if self._names else "{}")
+        yield self._calls.end()
 
 
 def _escaped(text: str) -> str:

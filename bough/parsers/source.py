@@ -151,6 +151,12 @@ class Source:
             return True
         return False
 
+    def close(self, text: str) -> Steps[bool]:
+        """Skips what closes a block that is complete, and space before it. A failure behind it takes nothing back."""
+        self.mark()
+        yield from self.skip_space()
+        return (yield from self.skip_end(text))
+
     def expect(self, text: str) -> Steps[None]:
         if not (yield from self.skip(text)):
             raise MalformedError(f"no {text!r}")

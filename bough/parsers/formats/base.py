@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from bough.parsers.calls import Calls
-from bough.parsers.source import Source, Steps
+from bough.parsers.calls import Calls, read_blocks
+from bough.parsers.source import Markers, Source, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,18 @@ class ToolFormat(Protocol):
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         """A whole stream."""
         ...
+
+
+class BlockFormat(ABC):
+    """A format whose calls stand in blocks, each behind a marker. Markers of `FRAMING` stand around text."""
+
+    OPENING: Markers
+    FRAMING: Collection[str] = ()
+    shape: Shape | None = None
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self.block, framing=self.FRAMING)
+
+    @abstractmethod
+    def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
+        """The block behind a marker."""

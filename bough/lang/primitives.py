@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bough.core.errors import RequestError
@@ -167,43 +168,12 @@ def _dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, .
 # Roles ----------------------------------------------------------------------------------------------------------------
 
 
-def in_role(role: str, expr: ExprLike | None) -> Expr:
+def in_role(role: str, expr: ExprLike | None = None) -> Expr:
     items = () if expr is None else items_of(expr)
     generated = any(isinstance(item, Gen | Select) for item in items)
     return Row((RoleBegin(role, generated), *items, RoleEnd(role)))
 
 
-def system(expr: ExprLike | None = None) -> Expr:
-    return in_role("system", expr)
-
-
-def user(expr: ExprLike | None = None) -> Expr:
-    return in_role("user", expr)
-
-
-def assistant(expr: ExprLike | None = None) -> Expr:
-    return in_role("assistant", expr)
-
-
-def system_begin() -> Expr:
-    return RoleBegin("system")
-
-
-def system_end() -> Expr:
-    return RoleEnd("system")
-
-
-def user_begin() -> Expr:
-    return RoleBegin("user")
-
-
-def user_end() -> Expr:
-    return RoleEnd("user")
-
-
-def assistant_begin() -> Expr:
-    return RoleBegin("assistant")
-
-
-def assistant_end() -> Expr:
-    return RoleEnd("assistant")
+system, user, assistant = (partial(in_role, role) for role in ("system", "user", "assistant"))
+system_begin, user_begin, assistant_begin = (partial(RoleBegin, role) for role in ("system", "user", "assistant"))
+system_end, user_end, assistant_end = (partial(RoleEnd, role) for role in ("system", "user", "assistant"))

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from bough.lang.config import as_backend, global_config
+from bough.lang.expressions import refuse_while_tracing
 from bough.lang.graph import Graph
-from bough.lang.placeholders import refuse_while_tracing
 from bough.lang.running import Batch, BatchResults, Run, new_state, raise_failure
 from bough.lang.state import ProgramState, StateBase
 from bough.lang.steps import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments, Body, RunOptions

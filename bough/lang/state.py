@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bough.core.errors import ProgramError
-from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
+from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, StopTracing
 from bough.lang.interpreter import Executor
-from bough.lang.placeholders import StopTracing
 from bough.lang.primitives import in_role
 from bough.lang.slots import Slot
 from bough.lang.steps import Usage

@@ -16,9 +16,24 @@ from typing import Any, NoReturn
 
 from bough.core.errors import BoughError
 from bough.lang.chat import ChatFormat, Document
-from bough.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr, walk
+from bough.lang.expressions import (
+    WRITTEN,
+    Expr,
+    Gen,
+    Placeholder,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    StopTracing,
+    Text,
+    as_expr,
+    split,
+    tracing,
+    walk,
+)
 from bough.lang.graph import Fork, Graph, Lane, Node
-from bough.lang.placeholders import WRITTEN, Placeholder, StopTracing, split, tracing
 from bough.lang.state import GroupBase, StateBase
 from bough.lang.steps import Body
 

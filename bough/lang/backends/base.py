@@ -16,7 +16,7 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang.chat import ChatFormat
-from bough.lang.choices import Scored
+from bough.lang.choices import Scores
 from bough.lang.loop import wait_for
 
 LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
@@ -39,15 +39,6 @@ class GenOutput:
     """What came back, complete or, in a stream, up to now. With n > 1 there are several texts and metas."""
 
     texts: list[str]
-    metas: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The tokens of each choice with their logprobs, after the text and, where asked for, alone; what it cost."""
-
-    tokens: Sequence[Scored]
-    alone: Sequence[Scored] | None
     metas: list[dict[str, Any]]
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
 from bough.lang.backends.base import Backend, GenRequest, image_url
-from bough.lang.chat import ChatFormat
-from bough.lang.named_templates import FORMATS
+from bough.lang.chat import FORMATS, ChatFormat
 
 logger = logging.getLogger(__name__)
 

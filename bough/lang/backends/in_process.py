@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores, image_url
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, image_url
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
-from bough.lang.scoring import plan_scoring
+from bough.lang.choices import Scores, plan_scoring
 
 if TYPE_CHECKING:
     from bough.launch.engine import Engine

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import GenOutput, GenRequest, Scores
+from bough.lang.backends.base import GenOutput, GenRequest
 from bough.lang.backends.chat_api import ChatApiBackend, image_parts, load_sdk, meta_of, stops_of
-from bough.lang.chat import ChatFormat
-from bough.lang.named_templates import format_by_name
+from bough.lang.chat import ChatFormat, format_by_name
+from bough.lang.choices import Scores
 
 TEXT_MODELS = ("davinci-002", "babbage-002", "gpt-3.5-turbo-instruct")
 REASONING_MODELS = re.compile(r"^(o\d|gpt-5)")  # they name the limit differently

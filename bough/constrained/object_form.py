@@ -11,8 +11,9 @@ from typing import Any
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, matches, signatures
 from bough.constrained.pattern_tree import Chars, Node, Repeat
-from bough.constrained.scalar_grammar import name_node
-from bough.constrained.schema_parts import (
+from bough.constrained.schema_grammar import name_node
+from bough.constrained.schema_source import join
+from bough.constrained.type_forms import (
     NO_KEYWORDS,
     Lowering,
     Part,
@@ -23,7 +24,6 @@ from bough.constrained.schema_parts import (
     read_pattern,
     said,
 )
-from bough.constrained.schema_source import join
 
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties

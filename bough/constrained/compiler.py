@@ -23,8 +23,7 @@ from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
-from bough.constrained.worker import Hello
-from bough.constrained.worker_pool import WorkerPool
+from bough.constrained.worker import Hello, WorkerPool
 from bough.core.errors import RequestError, SettingsError
 
 log = logging.getLogger(__name__)

@@ -14,20 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.constrained import charsets
+from bough.constrained import pattern_tree as pt
 from bough.constrained.limits import require_positions
-from bough.constrained.pattern_tree import (
-    EMPTY,
-    Chars,
-    Choice,
-    Node,
-    Reference,
-    Repeat,
-    Row,
-    choice,
-    literal,
-    positions,
-    repeat,
-)
+from bough.constrained.pattern_tree import Node
 from bough.core.errors import RequestError
 
 ROOT = "root"
@@ -70,29 +59,29 @@ def inline(rules: Rules) -> Node | None:
 
     def visit(node: Node, open_rules: frozenset[str]) -> Node | None:
         match node:
-            case Reference(name):
+            case pt.Reference(name):
                 if name in open_rules:
                     return None
                 if name not in done:
                     found = visit(rules[name], open_rules | {name})
-                    if found is None or positions(found) > MAX_INLINED:
+                    if found is None or pt.positions(found) > MAX_INLINED:
                         return None
                     done[name] = found
                 return done[name]
-            case Chars():
+            case pt.Chars():
                 return node
-            case Repeat(part, least, most):
+            case pt.Repeat(part, least, most):
                 inner = visit(part, open_rules)
-                return None if inner is None else repeat(inner, least, most)
-            case Row(parts) | Choice(parts):
+                return None if inner is None else pt.repeat(inner, least, most)
+            case pt.Row(parts) | pt.Choice(parts):
                 inners = [visit(part, open_rules) for part in parts]
                 if any(inner is None for inner in inners):
                     return None
                 known = [inner for inner in inners if inner is not None]
-                return Row(tuple(known)) if isinstance(node, Row) else choice(known)
+                return pt.Row(tuple(known)) if isinstance(node, pt.Row) else pt.choice(known)
         raise TypeError(f"{type(node).__name__} is in no grammar that a client writes")
 
-    return visit(Reference(ROOT), frozenset())
+    return visit(pt.Reference(ROOT), frozenset())
 
 
 def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
@@ -118,19 +107,19 @@ def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
 def _cut_node(node: Node, ending: set[str]) -> Node | None:
     """The node without options that never end; None if nothing is left."""
     match node:
-        case Reference(name):
+        case pt.Reference(name):
             return node if name in ending else None
-        case Row(parts):
+        case pt.Row(parts):
             kept = [_cut_node(part, ending) for part in parts]
-            return None if None in kept else Row(tuple(part for part in kept if part is not None))
-        case Choice(options):
+            return None if None in kept else pt.Row(tuple(part for part in kept if part is not None))
+        case pt.Choice(options):
             left = [cut for option in options if (cut := _cut_node(option, ending)) is not None]
-            return choice(left) if left else None
-        case Repeat(part, least, most):
+            return pt.choice(left) if left else None
+        case pt.Repeat(part, least, most):
             inner = _cut_node(part, ending)
             if inner is None:
-                return EMPTY if least == 0 else None
-            return Repeat(inner, least, most)
+                return pt.EMPTY if least == 0 else None
+            return pt.Repeat(inner, least, most)
     return node
 
 
@@ -158,7 +147,7 @@ class _Parser:
         for name, line in self._used.items():
             if name not in found:
                 raise self._error(line, f"the rule {name!r} is not defined")
-        require_positions(sum(map(positions, found.values())), self._field)
+        require_positions(sum(map(pt.positions, found.values())), self._field)
         return found
 
     def _choice(self, depth: int) -> Node:
@@ -167,15 +156,15 @@ class _Parser:
         options = [self._row(depth)]
         while self._take("|"):
             options.append(self._row(depth))
-        return choice(options)
+        return pt.choice(options)
 
     def _row(self, depth: int) -> Node:
         parts: list[Node] = []
         while (part := self._part(depth)) is not None:
             part = self._repeated(part)
-            if part != EMPTY:
+            if part != pt.EMPTY:
                 parts.append(part)
-        return parts[0] if len(parts) == 1 else Row(tuple(parts))
+        return parts[0] if len(parts) == 1 else pt.Row(tuple(parts))
 
     def _part(self, depth: int) -> Node | None:
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
@@ -184,12 +173,12 @@ class _Parser:
         self._at += 1
         match token.kind:
             case "literal":
-                return literal(self._unescaped(token))
+                return pt.literal(self._unescaped(token))
             case "chars":
                 return self._chars(token)
             case "rule":
                 self._used.setdefault(token.text, token.line)
-                return Reference(token.text)
+                return pt.Reference(token.text)
         if token.text == "(":
             inner = self._choice(depth + 1)
             if not self._take(")"):
@@ -209,7 +198,7 @@ class _Parser:
             if bounds is None:
                 return part
             self._at += 1
-            part = repeat(part, *bounds)
+            part = pt.repeat(part, *bounds)
         return part
 
     def _chars(self, token: _Token) -> Node:
@@ -233,7 +222,7 @@ class _Parser:
         found = charsets.complement(found) if negated else found
         if not found:
             raise self._error(token.line, "a class is empty")
-        return Chars(found)
+        return pt.Chars(found)
 
     def _unescaped(self, token: _Token) -> str:
         return ESCAPE.sub(_unescape, token.text)

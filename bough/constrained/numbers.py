@@ -120,40 +120,39 @@ def _wholes(low: int, high: int | None) -> Node | None:
     if len(first) > MAX_DIGITS and (high is None or low <= high):
         return literal(first)
     if high is None:
-        return choice([_same_length(first, "9" * len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
+        return choice([_same_length(first, None, len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
     most = 10 ** max(WHOLE_DIGITS, len(first) + 1) - 1
     last = str(min(high, most))
     if low > int(last):
         return None
     if len(first) == len(last):
-        return _same_length(first, last)
-    options = [_same_length(first, "9" * len(first))]
+        return _same_length(first, last, len(first))
+    options = [_same_length(first, None, len(first))]
     if len(last) - len(first) > 1:
         options.append(Row((FIRST, repeat(DIGIT, len(first), len(last) - 2))))
-    options.append(_same_length("1" + "0" * (len(last) - 1), last))
+    options.append(_same_length("1" + "0" * (len(last) - 1), last, len(last)))
     return choice(options)
 
 
-def _same_length(low: str, high: str) -> Node:
-    """Digits between two of the same number: below the first place where they differ, one side is free again."""
-    shared = next((at for at, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))
-    if shared == len(low):
-        return literal(low)
-    rest = len(low) - shared - 1
+def _same_length(low: str | None, high: str | None, places: int) -> Node:
+    """So many digits, not below one text of as many digits and not above another; None is no bound on that side."""
+    low = low if low is not None and low.strip("0") else None
+    high = high if high is not None and high.strip("9") else None
+    if low is None and high is None:
+        return repeat(DIGIT, places, places)
+    first, last = int(low[0]) if low else 0, int(high[0]) if high else 9
+    if first == last:
+        return Row((_digits(first, last), _same_length(low and low[1:], high and high[1:], places - 1)))
     options: list[Node] = []
-    first, last = int(low[shared]), int(high[shared])
-    if set(low[shared + 1 :]) <= {"0"}:
-        first -= 1
-    else:
-        options.append(Row((literal(low[shared]), _same_length(low[shared + 1 :], "9" * rest))))
-    closing = Row((literal(high[shared]), _same_length("0" * rest, high[shared + 1 :])))
-    whole_end = set(high[shared + 1 :]) <= {"9"}
-    last += 1 if whole_end else 0
-    if last - first > 1:
-        options.append(Row((_digits(first + 1, last - 1), repeat(DIGIT, rest, rest))))
-    if not whole_end:
-        options.append(closing)
-    return Row((literal(low[:shared]), choice(options)))
+    if low is not None:
+        options.append(Row((_digits(first, first), _same_length(low[1:], None, places - 1))))
+        first += 1
+    if high is not None:
+        options.append(Row((_digits(last, last), _same_length(None, high[1:], places - 1))))
+        last -= 1
+    if first <= last:
+        options.append(Row((_digits(first, last), repeat(DIGIT, places - 1, places - 1))))
+    return choice(options)
 
 
 def _digits(first: int, last: int) -> Node:

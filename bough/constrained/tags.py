@@ -8,7 +8,7 @@ like those that stand alone. What comes out is always the long form, with schema
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -126,18 +126,18 @@ class _TagLowering:
         if kind not in FIELDS:
             raise self.error(path, f"has an unknown type, {kind!r}; known are: {', '.join(FIELDS)}")
         self._check_fields(found, kind, path)
-        make: dict[str, Callable[[], Json]] = {
-            "json_schema": lambda: self._schema(
-                found["json_schema"], f"{path}/json_schema", found.get("style", "json")
-            ),
-            "regex": lambda: {"type": "regex", "pattern": self._pattern(found["pattern"], f"{path}/pattern")},
-            "grammar": lambda: {
-                "type": "grammar",
-                "rules": parse_ebnf(found["grammar"], f"{self._field}#{path}/grammar"),
-            },
-            "triggered_tags": lambda: self._triggered(self._inside(found, path, depth), path),
-        }
-        return make[kind]() if kind in make else self._inside(found, path, depth)
+        match kind:
+            case "json_schema":
+                return self._schema(found["json_schema"], f"{path}/json_schema", found.get("style", "json"))
+            case "regex":
+                tree = parse_regex(found["pattern"], field=f"{self._field}#{path}/pattern")
+                require_positions(positions(tree), self._field)
+                return {"type": "regex", "pattern": pattern_text(tree)}
+            case "grammar":
+                return {"type": "grammar", "rules": parse_ebnf(found["grammar"], f"{self._field}#{path}/grammar")}
+            case "triggered_tags":
+                return self._triggered(self._inside(found, path, depth), path)
+        return self._inside(found, path, depth)
 
     def _inside(self, found: Json, path: str, depth: int) -> Json:
         inner = dict(found)
@@ -202,8 +202,3 @@ class _TagLowering:
             return {} if schema == ANY_JSON else json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise self.error(path, f"is not valid JSON: {error}") from None
-
-    def _pattern(self, pattern: str, path: str) -> str:
-        tree = parse_regex(pattern, field=f"{self._field}#{path}")
-        require_positions(positions(tree), self._field)
-        return pattern_text(tree)

@@ -1,7 +1,4 @@
-"""The client's side of an engine: gives requests handles, sends them, and brings each delta to its answer.
-
-Owns the open answers. All of it happens on one event loop; other threads come in through that loop.
-"""
+"""The client's side of an engine: sends requests, and brings each delta to its answer. Lives on one event loop."""
 
 from __future__ import annotations
 
@@ -41,11 +38,9 @@ class RequestWatcher(Protocol):
 
     def arrived(self, answer: RequestOutput) -> None:
         """It was sent to the engine."""
-        ...
 
     def ended(self, answer: RequestOutput) -> None:
         """Its caller has all of it, or has disconnected (then it is not `done`)."""
-        ...
 
 
 class SchedulerPort(Protocol):
@@ -53,7 +48,6 @@ class SchedulerPort(Protocol):
 
     def send(self, *messages: Generate | Abort | Command) -> None:
         """Sends all of them, or raises and has sent none."""
-        ...
 
 
 class EngineClient:

@@ -1,7 +1,6 @@
-"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, options or lists.
+"""From a caller's arguments to requests. Everything that can be wrong with their form is found here.
 
-Everything that can be wrong with the form of a request is found here; what depends on the engine's limits is the
-scheduler's to judge. Pure apart from the tokenizer, and safe to call from any thread.
+Pure apart from the tokenizer, and safe to call from any thread.
 """
 
 from __future__ import annotations

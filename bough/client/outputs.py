@@ -1,8 +1,7 @@
 """What has come back for one request so far, and its form for the caller.
 
-Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn, as a `Piece`. A slow reader
-therefore finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per
-request. Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
+A reader takes what is there when it gets its turn, as a `Piece`: what waits for a slow reader is one entry per request,
+not a growing queue. Adding a delta and taking a piece cost as much as what is new.
 """
 
 from __future__ import annotations

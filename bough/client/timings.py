@@ -1,8 +1,4 @@
-"""Where the time of one answer went: the form in which responses carry it, and what the meter of the process counts.
-
-Times are those of the client, which is what a caller sees; only where the first token came together with others is the
-engine's own figure taken for it.
-"""
+"""Where the time of one answer went, as the client sees it: for responses, and for the meter of the process."""
 
 from __future__ import annotations
 

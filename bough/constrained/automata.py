@@ -1,8 +1,7 @@
-"""Finite automata over characters: they match patterns in linear time, and join what several keywords say of one text.
+"""Finite automata over characters. They match patterns in linear time, and join what several keywords say of one text.
 
-Clients write the patterns, so nothing here backtracks, and every automaton has a limit (`TooLarge`). A pattern becomes
-its positions (Glushkov's construction): its characters with all repeats written out, and which may follow which. A
-state of the automaton is the positions that may be read next.
+Clients write the patterns, so nothing backtracks, and every automaton has a limit (`TooLarge`). A pattern becomes its
+positions (Glushkov's construction); a state is the set of positions that may be read next.
 """
 
 from __future__ import annotations

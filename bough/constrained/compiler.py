@@ -1,9 +1,7 @@
 """Compiles grammars and caches them by spec, for all requests of an engine.
 
-A worker process prepares a new spec, because that is Python's work and would hold the engine's interpreter. Then a
-thread compiles a small grammar (the libraries release the interpreter lock), and a worker process of a second kind
-compiles a large one, because a process can be killed when it takes too long. The cache keeps refusals too, so that a
-grammar which takes too long is tried once, and not for every client that repeats it.
+A worker process prepares a spec, because Python's work would hold the engine's interpreter. A thread compiles a small
+grammar; a second kind of worker process compiles a large one, because a process can be killed. Refusals are cached too.
 """
 
 from __future__ import annotations

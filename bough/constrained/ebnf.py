@@ -134,8 +134,7 @@ class _Parser:
 
     def rules(self) -> Rules:
         found: Rules = {}
-        while self._at < len(self._tokens):
-            token = self._tokens[self._at]
+        while (token := self._next()) is not None:
             if token.kind != "defines":
                 raise self._error(token.line, f"a rule (name ::= …) is expected, not {token.text!r}")
             if token.text in found:
@@ -167,13 +166,13 @@ class _Parser:
         return parts[0] if len(parts) == 1 else pt.Row(tuple(parts))
 
     def _part(self, depth: int) -> Node | None:
-        token = self._tokens[self._at] if self._at < len(self._tokens) else None
+        token = self._next()
         if token is None or token.kind == "defines" or (token.text in ("|", ")") and token.kind == "mark"):
             return None
         self._at += 1
         match token.kind:
             case "literal":
-                return pt.literal(self._unescaped(token))
+                return pt.literal(ESCAPE.sub(_unescape, token.text))
             case "chars":
                 return self._chars(token)
             case "rule":
@@ -187,8 +186,7 @@ class _Parser:
         raise self._error(token.line, f"{token.text!r} has nothing to repeat")
 
     def _repeated(self, part: Node) -> Node:
-        while self._at < len(self._tokens):
-            token = self._tokens[self._at]
+        while (token := self._next()) is not None:
             bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(token.text) if token.kind == "mark" else None
             if token.kind == "counts":
                 low, _, high = token.text.partition(",")
@@ -224,18 +222,14 @@ class _Parser:
             raise self._error(token.line, "a class is empty")
         return pt.Chars(found)
 
-    def _unescaped(self, token: _Token) -> str:
-        return ESCAPE.sub(_unescape, token.text)
-
     def _take(self, mark: str) -> bool:
-        if (
-            self._at < len(self._tokens)
-            and self._tokens[self._at].kind == "mark"
-            and self._tokens[self._at].text == mark
-        ):
-            self._at += 1
-            return True
-        return False
+        token = self._next()
+        found = token is not None and token.kind == "mark" and token.text == mark
+        self._at += found
+        return found
+
+    def _next(self) -> _Token | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _split(self, text: str) -> list[_Token]:
         tokens, at, line = [], 0, 1

@@ -1,8 +1,7 @@
 """Rules, patterns and structural tags in the grammar language of llguidance.
 
-Its lexer reads the longest text that any lexeme in question matches. Where a grammar says what its tokens are (`Token`,
-`Text`), these are the lexemes; elsewhere it is read a character at a time, so that no lexeme swallows what another rule
-should read. Patterns that hold together are joined by the library itself, while it reads.
+Its lexer reads the longest text that any lexeme matches. Where a grammar says what its tokens are (`Token`, `Text`),
+these are the lexemes; elsewhere each character is one, so that no lexeme swallows what another rule should read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Masks by llguidance: an Earley parser over derivatives of regular expressions, worked out while generating.
+"""Masks by llguidance: an Earley parser over derivatives of regular expressions.
 
-Nothing is precomputed, so compiles take milliseconds and are bounded by the library's own limits; a mask takes tens to
-hundreds of microseconds, bounded too. A grammar that runs into a limit while generating is refused there, for its
-request alone.
+Compiles take milliseconds and a mask tens to hundreds of microseconds; the library limits both. A grammar that meets a
+limit while generating is refused there, for its request alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Numbers as patterns of their digits: ranges of whole and of decimal numbers, and multiples of a step.
 
-What a client parses is what is compared with the bounds, and most clients parse decimals to 64-bit floats. So decimals
-have no more digits than a float tells apart (15): no text is rounded onto a bound that it must not reach. Texts in a
-range have no exponent; a few valid ones are thereby left out, and none is invalid.
+Most clients parse decimals to 64-bit floats. So decimals have no more digits than a float tells apart (15): no text is
+rounded onto a bound that it must not reach. Texts in a range have no exponent.
 """
 
 from __future__ import annotations

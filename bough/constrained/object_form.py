@@ -1,7 +1,6 @@
-"""The plain form of objects: named properties in their order, which of them must be there, and what else may be.
+"""The plain form of objects: named properties in their order, which of them are required, and what else may be there.
 
-A schema that names properties and does not say whether there may be others is taken to mean these alone: such answers
-are valid, and nobody who lists properties wants the model to invent more. `additionalProperties` says otherwise.
+A schema that names properties and says nothing of others means these alone; `additionalProperties` says otherwise.
 """
 
 from __future__ import annotations
@@ -109,12 +108,10 @@ class _ObjectForm:
 
     def _others(self) -> list[Plain]:
         """Classes of further names, none of them in two, with the form of their values."""
-        said_more = any(True for _ in self._said("additionalProperties")) or bool(self._patterns)
+        said_more = self._said("additionalProperties") or self._patterns
         if self._names and not said_more:
             return []
-        described: list[str] | None = []
-        if any(True for _ in self._said("propertyNames")):
-            described = self._described_names()
+        described = self._described_names() if self._said("propertyNames") else []
         if described is None:
             return []
         try:
@@ -131,19 +128,15 @@ class _ObjectForm:
         sets = signatures(base.pattern, list(self._patterns.values())) if patterns else {frozenset[int]()}
         if len(sets) > MAX_CLASSES:
             raise TooLarge
-        return [self._class(found, sets, described) for found in sorted(sets, key=sorted)]
-
-    def _class(self, matched: frozenset[int], sets: set[frozenset[int]], described: list[str]) -> Plain:
-        """One class of names: those that match `matched` and none of the patterns that they might match as well."""
-        patterns = list(self._patterns)
-        beside = frozenset().union(*(other for other in sets if matched < other)) - matched
         written = [pattern_for(tree) for tree in self._patterns.values()]
-        entry: Plain = {
-            "all": [*described, *(written[at] for at in sorted(matched))],
-            "none": [written[at] for at in sorted(beside)],
-            "but": self._names,
-        }
-        return {**entry, "value": self._lowering.lower(self._schemas([patterns[at] for at in matched]))}
+        classes: list[Plain] = []
+        for matched in sorted(sets, key=sorted):
+            beside = frozenset().union(*(other for other in sets if matched < other)) - matched
+            all_of = [*described, *(written[at] for at in sorted(matched))]
+            none_of = [written[at] for at in sorted(beside)]  # what these names might match as well
+            value = self._lowering.lower(self._schemas([patterns[at] for at in matched]))
+            classes.append({"all": all_of, "none": none_of, "but": self._names, "value": value})
+        return classes
 
     def _described_names(self) -> list[str] | None:
         """The patterns of `propertyNames`; None where there are no other names, or where they were listed and are now

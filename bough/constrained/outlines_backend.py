@@ -1,8 +1,7 @@
-"""Masks by outlines-core: a finite automaton over tokens, all of it worked out when the grammar is compiled.
+"""Masks by outlines-core: a finite automaton over tokens, worked out when the grammar is compiled.
 
-It knows regular expressions only; schemas, tags and recursive grammars are followed by llguidance instead (`prepare`).
-Compiles grow with states times tokens, which can be minutes: they are made in a process that can be ended. A state's
-mask is made once, when a request first stands there, and shared by all.
+It knows regular expressions only; `prepare` gives the rest to llguidance. A compile may take minutes, so it runs in a
+process that can be ended. A state's mask is made once and shared.
 """
 
 from __future__ import annotations

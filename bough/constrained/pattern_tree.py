@@ -1,8 +1,6 @@
-"""A regular expression or a rule as a tree of a few kinds of node, and what is made of it: text, a size, its JSON
-form.
+"""A regular expression or a rule as a tree, and what is made of it: text, a size, its JSON form.
 
-Built by `regexes`, by `ebnf`, and by whoever needs a pattern of its own. Text is written so that every back end reads
-it alike: explicit classes, plain groups, counted repeats.
+Text is written so that every back end reads it alike: explicit classes, plain groups, counted repeats.
 """
 
 from __future__ import annotations

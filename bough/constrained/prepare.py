@@ -1,8 +1,7 @@
 """Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced, and by whom.
 
-Pure and free of back ends, so that a process which prepares starts quickly. A spec comes out written in the language of
-the back end that follows it: the one that was asked for, or llguidance where that one is too weak or too slow. With it
-come the gaps of a spec that is not strict, as warnings, and whether it is small enough to compile in a thread.
+A spec comes out in the language of the back end that follows it: the one asked for, or llguidance where that one is too
+weak or too slow. With it come the gaps of a spec that is not strict, and whether a thread may compile it.
 """
 
 from __future__ import annotations

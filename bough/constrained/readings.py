@@ -1,9 +1,7 @@
-"""Whether a grammar can be read in many ways at once: what makes the masks of a parser slow without end.
+"""Whether a grammar can be read in many ways at once, which makes the masks of a parser slow without end.
 
-A parser keeps every reading that is still possible. Where one character does not decide what comes next, inside of
-something that repeats (`(\\w+\\s?)*`: does the next letter go on with the word, or begin another?) or beside something
-that is counted (`.*a{1,20}`: which letter was the first?), readings grow with the text, and the time for a mask with
-them. Such grammars go to a back end that bounds the work of a mask (`prepare`).
+Where one character does not decide what comes next, inside of something that repeats (`(\\w+\\s?)*`) or beside
+something that is counted (`.*a{1,20}`), readings grow with the text, and the time for a mask with them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Regular expressions, read once and written in the one form that all back ends understand alike.
 
-Back ends differ in dialect: what `\\w`, `.` or `(?i)` mean, whether a pattern is anchored, what they ignore with a
-warning. So a pattern is parsed here (by Python's own parser), every class becomes explicit ranges, and what no
-automaton can do (look-around, back references) is refused by name. Classes are ASCII, as in ECMAScript; a `regex`
-matches the whole text, a schema's `pattern` any part of it unless it is anchored.
+Python's own parser reads a pattern; every class becomes explicit ranges, and what no automaton can do (look-around,
+back references) is refused. Classes are ASCII, as in ECMAScript. A `regex` matches the whole text, a schema's `pattern`
+any part of it unless it is anchored.
 """
 
 from __future__ import annotations

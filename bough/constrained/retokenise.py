@@ -1,8 +1,7 @@
 """Forced text as tokens, as the model's own tokenizer would have made them.
 
-What a grammar forces is text; the model must read it in the tokens it was trained on. Two seams need care. In front,
-the text may join with tokens that already stand. Behind, its last tokens may join with what is sampled next: they are
-held back, and the model samples them itself under the grammar's mask. Pure functions; nothing is kept.
+In front, the text may join with tokens that already stand. Behind, its last tokens may join with what is sampled next:
+they are held back, and the model samples them itself under the grammar's mask.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Writes a plain schema as grammar rules, the same for every back end; `ebnf_writer` and `lark` turn rules into text.
 
 The libraries read schemas themselves, but not to the letter: xgrammar ignores keywords and rounds ranges, llguidance
-allows excluded bounds, and names that differ from a property's by an escape alone. Each name, string, number and mark
-of JSON is a `Token`, for back ends with a lexer.
+allows excluded bounds. Each name, string, number and mark of JSON is a `Token`, for back ends with a lexer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Whether a value is valid: the `jsonschema` library without what a hostile schema could abuse.
 
-Clients write both the schema and the values of its enums. So references are followed inside the schema only and nothing
-is fetched, patterns are matched in linear time, an enum is looked up instead of searched, and steps are limited. Forms
-of earlier drafts are read as `schema_source` reads them.
+References are followed inside the schema only, patterns are matched in linear time, an enum is looked up instead of
+searched, and steps are limited. Forms of earlier drafts are read as `schema_source` reads them.
 """
 
 from __future__ import annotations

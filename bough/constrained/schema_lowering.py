@@ -1,10 +1,8 @@
-"""Any JSON schema in a few plain forms that back ends enforce as they stand; what does not fit is named by its path.
+"""Any JSON schema in a few plain forms that back ends enforce; what does not fit is named by its path.
 
-A place in the answer must satisfy several subschemas at once: the one that describes it, those behind its `$ref` and
-`allOf`, one branch of each `anyOf`. Lowering walks such sets of subschemas ("parts") and writes one plain schema for
-each: an `anyOf`, an `enum`, or one type with its own keywords (`type_forms`, `object_form`). A set that meets itself in
-a recursive schema becomes a definition. Keywords that cannot be enforced become gaps; the values of an `enum` are
-checked against everything while lowering, so an `enum` leaves no gap.
+A place in the answer must satisfy several subschemas at once ("parts"): its own, those behind `$ref` and `allOf`, one
+branch of each `anyOf`. Lowering writes one plain schema for such a set: an `anyOf`, an `enum`, or one type. A set that
+meets itself becomes a definition. Keywords that cannot be enforced become gaps.
 """
 
 from __future__ import annotations

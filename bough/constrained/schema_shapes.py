@@ -1,8 +1,7 @@
 """Whether a document is a JSON schema at all: each keyword with a value of the shape that it asks for.
 
-What the meta-schema says, as a table: a validator over the meta-schema takes milliseconds for each subschema, and a
-client may send ten thousand. Forms of earlier drafts that are read as they meant (tuples in `items`, true as an
-exclusive bound) pass. Keywords that nobody knows are no mistake either, but may be misspelt ones: they are told.
+A table, because a validator over the meta-schema takes milliseconds for each subschema. Forms of earlier drafts pass.
+Unknown keywords may be misspelt ones: they are reported.
 """
 
 from __future__ import annotations

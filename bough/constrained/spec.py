@@ -1,8 +1,7 @@
 """From what clients write to a `GrammarSpec`: one canonical text for each meaning, so that the cache finds it again.
 
-Schemas come as an object, as JSON text or as a pydantic model; tags as an object or text; choices as a list. Keys keep
-the order in which they were written, because that is the order in which the answer's properties are generated. Whether
-a back end can enforce the result is left to `prepare`.
+Keys keep their order, which is the order of the answer's properties. `prepare` decides whether a back end can enforce
+it.
 """
 
 from __future__ import annotations

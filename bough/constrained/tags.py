@@ -1,8 +1,7 @@
 """Structural tags: free text with structured stretches in it, in either of the forms that clients write.
 
-The short form, `{type, structures: [{begin, schema, end}], triggers}`, is the long one's `triggered_tags`. The long
-form is a tree of formats; each is checked by name and field, and the schemas, patterns and grammars in it are lowered
-like those that stand alone. What comes out is always the long form, with schemas and grammars as rules.
+The short form, `{type, structures: [{begin, schema, end}], triggers}`, becomes the long one: a tree of formats, checked
+by name and field, with its schemas and grammars lowered to rules.
 """
 
 from __future__ import annotations

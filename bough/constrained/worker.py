@@ -1,9 +1,8 @@
-"""The process in which grammars are prepared, or compiled, that might take too long: it can be ended, a thread cannot.
+"""Processes in which grammars are prepared or compiled, because a process can be ended, and a thread cannot.
 
-It reads a hello, then one spec after the other, and answers each with an outcome, all as msgpack over one connection.
-With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which needs no back end;
-grammars for llguidance are checked then too. Each spec has a child process with a timer that ends it: what was loaded
-stays, and the next spec does not wait. The worker ends when the connection does, so it does not outlive the engine.
+A worker reads a hello, then one spec after the other, and answers each with an outcome, as msgpack over one connection.
+With a vocabulary in the hello it compiles, without one it prepares. Each spec has a child process with a timer, so that
+what was loaded stays. `WorkerPool` starts workers and hands them out.
 """
 
 from __future__ import annotations

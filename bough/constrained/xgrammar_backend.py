@@ -1,9 +1,7 @@
 """Masks by xgrammar: a pushdown automaton whose masks are mostly worked out when the grammar is compiled.
 
-Its masks are the cheapest of the three (microseconds) and its compiles the dearest (up to seconds), so they run in a
-process that can be ended. A serialised grammar can be a hundred times what it holds: only what took long to compile
-crosses processes in that form; other grammars are compiled again where they are used. Importing this module imports
-torch, which xgrammar loads; no tensor is used.
+Its masks are the cheapest of the three (microseconds) and its compiles the dearest (up to seconds). A serialised
+grammar can be a hundred times what it holds, so only what took long to compile crosses processes in that form.
 """
 
 from __future__ import annotations

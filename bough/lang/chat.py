@@ -1,8 +1,7 @@
 """How roles become text, piece by piece, so that a state's text only ever grows and its prefix can be reused.
 
-A chat template renders whole conversations. So it is run on the *roles*, with marks in place of the contents: what
-stands between two marks belongs between two messages. The result depends on the roles alone and is cached. Templates
-that rewrite older messages (some drop the thinking of earlier turns) cannot do so here.
+A chat template is run on the roles, with marks in place of the contents: what stands between two marks belongs between
+two messages. Templates that rewrite older messages cannot do so here.
 """
 
 from __future__ import annotations
@@ -26,15 +25,12 @@ class ChatFormat(Protocol):
     @property
     def stop(self) -> tuple[str, ...]:
         """Where an assistant's message ends, if no token of the model says so."""
-        ...
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
         """What to write when the last of the roles begins; `generated`: the model is to write it."""
-        ...
 
     def closing(self, roles: tuple[str, ...]) -> str:
         """What to write when it ends."""
-        ...
 
 
 class NoChat:

@@ -1,7 +1,6 @@
 """What a program is made of: text, generations, choices, media and roles, as plain values.
 
-Nothing happens when an expression is made; `s += expression` hands it to the state, whose executor does what it says.
-Programs make them by the functions of `primitives`.
+Nothing happens until `s += expression`. Programs make expressions by the functions of `primitives`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A traced program as data: what happens in each state, in order, and where states branch; and pictures of it, in
-Graphviz's language and as SVG.
+"""A traced program as data, and pictures of it, in Graphviz's language and as SVG.
 
-In a picture each state is a column of boxes from top to bottom. Branches stand side by side under the place where they
-begin. What a model writes is marked, and dashed lines lead from a variable to where it is used.
+Each state is a column of boxes; branches stand side by side under the place where they begin. Dashed lines lead from a
+variable to where it is used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Runs one state of a program: takes its expressions in order and sees that each is done.
 
-`submit` returns at once. Text and roles are written immediately while the queue is empty; from the first generation on,
-expressions queue up and a task on the background loop works them off. Each variable has a slot that is filled in its
-turn. A branch begins with what its parent has written by then.
-
-Owns the variables, the queue and the failure of its state. Any thread or event loop may read: a reader outside of the
-program, which follows a stream, waits for its end, one inside for what has been submitted.
+Text and roles are written at once while the queue is empty; from the first generation on, a task on the background loop
+works the queue off. Each variable has a slot. A branch begins with what its parent has written by then. Any thread or
+event loop may read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`@function`: a Python function that writes with a model, and the ways to run it.
-
-A program's body is ordinary code that runs in a thread: the caller's for `run`, one of its own for a stream, a batch or
-an event loop. This module binds arguments and hands over to `running` and `tracer`.
-"""
+"""`@function`: a Python function that writes with a model, and the ways to run it. The body runs in a thread."""
 
 from __future__ import annotations
 
@@ -85,7 +81,8 @@ class Program(Body):
         if stream:
             work.start_thread()
         else:
-            work.finish()
+            work.complete()
+            raise_failure(state)
         return state
 
     async def async_run(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -153,13 +150,13 @@ class Program(Body):
         options = self._options(_sampling(locals()), False, backend, True)
         batch = Batch(self, options, batch_kwargs, num_threads, timeout_s)
         batch.start()
-        return batch.in_turn(progress_bar) if generator_style else batch.gather(progress_bar)
+        return batch.in_turn(progress_bar) if generator_style else batch.checked(list(batch.in_turn(progress_bar)))
 
     async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]) -> BatchResults:
         """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
         batch = self._async_batch(batch_kwargs, kwargs)
         await batch.async_start()
-        return await batch.async_gather(kwargs.get("progress_bar", False))
+        return batch.checked([state async for state in batch.async_in_turn(kwargs.get("progress_bar", False))])
 
     async def async_iter_batch(
         self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]

@@ -1,9 +1,7 @@
 """Runs of a program: one, or many at once.
 
-`Run` starts the body, waits for what it has begun, and records what went wrong; it owns its thread and its time-out.
-`Batch` traces the beginning of the program before its first run: what is the same for all runs is computed once, ahead
-of them, and runs start in the order of the arguments that the program writes first, so that runs with a common prefix
-stand together. Results come back in the order in which the arguments were given.
+`Run` starts the body, waits for what it has begun, and records what went wrong. `Batch` traces the beginning of the
+program first: what all runs share is computed once, and runs with a common prefix start together.
 """
 
 from __future__ import annotations
@@ -56,11 +54,6 @@ class Run:
         self._args = args
         self._kwargs = kwargs
         self._timeout_s = timeout_s
-
-    def finish(self) -> None:
-        """In the caller's thread, to the end; raises if the program failed."""
-        self.complete()
-        raise_failure(self.state)
 
     def complete(self) -> None:
         """In the caller's thread, to the end. What goes wrong is in the state; only an interrupt is raised."""
@@ -164,15 +157,13 @@ class Batch:
         if not self._items:
             return
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"bough-batch-{self._program.name}")
-        futures = {i: pool.submit(self._run(i).complete) for i in self._order}
+        runs = [
+            Run(state, self._program.func, (), item, self._timeout_s)
+            for state, item in zip(self._states, self._items, strict=True)
+        ]
+        futures = {i: pool.submit(runs[i].complete) for i in self._order}
         self._done = [futures[i] for i in range(len(self._items))]
         pool.shutdown(wait=False)
-
-    def gather(self, progress_bar: bool) -> BatchResults:
-        return self._checked(list(self.in_turn(progress_bar)))
-
-    async def async_gather(self, progress_bar: bool) -> BatchResults:
-        return self._checked([state async for state in self.async_in_turn(progress_bar)])
 
     def in_turn(self, progress_bar: bool) -> Iterator[ProgramState]:
         """Each state when it is done; leaving early aborts the rest."""
@@ -206,9 +197,6 @@ class Batch:
                 done.cancel()
                 state.cancel()
 
-    def _run(self, i: int) -> Run:
-        return Run(self._states[i], self._program.func, (), self._items[i], self._timeout_s)
-
     async def _cache(self, prefix: str) -> None:
         if global_config.verbosity:
             logger.info("%s: caching a common prefix of %d characters", self._program.name, len(prefix))
@@ -218,7 +206,8 @@ class Batch:
             reason = f"{type(error).__name__} {error}".rstrip()
             logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)
 
-    def _checked(self, states: list[ProgramState]) -> BatchResults:
+    def checked(self, states: list[ProgramState]) -> BatchResults:
+        """The results of the batch; says in the log if some failed."""
         results = BatchResults(states)
         errors = results.errors
         if errors:

@@ -1,7 +1,6 @@
-"""What a program holds in its hand: `s`, and the branches that `s.fork(n)` gives.
+"""The state `s` of a program, and the branches that `s.fork(n)` gives.
 
-A state is a thin handle on its executor. Writing returns at once; reading a variable or the text waits for it, and
-raises a `ProgramError` if it will never come.
+Writing returns at once; reading waits, and raises a `ProgramError` if the value will never come.
 """
 
 from __future__ import annotations

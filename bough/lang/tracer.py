@@ -1,8 +1,7 @@
 """Runs programs without a model, to see what they would do.
 
-Arguments that are not given and values that a model would write are placeholders. A program that looks into one
-(`if s["x"] == …`) is followed up to there. `trace_program` records the whole graph; `trace_start` stops at the first
-call of a model, and finds what is constant and which arguments come first. A trace ends after so many lines of Python.
+What is not known is a placeholder. A program that looks into one (`if s["x"] == …`) is followed up to there.
+`trace_program` records the whole graph; `trace_start` stops at the first call of a model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Does what expressions say: writes text and roles into the document, and asks the back end for the rest.
-
-Owns the document of one state, and what it has cost. Who calls it, when, and what becomes of errors is the executor's
-matter; here one step is done after the other.
-"""
+"""Does what expressions say: writes text and roles into one state's document, and asks the back end for the rest."""
 
 from __future__ import annotations
 

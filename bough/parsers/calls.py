@@ -1,8 +1,4 @@
-"""The calls of one answer while they are being read: which tools there are, and which call is open.
-
-Formats ask it to begin a call (a name that is no tool's is malformed), hand it arguments, and end it; when a format
-finds that what it reads is no call, `give_up` makes text of it.
-"""
+"""The calls of one answer while they are being read: which tools there are, and which call is open."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What a parser makes of a model's text: a stream of events, and what they amount to in the end.
 
-A call is shown while it is written: name, arguments piece by piece, end. Text that began like a call and turned out to
-be none comes as `CallFailed` with everything that the model wrote there, so that nothing is lost.
+Text that began like a call and turned out to be none comes as `CallFailed`, so that nothing is lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""JSON while it is being written: where a value ends, and at which character a text stops being JSON.
-
-A value is passed on as it arrives, so it is checked by a parser that can pause anywhere. It accepts what `json.loads`
-accepts, except NaN and infinities.
-"""
+"""JSON while it is being written, by a parser that can pause anywhere. NaN and infinities are no JSON here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The text of a stream as a grammar reads it: it may wait for more in the middle of a word.
 
-A grammar is a generator. It yields events, and `None` when it needs more text; `StreamParser` then resumes it. A
-question whose answer depends on text that has not come yet waits for it, so any chunking gives the same events. A
-source owns the unused text and, behind a mark, what was used: if a call turns out to be none, its text is still there.
+A grammar is a generator. It yields events, and `None` when it needs more text; so any chunking gives the same events. A
+source owns the unused text and, behind a mark, what was used, in case that a call turns out to be none.
 """
 
 from __future__ import annotations

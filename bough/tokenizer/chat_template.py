@@ -1,8 +1,7 @@
 """Chat templates: a model's own Jinja program that turns a conversation into its prompt.
 
-Templates come with model files, so they run in Jinja's immutable sandbox, with what `transformers` offers to them:
-`raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `break` and `continue`, the `generation` block,
-and the special tokens by name. A template that refuses a conversation answers that request with a 400.
+Templates come with model files, so they run in Jinja's immutable sandbox, with what `transformers` offers to them. A
+template that refuses a conversation answers that request with a 400.
 """
 
 from __future__ import annotations

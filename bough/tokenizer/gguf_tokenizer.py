@@ -1,9 +1,8 @@
 """A tokenizer built from the metadata of a GGUF file, which holds the vocabulary but no tokenizer program.
 
-Two kinds of vocabulary are served: `gpt2` (byte-level BPE with a list of merges) and `llama` (SentencePiece BPE, with a
-score for each token: the best-scored neighbours merge first). The file only names the rule that splits text into words
-(`tokenizer.ggml.pre`). A wrong rule would silently give ids that the model has never seen, so an unknown name is
-refused. The patterns are those of the models' `tokenizer.json` files under llama.cpp's names; "default" is llama.cpp's.
+Two kinds are served: `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece BPE with scores). The file only
+names the rule that splits text into words (`tokenizer.ggml.pre`); an unknown name is refused, because a wrong rule
+gives wrong ids. The patterns are those of the models' `tokenizer.json` files under llama.cpp's names.
 """
 
 from __future__ import annotations

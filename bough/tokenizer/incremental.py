@@ -1,14 +1,9 @@
 """Text from tokens as they come: never half a character, never later than certain, the same in any chunking.
 
-Nearly every generating model uses byte-level BPE (a token is a run of bytes, written in GPT-2's printable alphabet) or
-SentencePiece with byte fallback (text with `▁` for a space, or one byte written `<0x0A>`). In both, the text is the
-concatenation of the tokens' bytes, and a table lookup costs tens of nanoseconds where a call into a tokenizer costs
-microseconds. `find_piece_rule` recognises the two; any other decoder is run over a window of recent tokens.
-
-For a prompt P and output ids O the joined text is `decode(O)` for byte-level BPE. For SentencePiece it is what O adds,
-`decode(P + O)[len(decode(P)):]`, so that a continuation keeps its leading space; where P shows no text, the first space
-is dropped, as the decoder does. Stray bytes show as U+FFFD and leave the valid characters beside them alone.
-`Tokenizer.decode` uses this class too, so streams and whole texts agree. Stop strings are left to `stops`.
+In byte-level BPE and in SentencePiece with byte fallback, text is the concatenation of the tokens' bytes, and a table
+lookup is far cheaper than a call into a tokenizer. Any other decoder is run over a window of recent tokens. With
+SentencePiece, a continuation keeps its leading space; where the prompt shows no text, the first space is dropped. Stray
+bytes show as U+FFFD.
 """
 
 from __future__ import annotations
@@ -129,15 +124,12 @@ class PieceSource(Protocol):
 
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
         """The table of contributions; None when this tokenizer's text is not a concatenation."""
-        ...
 
     def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
         """The ids that show in the text."""
-        ...
 
     def backend_decode(self, ids: list[int]) -> str:
         """All of these ids as text, by the tokenizer's own decoder."""
-        ...
 
 
 class IncrementalDecoder:

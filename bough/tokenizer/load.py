@@ -1,9 +1,7 @@
 """Finds a model's tokenizer among its files and puts it together.
 
-A Hugging Face folder has a `tokenizer.json` (read by the `tokenizers` library) and small JSON files beside it that name
-the special tokens and hold the chat template. An older folder has only a SentencePiece `tokenizer.model`:
-`transformers` converts that, and is imported for it alone, because it takes seconds. A GGUF file has everything in its
-metadata, which the caller reads.
+A Hugging Face folder has a `tokenizer.json` and small JSON files beside it. An older one has only a `tokenizer.model`:
+`transformers` converts that, and is imported for it alone. A GGUF file has everything in its metadata.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the interpreter asks of a back end, and the values that pass between them.
 
-A back end is asynchronous: everything that it does is called on the language's own event loop, and a cancelled call
-must end the request behind it. What it cannot do it refuses with a `RequestError` that says so. `cache_prefix`,
-`flush_cache` and `get_server_info` are for users, who wait.
+Everything asynchronous is called on the language's own event loop, and a cancelled call must end the request behind it.
+What a back end cannot do it refuses with a `RequestError`.
 """
 
 from __future__ import annotations

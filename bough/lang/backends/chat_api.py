@@ -1,8 +1,7 @@
 """What the back ends of chat APIs have in common: messages instead of text, and fewer knobs.
 
-Such an API answers with a whole message, so a generation must be the first thing in an assistant's message; programs
-that write more into one use `@function(num_api_spec_tokens=…)`. What an API has no word for is refused where it would
-change the meaning of a program, and left out with a warning where it only colours it.
+A generation must be the first thing in an assistant's message, unless `@function(num_api_spec_tokens=…)`. What an API
+has no word for is refused where it changes the meaning of a program, and else left out with a warning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A server as a back end: Bough's, or any other that speaks SGLang's native API.
-
-What the server is and how it renders conversations is asked once, when the back end is made. Owns the connections.
-"""
+"""A server as a back end: Bough's, or any other that speaks SGLang's native API. Owns the connections."""
 
 from __future__ import annotations
 

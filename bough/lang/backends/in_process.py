@@ -1,8 +1,4 @@
-"""The engine in this process as a back end. An `Engine` is wrapped when it is used as one; it owns nothing else.
-
-Requests of one turn of the loop reach the engine together, before any of them is answered, so the branches of a fork
-are prefilled and decoded as one batch.
-"""
+"""The engine in this process as a back end. Requests of one turn of the loop reach it together, as one batch."""
 
 from __future__ import annotations
 

@@ -48,11 +48,9 @@ class ToolFormat(Protocol):
     @property
     def shape(self) -> Shape | None:
         """None for formats that no grammar is made for."""
-        ...
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         """A whole stream."""
-        ...
 
 
 class BlockFormat(ABC):

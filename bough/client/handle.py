@@ -60,8 +60,7 @@ class EngineClient:
         meter: RequestMeter | None = None,
         watchers: Sequence[RequestWatcher] = (),
     ) -> None:
-        """`number` identifies this client among those of one engine. The meter counts all requests, the watchers are
-        notified of them."""
+        """`number` identifies this client among those of one engine. The watchers are notified of all requests."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._handles = itertools.count(first_handle(number))

@@ -29,8 +29,7 @@ Entry = tuple[float | None, int, str | None]  # logprob (None where there is non
 
 @dataclass(slots=True)
 class LogprobColumns:
-    """Logprobs of consecutive positions: of the token itself, of the likeliest, and of the ids that were asked for.
-    Slice i of each column belongs to token i."""
+    """By position: logprobs of the token itself, of the likeliest, and of the ids that were asked for."""
 
     tokens: list[Entry] = field(default_factory=list)
     top: list[list[Entry] | None] = field(default_factory=list)

@@ -50,8 +50,7 @@ class Timings:
         }
 
     def to_header(self, *, finished: bool = True) -> str:
-        """The value of a `Server-Timing` header, in milliseconds. An unfinished answer shows only what
-        cannot change: its time in the queue and its prefill."""
+        """The value of a `Server-Timing` header, in milliseconds; of an unfinished answer only what cannot change."""
         parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
         if finished:
             parts |= {"decode": self.decode_s, "total": self.total_s}

@@ -85,11 +85,8 @@ def inline(rules: Rules) -> Node | None:
 
 
 def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
-    """The rules that derive some text, each without the options that derive none.
-
-    `root ::= root` derives no text, and an object that must contain an object of its own kind has no last one. A model
-    that entered such a part could only run into a limit. Where no way is left, the root rule is missing.
-    """
+    """The rules that derive some text, without options that derive none (`root ::= root`): a model that entered such a
+    part could only run into a limit. Where no way is left, the root rule is missing."""
     ending: set[str] = set()
     order = list(rules)
     while True:

@@ -120,13 +120,18 @@ class _TagWriter:
             case "or":
                 return "(" + " | ".join(self._rule(self.write(part, last)) for part in found["elements"]) + ")"
             case "optional" | "star" | "plus" | "repeat":
-                return self._repeat(found)
+                inner = self._rule(self.write(found["content"]))
+                most = "" if found.get("max") == -1 else found.get("max")
+                marks = {"optional": "?", "star": "*", "plus": "+", "repeat": f"{{{found.get('min')},{most}}}"}
+                return f"{inner}{marks[found['type']]}"
             case "tag":
                 return f"{_literal(found['begin'])} {self._content_and_end(found)}"
             case "triggered_tags":
                 return self._triggered(found, last)
             case "tags_with_separator":
-                return self._separated(found)
+                tag = self._rule(" | ".join(self._rule(self.write(tag)) for tag in found["tags"]))
+                several = tag if found.get("stop_after_first") else f"{tag} ({_literal(found['separator'])} {tag})*"
+                return several if found.get("at_least_one") else f"({several})?"
             case "any_text" if last and not found.get("excludes"):
                 return self._rule(self._terminal(ANY_TEXT))
         raise RequestError(
@@ -134,12 +139,6 @@ class _TagWriter:
             "the server with --grammar-backend xgrammar.",
             field="structural_tag",
         )
-
-    def _repeat(self, found: dict[str, Any]) -> str:
-        inner = self._rule(self.write(found["content"]))
-        most = "" if found.get("max") == -1 else found.get("max")
-        marks = {"optional": "?", "star": "*", "plus": "+", "repeat": f"{{{found.get('min')},{most}}}"}
-        return f"{inner}{marks[found['type']]}"
 
     def _content_and_end(self, tag: dict[str, Any]) -> str:
         """What stands between a tag's beginning and its end, and the end."""
@@ -173,11 +172,6 @@ class _TagWriter:
         if found.get("stop_after_first"):
             return tag if found.get("at_least_one") else f"({tag} | {self._terminal(ANY_TEXT)})"
         return f"{tag}{'+' if found.get('at_least_one') else '*'} {self._terminal(ANY_TEXT)}"
-
-    def _separated(self, found: dict[str, Any]) -> str:
-        tag = self._rule(" | ".join(self._rule(self.write(tag)) for tag in found["tags"]))
-        several = tag if found.get("stop_after_first") else f"{tag} ({_literal(found['separator'])} {tag})*"
-        return several if found.get("at_least_one") else f"({several})?"
 
     def _grammar(self, rules: Rules) -> str:
         prefix = f"g{self._next()}_"

@@ -45,11 +45,8 @@ def check_grammar(spec: GrammarSpec) -> None:
 
 
 def _grammar(text: str) -> str:
-    """The library's form of a grammar in its language.
-
-    `no_forcing`: the library would narrow masks to its own idea of how forced text is tokenised; that is the engine's
-    to say, which knows the model's tokenizer.
-    """
+    """`no_forcing`: the library would narrow masks to its own tokens for forced text; the engine knows the model's
+    tokenizer."""
     return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + text)
 
 

@@ -81,11 +81,9 @@ def decimal(found: Range) -> Node | None:
 
 
 def multiples(found: Range, step: Fraction, only_whole: bool) -> JsonNumber | None:
-    """The multiples of a step in a range, for llguidance, which checks them itself; None where there are none.
-
-    `TooLarge` where the step has too many digits, or all multiples are too large. The library takes no excluded bounds
-    of decimals to the letter, so bounds are given as multiples, which are included.
-    """
+    """The multiples of a step in a range, for llguidance, which checks them; None where there are none, `TooLarge`
+    where the step has too many digits. The library mistakes excluded bounds, so bounds are given as multiples,
+    included."""
     places = 0 if only_whole else next((k for k in range(MAX_PLACES) if 10**k % step.denominator == 0), MAX_PLACES)
     modulus, left = divmod(step.numerator * 10**places, step.denominator)
     if modulus > MAX_STEP or left:
@@ -210,11 +208,9 @@ def _between(first: int, last: int) -> Node | None:
     if first < MANY < last:
         return _either([_between(first, MANY - 1), _between(MANY, last)])
     found = _wholes(first, last) if first <= last else None
-    return None if found is None else Row((found, _fraction(FLOAT_DIGITS - len(str(last)))))
-
-
-def _fraction(places: int) -> Node:
-    return repeat(Row((POINT, repeat(DIGIT, 1, places))), 0, 1) if places > 0 else EMPTY
+    places = FLOAT_DIGITS - len(str(last))
+    fraction = repeat(Row((POINT, repeat(DIGIT, 1, places))), 0, 1) if places > 0 else EMPTY
+    return None if found is None else Row((found, fraction))
 
 
 def _at(before: int, low: str, above: bool, high: str | None, below: bool) -> Node | None:

@@ -52,7 +52,11 @@ class _ObjectForm:
 
     def build(self, name: str) -> Plain | None:
         for property_name in self._names:
-            value = self._lowering.lower(self._schemas_of(property_name)) if self._may_be(property_name) else None
+            allowed = all(
+                self._lowering.accepts(join(pointer, "propertyNames"), property_name, "pattern")
+                for pointer, _ in self._said("propertyNames")
+            )
+            value = self._lowering.lower(self._schemas_of(property_name)) if allowed else None
             if value is not None:
                 self._properties[property_name] = value
             elif property_name in self._required:
@@ -98,12 +102,6 @@ class _ObjectForm:
             self._gap_all("patternProperties", "is too much to decide for a name this long")
             return False
 
-    def _may_be(self, name: str) -> bool:
-        return all(
-            self._lowering.accepts(join(pointer, "propertyNames"), name, "pattern")
-            for pointer, _ in self._said("propertyNames")
-        )
-
     # ---- other properties
 
     def _others(self) -> list[Plain]:
@@ -139,8 +137,7 @@ class _ObjectForm:
         return classes
 
     def _described_names(self) -> list[str] | None:
-        """The patterns of `propertyNames`; None where there are no other names, or where they were listed and are now
-        named."""
+        """The patterns of `propertyNames`; None where there are no other names, or where they were listed."""
         paths = [(join(pointer, "propertyNames"), NO_KEYWORDS) for pointer, _ in self._said("propertyNames")]
         names = _strings_of(self._lowering.lower(paths))
         if names is None:

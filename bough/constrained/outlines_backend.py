@@ -21,11 +21,8 @@ END = b"\x00"
 
 
 class OutlinesBackend:
-    """The library's view of one vocabulary.
-
-    It loses ways on from a place where a text may end (of `a(bc)?`, the `b`). So an end is written out here: a stop
-    token is the character NUL, which no other token may contain, and every pattern ends with it.
-    """
+    """The library loses ways on from a place where a text may end (of `a(bc)?`, the `b`). So every pattern ends with
+    NUL, which stands for the stop token, and which no other token may contain."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

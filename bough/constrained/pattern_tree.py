@@ -65,11 +65,8 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A JSON string, quotes and all, whose characters match a pattern.
-
-    Each character is spelt in one way, so that a name is the same name wherever it stands; `free` strings may use every
-    escape there is, where all characters are allowed.
-    """
+    """A JSON string, quotes and all, whose characters match a pattern, each spelt in one way, so that a name is the
+    same name everywhere. `free` strings may use every escape."""
 
     pattern: Node
     free: bool = False
@@ -171,11 +168,8 @@ def parts_of(node: Node) -> Iterator[Node]:
 
 
 def in_json(node: Node, whole: bool = False) -> Node:
-    """The same texts as they stand between the quotes of a JSON string, each character spelt in one way.
-
-    Control characters without a short escape are left to classes without any others: `.` may go without them, unless
-    the `whole` of a class is needed.
-    """
+    """The same texts between the quotes of a JSON string, each character spelt in one way. Control characters without a
+    short escape are left out of classes that hold others too, unless the `whole` of a class is needed."""
     match node:
         case Chars(found):
             raw = charsets.intersection(found, RAW_IN_JSON)

@@ -54,11 +54,8 @@ ADVICE = (
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A spec as a back end gets it; it crosses processes.
-
-    The text of `spec` is what the back end reads. For llguidance that is always a grammar in its own language (kind
-    `ebnf`); for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`; for outlines-core a `regex`.
-    """
+    """A spec as a back end gets it; it crosses processes. For llguidance it is a grammar in its own language (kind
+    `ebnf`), for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`, for outlines-core a `regex`."""
 
     spec: GrammarSpec
     backend: str  # that follows it

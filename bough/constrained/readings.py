@@ -95,7 +95,12 @@ class _Grammar:
                 self._follow[name] = _union([self._follow[name], follow])
                 return False
             case Row(parts):
-                return self._doubt_in_row(parts, follow, repeated)
+                for part in reversed(parts):
+                    if self._doubt(part, follow, repeated):
+                        return True
+                    first, empty = self._begins(part)
+                    follow = _union([first, follow]) if empty else first
+                return False
             case Choice(options):
                 begins = [self._begins(option) for option in options]
                 ways = [first for first, _ in begins]
@@ -110,14 +115,6 @@ class _Grammar:
                     return True
                 return self._doubt(part, _union([first, follow]) if again else follow, repeated or again)
         return False  # a character
-
-    def _doubt_in_row(self, parts: tuple[Node, ...], follow: Ranges, repeated: bool) -> bool:
-        for part in reversed(parts):
-            if self._doubt(part, follow, repeated):
-                return True
-            first, empty = self._begins(part)
-            follow = _union([first, follow]) if empty else first
-        return False
 
 
 def _counts(node: Node) -> bool:

@@ -71,12 +71,6 @@ def _strip_anchors(row: list[Any]) -> tuple[bool, list[Any], bool]:
     return starts, row, ends
 
 
-def _anchor_refusal(anchor: Any) -> str:
-    if anchor in (*STARTS, *ENDS):
-        return "an anchor (^, $) can be enforced only at the pattern's ends, outside of groups"
-    return "a word boundary (\\b, \\B) cannot be enforced"
-
-
 class _Reader:
     """One walk over what Python's parser made of a pattern."""
 
@@ -117,12 +111,11 @@ class _Reader:
             least, most, inner = value
             return repeat(self.row(inner, flags, depth + 1), least, None if most is sre.MAXREPEAT else int(most))
         if kind is sre.AT:
-            raise self._error(_anchor_refusal(value))
+            if value in (*STARTS, *ENDS):
+                raise self._error("an anchor (^, $) can be enforced only at the pattern's ends, outside of groups")
+            raise self._error("a word boundary (\\b, \\B) cannot be enforced")
         if kind in REFUSED:
             raise self._error(f"{REFUSED[kind]} cannot be enforced")
-        return self._chars(kind, value, flags)
-
-    def _chars(self, kind: Any, value: Any, flags: int) -> Node:
         found = self._ranges(kind, value, flags)
         if not found:
             raise self._error("a character class in it is empty")

@@ -33,11 +33,8 @@ def retokenise(
     final: bool = False,
     max_cut: int = 0,
 ) -> Seam:
-    """The tokens of `forced` behind `tail`, the last tokens that stand.
-
-    `final` says that the text ends with what is forced, so nothing is held back. Up to `max_cut` tokens that stand may
-    be replaced where the tokenizer joins them with the forced text; if more would have to be, nothing is appended.
-    """
+    """The tokens of `forced` behind `tail`, the last tokens that stand. `final`: the text ends here, so nothing is held
+    back. At most `max_cut` tokens that stand are replaced; if more would have to be, nothing is appended."""
     text = _whole_characters(forced)
     if not text:
         return NOTHING

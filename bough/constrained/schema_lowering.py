@@ -37,6 +37,7 @@ ANNOTATIONS = frozenset(
 )
 EARLIER_FORMS = {"divisibleBy": "multipleOf", "disallow": "not", "extends": "allOf"}
 EARLIER = EARLIER_FORMS.keys()
+LARGE = frozenset({"properties", "anyOf", "items", "prefixItems", "additionalProperties"})  # shared as a definition
 CONTENT = frozenset({"contentEncoding", "contentMediaType", "contentSchema"})
 FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
     "object": object_form,
@@ -120,7 +121,7 @@ class Lowering:
 
     def _again(self, key: Parts) -> Plain | None:
         plain = self._done[key]
-        if plain is None or not _is_large(plain):
+        if plain is None or LARGE.isdisjoint(plain):
             return plain
         reference = self._reference(key)
         self._definitions.setdefault(self._names[key], plain)
@@ -151,7 +152,8 @@ class Lowering:
             for keyword in ("$dynamicRef", "$recursiveRef"):
                 if keyword in node:
                     self.gap(part[0], keyword)
-        return tuple(sorted((part for part in seen if self._says_something(part)), key=lambda part: part[0]))
+        silent = APPLICATORS | ANNOTATIONS
+        return tuple(sorted((p for p in seen if self.node(p).keys() - silent - p[1]), key=lambda part: part[0]))
 
     def _target(self, reference: str, pointer: str) -> str | None:
         """Where a reference leads; what leads out of the schema is not followed, and says nothing."""
@@ -163,14 +165,13 @@ class Lowering:
             return None
         return target
 
-    def _says_something(self, part: Part) -> bool:
-        return bool(self.node(part).keys() - APPLICATORS - ANNOTATIONS - part[1])
-
     def _lower(self, parts: Parts) -> Plain | None:
         self._note_earlier_drafts(parts)
         values = self._values(parts)
         if values is not None:
-            return self._one_of_values(values)
+            simple = [value for value in values if not isinstance(value, dict | list)]
+            nested = [constant(value) for value in values if isinstance(value, dict | list)]
+            return any_of([*([{"enum": simple}] if simple else []), *nested])
         for part in parts:
             for keyword in ("anyOf", "oneOf"):
                 if keyword in self.node(part) and keyword not in part[1]:
@@ -196,17 +197,10 @@ class Lowering:
             if "const" in node or "enum" in node:
                 values = [node["const"]] if "const" in node else list(node["enum"])
                 require_choices(len(values), f"{self.source.field}#{join(part[0], 'enum')}")
-                plain = all(self._only_enum_and_type(other) for other in parts)
-                return [value for value in values if self._fits(value, parts, plain)]
+                if len(parts) == 1 and node.keys() <= {"enum", "const", *ANNOTATIONS}:
+                    return values
+                return [value for value in values if all(self.accepts(other[0], value, "enum") for other in parts)]
         return None
-
-    def _only_enum_and_type(self, part: Part) -> bool:
-        return self.node(part).keys() <= {"enum", "const", "type", *ANNOTATIONS}
-
-    def _fits(self, value: Any, parts: Parts, plain: bool) -> bool:
-        if plain and len(parts) == 1 and "type" not in self.node(parts[0]):
-            return True
-        return all(self.accepts(part[0], value, "enum") for part in parts)
 
     def accepts(self, pointer: str, value: Any, keyword: str) -> bool:
         """Whether a value is valid; one that cannot be judged passes, and leaves a gap at the keyword."""
@@ -215,12 +209,6 @@ class Lowering:
         except Undecided as error:
             self.gap(pointer, keyword, f"cannot be enforced: the schema {error}")
             return True
-
-    def _one_of_values(self, values: list[Any]) -> Plain | None:
-        simple = [value for value in values if not isinstance(value, dict | list)]
-        options: list[Plain] = [{"enum": simple}] if simple else []
-        options += [constant(value) for value in values if isinstance(value, dict | list)]
-        return any_of(options)
 
     # ---- types
 
@@ -274,10 +262,6 @@ def _negated_types(node: Plain) -> set[str]:
     if "number" in named:
         return {*named, "integer"}
     return set() if "integer" in named else named
-
-
-def _is_large(plain: Plain) -> bool:
-    return any(keyword in plain for keyword in ("properties", "anyOf", "items", "prefixItems", "additionalProperties"))
 
 
 # ---- whether plain schemas exclude each other: `oneOf` is `anyOf` where they do

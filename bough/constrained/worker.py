@@ -73,7 +73,10 @@ def _in_child(task: Callable[[], None]) -> int:
 
 def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: float, connection: Connection) -> None:
     """Writes what comes of a spec; the clock ends the process unless that comes in time."""
-    _limit_memory()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     outcome = _outcome(work, spec)
@@ -109,13 +112,6 @@ def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome
     except Exception as error:  # noqa: BLE001  (a defect, which must not stay unseen, concerns one request alone)
         traceback.print_exc()
         return Outcome(error=f"The grammar cannot be read ({type(error).__name__}: {error}); please report it.")
-
-
-def _limit_memory() -> None:
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 # ---- in the engine: the worker processes, and who gets one

@@ -53,10 +53,22 @@ class Graph:
         return list(_nodes(self.lane))
 
     def to_dot(self) -> str:
-        return _dot(lay_out(self))
+        layout = lay_out(self)
+        lines = ["digraph program {", "  node [shape=box, style=filled, fontname=sans];"]
+        for i, box in enumerate(layout.boxes):
+            text = label(box.node).replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'  n{i} [label="{text}", fillcolor="{COLOURS.get(box.node.kind, OTHER_COLOUR)}"];')
+        for start, end, value in layout.lines:
+            lines.append(f"  n{start} -> n{end}{' [style=dashed, constraint=false]' if value else ''};")
+        return "\n".join([*lines, "}"])
 
     def to_svg(self) -> str:
-        return _svg(lay_out(self))
+        layout = lay_out(self)
+        width = layout.columns * (WIDTH + GAP_X) + GAP_X
+        height = (max(box.row for box in layout.boxes) + 1) * (HEIGHT + GAP_Y) + GAP_Y
+        size = f'width="{width}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+        return "\n".join([head, *_svg_lines(layout), *map(_svg_box, layout.boxes), "</svg>"])
 
 
 def _lines(lane: Lane, indent: str) -> Iterator[str]:
@@ -146,24 +158,6 @@ def label(node: Node) -> str:
     text = node.name if node.kind in ("text", "program", "stopped") else f"{node.kind} {node.name}".strip()
     text = " ".join(text.split()) or repr(text)
     return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
-
-
-def _dot(layout: Layout) -> str:
-    lines = ["digraph program {", "  node [shape=box, style=filled, fontname=sans];"]
-    for i, box in enumerate(layout.boxes):
-        text = label(box.node).replace("\\", "\\\\").replace('"', '\\"')
-        lines.append(f'  n{i} [label="{text}", fillcolor="{COLOURS.get(box.node.kind, OTHER_COLOUR)}"];')
-    for start, end, value in layout.lines:
-        lines.append(f"  n{start} -> n{end}{' [style=dashed, constraint=false]' if value else ''};")
-    return "\n".join([*lines, "}"])
-
-
-def _svg(layout: Layout) -> str:
-    width = layout.columns * (WIDTH + GAP_X) + GAP_X
-    height = (max(box.row for box in layout.boxes) + 1) * (HEIGHT + GAP_Y) + GAP_Y
-    size = f'width="{width}" height="{height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
-    return "\n".join([head, *_svg_lines(layout), *map(_svg_box, layout.boxes), "</svg>"])
 
 
 def _corner(box: Box) -> tuple[int, int]:

@@ -229,12 +229,12 @@ def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
 def _compare(items: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
     """Arguments that are the same for all, and the names of the others."""
     first, *others = items
-    common = {name: value for name, value in first.items() if all(_same(value, item.get(name)) for item in others)}
+
+    def same(a: Any, b: Any) -> bool:
+        return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
+
+    common = {name: value for name, value in first.items() if all(same(value, item.get(name)) for item in others)}
     return common, {name for item in items for name in item} - common.keys()
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
 
 
 def _thread_count(asked: int | Literal["auto"], items: int) -> int:

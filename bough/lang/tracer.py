@@ -66,11 +66,11 @@ class Start:
 class TraceState(StateBase):
     """Plays the state: records what is added to it."""
 
-    def __init__(self, lane: Lane, names: set[str] | None = None) -> None:
+    def __init__(self, lane: Lane, names: Collection[str] = (), values: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._lane = lane
-        self._names = set(names or ())
-        self._values: dict[str, Any] = {}
+        self._names = set(names)
+        self._values = dict(values or {})
 
     def _submit(self, value: object) -> None:
         for expr in walk(as_expr(value)):
@@ -123,12 +123,7 @@ class TraceState(StateBase):
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> TraceGroup:
         lanes = [Lane() for _ in range(size)]
         self._lane.items.append(Fork(lanes))
-        return TraceGroup([self._branch(lane) for lane in lanes], self)
-
-    def _branch(self, lane: Lane) -> TraceState:
-        branch = TraceState(lane, self._names)
-        branch._values = dict(self._values)
-        return branch
+        return TraceGroup([TraceState(lane, self._names, self._values) for lane in lanes], self)
 
     def _look(self, what: str) -> None:
         """Somebody reads what only a run would know."""

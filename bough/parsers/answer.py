@@ -105,9 +105,8 @@ class AnswerParser:
 
 
 class CallBuffer:
-    """Holds a call back until it is complete: what begins like a call may turn out to be text, and a stream cannot take
-    back what it has shown. Calls of `eager` tools, which cannot go wrong or whose client wants them as they come, are
-    passed on at once. Numbers the calls that are shown."""
+    """Holds a call back until it is complete, because it may turn out to be text, and a stream takes nothing back.
+    Calls of `eager` tools are passed on at once. Numbers the calls that are shown."""
 
     def __init__(self, eager: Collection[str]) -> None:
         self._eager = eager

@@ -81,7 +81,7 @@ class NamedArguments:
         schema = self._calls.schema_of(name)
         if expects_text(schema) if is_text is None else is_text:
             yield self._calls.arguments(self._open(name) + '"')
-            if (yield from source.passage(ends, lambda text: self._calls.arguments(_escaped(text)))) is None:
+            if (yield from source.passage(ends, lambda text: self._calls.arguments(to_json(text)[1:-1]))) is None:
                 raise MalformedError("a value without an end")
             yield self._calls.arguments('"')
         else:
@@ -93,10 +93,6 @@ class NamedArguments:
         yield from source.expect(closing)
         yield self._calls.arguments("}" if self._names else "{}")
         yield self._calls.end()
-
-
-def _escaped(text: str) -> str:
-    return to_json(text)[1:-1]
 
 
 Block = Callable[[Source, Calls, str], Steps[None]]

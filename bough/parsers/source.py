@@ -27,11 +27,8 @@ class MalformedError(Exception):
 
 
 class Markers:
-    """Texts of which the first to come ends a passage. None may be part of another.
-
-    `before` are characters that belong to a marker where they stand directly before it; `most` is how many. Without a
-    bound, an answer of nothing but such characters would have to be held back as a whole.
-    """
+    """Texts of which the first to come ends a passage. None may be part of another. Up to `most` characters of `before`
+    belong to a marker behind them; without a bound, an answer of such characters would be held back as a whole."""
 
     def __init__(self, *texts: str, before: str = "", most: int = MOST_SPACE) -> None:
         for text in texts:

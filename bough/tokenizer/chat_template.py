@@ -123,7 +123,7 @@ def _environment() -> Environment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
 
 
@@ -141,10 +141,6 @@ def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _with_continue_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

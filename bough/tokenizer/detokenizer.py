@@ -160,8 +160,7 @@ class Detokenizer:
             self._outlet.deltas(Deltas(deltas))
 
     def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
-        """Adds a token, which may be the request's last; a reason when its text completes a stop string or cannot be
-        searched."""
+        """Adds a token, perhaps the last; a reason when its text completes a stop string or cannot be searched."""
         stream.ids.append(token)
         if stream.decoder is None or (isinstance(end, FinishStop) and not stream.keep_stop_token):
             return None

@@ -21,10 +21,8 @@ SPACE_MARK = "▁"
 
 
 class TokenPieces(dict[int, "str | bytes"]):
-    """By token id: its text, if it is whole characters by itself, else its bytes. Hidden and unknown ids give no text.
-
-    Filled on first sight: a request meets a few hundred of a vocabulary's hundred thousands.
-    """
+    """By token id: its text, if it is whole characters, else its bytes; nothing for hidden and unknown ids. Filled on
+    first sight: a request meets a few hundred of a hundred thousand."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, token_bytes: Callable[[str], bytes], hidden: frozenset[int]
@@ -60,7 +58,8 @@ class PieceRule:
 
 def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
     """The rule of a tokenizer whose text is the concatenation of its tokens' bytes; None for any other."""
-    match _decoder_steps(backend):
+    state: dict[str, Any] = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    match state.get("decoders", [state]):
         case [{"type": "ByteLevel"}]:
             return PieceRule(_byte_level_bytes, drops_first_space=False)
         case [
@@ -70,19 +69,9 @@ def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
             *rest,
         ]:
             match rest:
-                case []:
-                    return PieceRule(_sentencepiece_bytes, drops_first_space=False)
-                case [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
-                    return PieceRule(_sentencepiece_bytes, drops_first_space=True)
+                case [] | [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+                    return PieceRule(_sentencepiece_bytes, drops_first_space=bool(rest))
     return None
-
-
-def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    if backend.decoder is None:
-        return []
-    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
-    return steps
 
 
 def _byte_alphabet() -> dict[str, int]:

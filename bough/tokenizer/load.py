@@ -26,10 +26,8 @@ SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 def load_tokenizer(
     folder_or_gguf: Path, *, chat_template: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, or of a GGUF file whose `metadata` the caller has read.
-
-    `chat_template` is a file or the template itself, and replaces the model's own.
-    """
+    """The tokenizer of a Hugging Face folder, or of a GGUF file with this `metadata`. `chat_template`, a file or the
+    template itself, replaces the model's own."""
     if metadata is not None:
         return _from_gguf(metadata, chat_template)
     if (folder_or_gguf / "tokenizer.json").is_file():

@@ -96,8 +96,7 @@ def _string(source: Source) -> Steps[str]:
 
 
 class JsonList:
-    """A list of calls as the whole answer: how a call is forced where the model's own format cannot be. A grammar makes
-    the model write it, so nothing stands around the list."""
+    """A list of calls as the whole answer: how a call is forced where the model's own format cannot be."""
 
     shape = None
 

@@ -106,8 +106,7 @@ BARE = re.compile(r"[^,}\]<]*")  # what stands without quotes
 
 
 class Gemma(BlockFormat):
-    """`<|tool_call>call:name{key:<|"|>text<|"|>,n:[1,true]}<tool_call|>`: strings have quotes of their own, keys have
-    none."""
+    """`<|tool_call>call:name{key:<|"|>text<|"|>,n:[1,true]}<tool_call|>`: strings have their own quotes, keys none."""
 
     OPENING = Markers("<|tool_call>", before=SPACE)
 

@@ -155,8 +155,7 @@ class Hunyuan(BlockFormat):
 
 
 class Qwen3Coder(BlockFormat):
-    """`<function=name>` with a `<parameter=key>` for each argument. Values stand on lines of their own; the line breaks
-    around them are not part of them."""
+    """`<function=name>` with a `<parameter=key>` for each argument, whose value stands on lines of its own."""
 
     OPENING = Markers("<tool_call>", "<function=", before=SPACE)  # the models leave the outer tag out at times
     VALUE_END = Markers("</parameter>", before="\n", most=1)

@@ -80,7 +80,6 @@ class EngineClient:
         return [answer.to_dict() for answer in answers] if inputs.batched else answers[0].to_dict()
 
     async def answers(self, inputs: Inputs) -> list[RequestOutput]:
-        """All answers, complete, in the order of the prompts."""
         pieces = self.pieces(inputs, stream=False)
         return sorted([piece.answer async for piece in pieces], key=lambda answer: answer.index)
 
@@ -233,7 +232,6 @@ class EngineClient:
             seen.add(prompt.rid)
 
     def _release(self, answers: Sequence[RequestOutput]) -> None:
-        """Forgets answers; those still running are aborted, because their caller has gone."""
         for answer in answers:
             del self._answers[answer.handle]
             if self._rids.get(answer.prompt.rid) is answer:

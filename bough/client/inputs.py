@@ -197,7 +197,6 @@ class InputReader:
         return secrets.randbits(63) if self._random_seed is None else self._random_seed
 
     def _token_ids(self, prompt: Any, input_ids: Any) -> tuple[list[IntArray], bool]:
-        """The prompts as arrays, and whether the caller gave a list of them."""
         if (prompt is None) == (input_ids is None):
             raise RequestError("Give exactly one of prompt (text) and input_ids.", field="prompt")
         if prompt is not None:
@@ -221,7 +220,6 @@ class InputReader:
 
 
 def _check_count(prompt: Any, input_ids: Any, limit: int | None) -> None:
-    """Refuses a list of more prompts than a call may have, before anything is made of them."""
     given = prompt if input_ids is None else input_ids
     listed = _is_list(given) and len(given) > 0 and (isinstance(given[0], str) or _is_list(given[0]))
     if limit is not None and listed and len(given) > limit:

@@ -36,7 +36,6 @@ class LogprobColumns:
     chosen: list[list[Entry] | None] = field(default_factory=list)
 
     def add_first(self, token: int, text_of: Callable[[int], str | None]) -> None:
-        """The first prompt token, before which nothing stands."""
         self.tokens.append((None, token, text_of(token)))
         self.top.append(None)
         self.chosen.append(None)
@@ -76,7 +75,6 @@ class Piece(msgspec.Struct, frozen=True):
 
     @property
     def index(self) -> int:
-        """Which prompt or sample of its call the answer belongs to."""
         return self.answer.index
 
 
@@ -198,7 +196,6 @@ class RequestOutput:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that this request generated, without those of the resumed stream."""
         return len(self.ids) - self.resumed_ids
 
     @property
@@ -209,7 +206,6 @@ class RequestOutput:
 
     @property
     def started(self) -> bool:
-        """Whether its prompt has been computed."""
         return self._started is not None
 
     @property
@@ -233,7 +229,6 @@ class RequestOutput:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Which parts of its grammar are not enforced."""
         return () if self._started is None else self._started.warnings
 
     @property

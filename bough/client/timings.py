@@ -63,8 +63,6 @@ class Timings:
 
 
 class LatencyRecorder:
-    """Reports one request's latencies to the meter, from its arrival to its end."""
-
     __slots__ = ("_ended", "_last_at", "_meter", "_received_at", "_tokens")
 
     def __init__(self, meter: RequestMeter, received_at: float) -> None:

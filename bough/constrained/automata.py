@@ -55,7 +55,6 @@ def matches(node: Node, text: str) -> bool:
 
 
 def deterministic(node: Node) -> Dfa:
-    """The automaton of a pattern, or of patterns that must and must not match."""
     found = _deterministic(node)
     if found is None:
         raise TooLarge

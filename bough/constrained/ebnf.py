@@ -121,8 +121,6 @@ def _cut_node(node: Node, ending: set[str]) -> Node | None:
 
 
 class _Parser:
-    """Recursive descent over the tokens of one grammar."""
-
     def __init__(self, text: str, field: str) -> None:
         self._field = field
         self._tokens = self._split(text)

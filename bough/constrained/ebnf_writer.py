@@ -26,7 +26,6 @@ class Unwritable(Exception):
 
 
 def ebnf_text(rules: Mapping[str, Node]) -> str:
-    """The rules, under names of ours."""
     names = {name: ROOT if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
     writer = _Writer(names)
     lines = [f"{names[name]} ::= {writer.rule(node, name == ROOT)}" for name, node in rules.items()]

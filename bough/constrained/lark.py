@@ -97,8 +97,6 @@ def tag_to_lark(tag: dict[str, Any]) -> str:
 
 
 class _TagWriter:
-    """The rules of one tag, numbered as they are made."""
-
     def __init__(self) -> None:
         self.rules: list[str] = []
         self._count = 0

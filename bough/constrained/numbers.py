@@ -36,8 +36,6 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two bounds, each of which may be missing or itself excluded."""
-
     low: Number | None = None
     high: Number | None = None
     above: bool = False  # the low bound is excluded
@@ -112,7 +110,6 @@ def _number(value: Fraction) -> Number:
 
 
 def _wholes(low: int, high: int | None) -> Node | None:
-    """From low to high, without leading zeros."""
     first = str(low)
     if len(first) > MAX_DIGITS and (high is None or low <= high):
         return literal(first)
@@ -214,7 +211,6 @@ def _between(first: int, last: int) -> Node | None:
 
 
 def _at(before: int, low: str, above: bool, high: str | None, below: bool) -> Node | None:
-    """One whole part, with the fractions between two others."""
     places = _places(before, high or "")
     tail = _Tail(low, above, high, below)
     options: list[Node | None] = [EMPTY if tail.ends else None]

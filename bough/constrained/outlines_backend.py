@@ -100,8 +100,6 @@ def _common_start(pieces: list[bytes]) -> bytes:
 
 
 class OutlinesMatcher:
-    """One request's walk through the automaton: the states it has passed."""
-
     def __init__(self, states: States) -> None:
         self._states = states
         self._passed: list[int] = [states.index.get_initial_state()]

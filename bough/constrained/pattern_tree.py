@@ -97,20 +97,16 @@ def only_char(node: Node) -> str | None:
 def choice(options: Iterable[Node]) -> Node:
     """One of several; an option that is empty makes the rest optional, which every dialect can write. Characters among
     them are one set, so that a text is not read twice."""
-    given = _joined_chars(tuple(dict.fromkeys(options)))
+    given = tuple(dict.fromkeys(options))
+    chars = [option for option in given if isinstance(option, Chars)]
+    if len(chars) > 1:
+        joined = Chars(charsets.ranges(pair for option in chars for pair in option.ranges))
+        given = (joined, *(option for option in given if not isinstance(option, Chars)))
     full = tuple(option for option in given if option != EMPTY)
     if not full:
         return EMPTY
     node = full[0] if len(full) == 1 else Choice(full)
     return node if len(full) == len(given) else repeat(node, 0, 1)
-
-
-def _joined_chars(options: tuple[Node, ...]) -> tuple[Node, ...]:
-    chars = [option for option in options if isinstance(option, Chars)]
-    if len(chars) < 2:
-        return options
-    joined = Chars(charsets.ranges(pair for option in chars for pair in option.ranges))
-    return (joined, *(option for option in options if not isinstance(option, Chars)))
 
 
 def repeat(part: Node, least: int, most: int | None) -> Node:

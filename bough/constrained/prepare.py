@@ -219,7 +219,6 @@ def is_large_tag(tag: dict[str, Any]) -> bool:
 
 
 def is_ambiguous_tag(tag: dict[str, Any]) -> bool:
-    """Whether readings may grow with the text. The ends of tags leave no doubt, only what people write in them."""
     return any(map(_is_ambiguous, _formats(tag["format"])))
 
 
@@ -234,7 +233,6 @@ def _is_ambiguous(found: dict[str, Any]) -> bool:
 
 
 def size_of_tag(tag: dict[str, Any]) -> int:
-    """How much there is to compile in the schemas, grammars and patterns of a tag."""
     size = 0
     for found in _formats(tag["format"]):
         if _is_schema(found):

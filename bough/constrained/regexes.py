@@ -72,8 +72,6 @@ def _strip_anchors(row: list[Any]) -> tuple[bool, list[Any], bool]:
 
 
 class _Reader:
-    """One walk over what Python's parser made of a pattern."""
-
     def __init__(self, pattern: str, field: str) -> None:
         self._pattern = pattern
         self._field = field

@@ -149,7 +149,10 @@ class _Writer:
         ]
         others = self._others(plain)
         counts = plain.get("minProperties", 0), plain.get("maxProperties")
-        inner, rules = object_rules(members, others, counts, self._comma, name)
+        if counts[0] <= sum(member.required for member in members) and counts[1] is None:
+            inner, rules = _one_from_here_on(members, others, self._comma, name)
+        else:
+            inner, rules = _counted(members, others, counts, self._comma, name)
         self.rules |= rules
         self.rules[name] = self._around("{", inner, "}")
         return Reference(name)
@@ -175,17 +178,6 @@ class _Writer:
 class Member:
     node: Node
     required: bool
-
-
-def object_rules(
-    members: Sequence[Member], others: Node | None, counts: Counts, comma: Node, prefix: str
-) -> tuple[Node, Rules]:
-    """What stands between the braces, and the rules that it refers to."""
-    least, most = counts
-    required = sum(member.required for member in members)
-    if least <= required and most is None:
-        return _one_from_here_on(members, others, comma, prefix)
-    return _counted(members, others, counts, comma, prefix)
 
 
 def _one_from_here_on(members: Sequence[Member], others: Node | None, comma: Node, prefix: str) -> tuple[Node, Rules]:

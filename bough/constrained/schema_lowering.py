@@ -58,7 +58,6 @@ class Gap:
 
 
 def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
-    """A schema in plain forms, and what of it is not enforced."""
     source = SchemaSource(schema, field)
     try:
         for pointer, problem in problems(schema):
@@ -156,7 +155,6 @@ class Lowering:
         return tuple(sorted((p for p in seen if self.node(p).keys() - silent - p[1]), key=lambda part: part[0]))
 
     def _target(self, reference: str, pointer: str) -> str | None:
-        """Where a reference leads; what leads out of the schema is not followed, and says nothing."""
         try:
             target = self.source.target(reference)
             self.source.at(target)

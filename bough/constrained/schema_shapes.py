@@ -45,7 +45,6 @@ def unknown(node: Any, pointer: str = "") -> list[str]:
 
 
 def _keywords(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
-    """Every keyword of a valid schema and those in it, with its place."""
     for keyword, value in node.items() if isinstance(node, dict) else ():
         path = join(pointer, keyword)
         yield path, keyword
@@ -54,7 +53,6 @@ def _keywords(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
 
 
 def _schemas_in(keyword: str, value: Any, path: str) -> list[tuple[str, Any]]:
-    """The schemas that a keyword holds, with their places."""
     if isinstance(value, list) and (keyword in LISTS or keyword == "items"):
         return [(join(path, index), part) for index, part in enumerate(value)]
     if isinstance(value, dict) and keyword in MAPS:

@@ -55,7 +55,6 @@ LONG = ("type", "format")
 
 
 def lower_tag(tag: Json, any_whitespace: bool, backend: str, field: str) -> tuple[Json, tuple[Gap, ...]]:
-    """The tag in its long form, and what of its schemas is not enforced."""
     lowering = _TagLowering(any_whitespace, backend, field)
     if tag.get("type") not in ("structural_tag", None):
         raise lowering.error("/type", f"must be 'structural_tag', not {tag['type']!r}")

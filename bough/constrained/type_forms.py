@@ -241,15 +241,13 @@ def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     lengths: Plain = {"minLength": least} if least else {}
     if most is not None:
         lengths["maxLength"] = most
-    plain = {"type": name, **_all_of([pattern_for(tree) for tree in _patterns(lowering, parts)]), **lengths}
+    patterns = list(dict.fromkeys(pattern_for(tree) for tree in _patterns(lowering, parts)))
+    plain = {"type": name, **lengths}
+    if len(patterns) == 1:
+        plain["pattern"] = patterns[0]
+    elif patterns:
+        plain["allOf"] = [{"pattern": pattern} for pattern in patterns]
     return plain if has_text(string_node(plain)) else None
-
-
-def _all_of(patterns: list[str]) -> Plain:
-    different = list(dict.fromkeys(patterns))
-    if len(different) == 1:
-        return {"pattern": different[0]}
-    return {"allOf": [{"pattern": pattern} for pattern in different]} if patterns else {}
 
 
 def _patterns(lowering: Lowering, parts: Parts) -> list[Node]:
@@ -275,20 +273,15 @@ def array_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     least, most = least_and_most(lowering, parts, "minItems", "maxItems", MAX_ITEMS)
     layouts = [_layout(lowering, part) for part in parts]
     prefix: list[Plain] = []
+    rest: Plain | None = None
     for index in range(max(len(first) for first, _ in layouts)):
-        item = lowering.lower(_at(layouts, index))
+        said_here = (first[index] if index < len(first) else then for first, then in layouts)
+        item = lowering.lower([part for part in said_here if part is not None])
         if item is None:
             break
         prefix.append(item)
     else:
         rest = lowering.lower([then for _, then in layouts if then is not None])
-        return _array(lowering, parts, prefix, rest, least, most)
-    return _array(lowering, parts, prefix, None, least, most)
-
-
-def _array(
-    lowering: Lowering, parts: Parts, prefix: list[Plain], rest: Plain | None, least: int, most: int | None
-) -> Plain | None:
     if rest is None:
         most = len(prefix) if most is None else min(most, len(prefix))
     if most is not None:
@@ -296,7 +289,7 @@ def _array(
         if least > most:
             return None
     _note_gaps(lowering, parts, most)
-    plain: Plain = {"type": "array"}
+    plain: Plain = {"type": name}
     if prefix:
         plain["prefixItems"] = prefix
     plain["items"] = False if rest is None or (prefix and most == len(prefix)) else rest
@@ -314,11 +307,6 @@ def _layout(lowering: Lowering, part: Part) -> Layout:
         keyword, then = ("items", "additionalItems")
     first = [(join(pointer, keyword, index), NO_KEYWORDS) for index in range(len(node.get(keyword, ())))]
     return first, (join(pointer, then), NO_KEYWORDS) if then in node else None
-
-
-def _at(layouts: list[Layout], index: int) -> list[Part]:
-    found = [first[index] if index < len(first) else then for first, then in layouts]
-    return [part for part in found if part is not None]
 
 
 def _note_gaps(lowering: Lowering, parts: Parts, most: int | None) -> None:

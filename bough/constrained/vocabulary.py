@@ -73,7 +73,6 @@ def allow_also(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
 
 
 def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The ids whose bit is set, ascending."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     return np.flatnonzero(bits)
 

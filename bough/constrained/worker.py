@@ -37,8 +37,6 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a spec gave, or the reason why there is nothing."""
-
     payload: bytes = b""
     error: str | None = None
     field: str | None = None
@@ -187,8 +185,6 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, with the children it has, and the connection to it."""
-
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         with theirs:

@@ -94,7 +94,6 @@ class TemplateFormat:
             return ""  # what follows comes with the user's message
 
     def _without_closing(self, roles: tuple[str, ...], text: str) -> str:
-        """The message before has been closed already."""
         pairs = enumerate(zip(text, self.closing(roles[:-1]), strict=False))
         written = next((i for i, (a, b) in pairs if a != b), None)
         return text[len(self.closing(roles[:-1])) if written is None else written :]
@@ -205,7 +204,6 @@ class NamedFormat:
 
 
 def _marks(before: str, after: str) -> dict[str, Around]:
-    """The same for all roles, whose name stands in it."""
     return {role: (before.format(role), after) for role in ("system", "user", "assistant")}
 
 
@@ -214,11 +212,7 @@ FORMATS: dict[str, NamedFormat] = {
     "chatml": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
     "qwen": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
     "llama-2-chat": NamedFormat(
-        {
-            "system": ("<<SYS>>\n", "\n<</SYS>>\n\n"),
-            "user": ("[INST] ", " [/INST]"),
-            "assistant": ("", " </s><s>"),
-        }
+        {"system": ("<<SYS>>\n", "\n<</SYS>>\n\n"), "user": ("[INST] ", " [/INST]"), "assistant": ("", " </s><s>")}
     ),
     "llama-3-instruct": NamedFormat(
         _marks("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"), ("<|eot_id|>",)
@@ -238,11 +232,7 @@ FORMATS: dict[str, NamedFormat] = {
         }
     ),
     "deepseek-v3": NamedFormat(
-        {
-            "system": ("", ""),
-            "user": ("<｜User｜>", ""),
-            "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
-        },
+        {"system": ("", ""), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")},
         ("<｜end▁of▁sentence｜>",),
     ),
 }

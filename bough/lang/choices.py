@@ -132,7 +132,6 @@ class ScoringPlan:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The fields of the batch's request; nothing is generated."""
         return {
             "input_ids": self.prompts,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
@@ -167,7 +166,6 @@ def plan_scoring(text_ids: Sequence[int], full_ids: Sequence[Sequence[int]], *, 
 
 
 def normalized(scored: Scored) -> float:
-    """The mean logprob of a choice's tokens."""
     return float(np.mean([entry[0] for entry in scored]))
 
 

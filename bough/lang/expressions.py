@@ -130,7 +130,6 @@ class StopTracing(BaseException):
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """What is done here is only played."""
     before = _tracing.set(True)
     try:
         yield

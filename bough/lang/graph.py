@@ -49,7 +49,6 @@ class Graph:
         return "\n".join([*lines, *([f"  … {self.stopped}"] if self.stopped else [])])
 
     def nodes(self) -> list[Node]:
-        """All nodes, branches after what comes before them."""
         return list(_nodes(self.lane))
 
     def to_dot(self) -> str:
@@ -101,8 +100,6 @@ class Box:
 
 @dataclass(slots=True)
 class Layout:
-    """All boxes, and the lines between them: by number, and whether they carry a value."""
-
     boxes: list[Box] = field(default_factory=list)
     lines: list[tuple[int, int, bool]] = field(default_factory=list)
     columns: int = 1

@@ -54,7 +54,6 @@ class Executor:
             self.sync()
 
     def fork(self, count: int) -> list[Executor]:
-        """Branches that go on from what is written when the queue has come to this point."""
         children = [Executor(self.options, branch=True) for _ in range(count)]
         for child in children:
             child.slots = dict(self.slots)
@@ -111,7 +110,6 @@ class Executor:
             child.cancel(reason, site, otherwise)
 
     def _waits_at(self) -> Site | None:
-        """The line of what is being waited for, here or in a branch."""
         with self._lock:
             step = self._doing or (self._queue[0] if self._queue else None)
         if step is not None and step.site is not None:
@@ -119,7 +117,6 @@ class Executor:
         return next((site for child in self.children if (site := child._waits_at()) is not None), None)
 
     def _give_up(self, failure: Failure) -> None:
-        """What this branch began from has failed."""
         self.fail(failure)
         self._abort()
         for child in self.children:
@@ -190,7 +187,6 @@ class Executor:
     # The queue --------------------------------------------------------------------------------------------------------
 
     def _step(self, expr: Expr, site: Site | None) -> Step:
-        """With the variables that it fills, which exist from now on."""
         if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
             thinks = isinstance(expr, Gen) and expr.reasoning is not None
             thoughts = self._promise(expr.name + REASONING_SUFFIX) if thinks else None

@@ -75,36 +75,31 @@ class Program(Body):
         """Runs the program and gives its final state; raises a `ProgramError` if it failed. With `stream=True` it
         returns at once, and the state is read while the program runs. `use_thread=False` does one thing at a time.
         After `timeout_s` everything that is being waited for is aborted; Python code of the body itself is not."""
-        options = self._options(_sampling(locals()), stream, backend, use_thread)
-        state = new_state(options)
-        work = Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
+        work = self._new_run(args, kwargs, locals())
         if stream:
             work.start_thread()
         else:
             work.complete()
-            raise_failure(state)
-        return state
+            raise_failure(work.state)
+        return work.state
 
     async def async_run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` for event loops, with its arguments; the body runs in a thread. Cancelling it aborts the program."""
         arguments = {name: kwargs.pop(name) for name in RUN_NAMES if name in kwargs}
-        options = self._options(
-            {**SAMPLING_DEFAULTS, **_sampling(arguments)},
-            bool(arguments.get("stream")),
-            arguments.get("backend"),
-            arguments.get("use_thread", True),
-        )
-        state = new_state(options)
-        work = Run(state, self.func, args, {**self.bound, **kwargs}, arguments.get("timeout_s"))
+        work = self._new_run(args, kwargs, arguments)
         done = work.start_thread()
-        if not options.stream:
+        if not arguments.get("stream"):
             try:
                 await asyncio.wrap_future(done)
             except asyncio.CancelledError as reason:
-                state._executor.cancel(reason)
+                work.state._executor.cancel(reason)
                 raise
-            raise_failure(state)
-        return state
+            raise_failure(work.state)
+        return work.state
+
+    def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> Run:
+        options = self._options(given, bool(given.get("stream")), given.get("use_thread", True))
+        return Run(new_state(options), self.func, args, {**self.bound, **kwargs}, given.get("timeout_s"))
 
     @overload
     def run_batch(
@@ -147,8 +142,7 @@ class Program(Body):
         """Runs the program for each set of arguments (a dict, or a tuple in the order of the parameters), in parallel.
         A failing one keeps the others' results: its state says why, and `errors` of the result has them by index. With
         `generator_style` the states are given one by one, in order."""
-        options = self._options(_sampling(locals()), False, backend, True)
-        batch = Batch(self, options, batch_kwargs, num_threads, timeout_s)
+        batch = self._new_batch(batch_kwargs, locals())
         batch.start()
         return batch.in_turn(progress_bar) if generator_style else batch.checked(list(batch.in_turn(progress_bar)))
 
@@ -170,8 +164,11 @@ class Program(Body):
         unknown = kwargs.keys() - BATCH_NAMES
         if unknown:
             raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
-        options = self._options({**SAMPLING_DEFAULTS, **_sampling(kwargs)}, False, kwargs.get("backend"), True)
-        return Batch(self, options, batch_kwargs, kwargs.get("num_threads", "auto"), kwargs.get("timeout_s"))
+        return self._new_batch(batch_kwargs, kwargs)
+
+    def _new_batch(self, batch_kwargs: Sequence[Any], given: Mapping[str, Any]) -> Batch:
+        options = self._options(given, False, True)
+        return Batch(self, options, batch_kwargs, given.get("num_threads", "auto"), given.get("timeout_s"))
 
     # Looking ahead ----------------------------------------------------------------------------------------------------
 
@@ -189,12 +186,14 @@ class Program(Body):
             chosen.cache_prefix(prefix)
         return prefix
 
-    def _options(self, sampling: Mapping[str, Any], stream: bool, backend: Any, use_thread: bool) -> RunOptions:
+    def _options(self, given: Mapping[str, Any], stream: bool, use_thread: bool) -> RunOptions:
         refuse_while_tracing(f"runs program {self.name!r}")
-        given = {name: value for name, value in sampling.items() if value is not None}
+        named = {**SAMPLING_DEFAULTS, **{name: given[name] for name in SAMPLING_NAMES if name in given}}
+        sampling = {name: value for name, value in named.items() if value is not None}
         if not global_config.skip_special_tokens_in_output:
-            given["skip_special_tokens"] = False
-        return RunOptions(self.name, as_backend(backend), given, stream, use_thread, self.num_api_spec_tokens)
+            sampling["skip_special_tokens"] = False
+        backend = as_backend(given.get("backend"))
+        return RunOptions(self.name, backend, sampling, stream, use_thread, self.num_api_spec_tokens)
 
     def __repr__(self) -> str:
         return f"<program {self.name}({', '.join(parameter.name for parameter in self.parameters)})>"
@@ -205,10 +204,6 @@ SAMPLING_DEFAULTS = {
     for name, parameter in inspect.signature(Program.run).parameters.items()
     if name in SAMPLING_NAMES
 }
-
-
-def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name in SAMPLING_NAMES if name in arguments}
 
 
 @overload

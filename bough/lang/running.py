@@ -130,7 +130,6 @@ class Batch:
         self._done: list[Future[None]] = []
 
     def start(self) -> None:
-        """Caches the common beginning, then starts all runs."""
         prefix = self._plan()
         if prefix is not None:
             loop.wait_for(self._cache(prefix))
@@ -191,7 +190,6 @@ class Batch:
         return tqdm(pairs, desc=self._program.name)
 
     def _cancel(self) -> None:
-        """Ends what has not ended."""
         for state, done in zip(self._states, self._done, strict=True):
             if not done.done():
                 done.cancel()
@@ -227,7 +225,6 @@ def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
 
 
 def _compare(items: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
-    """Arguments that are the same for all, and the names of the others."""
     first, *others = items
 
     def same(a: Any, b: Any) -> bool:

@@ -116,7 +116,6 @@ class Slot:
             self.filled.set_result(None)
 
     def check(self) -> None:
-        """When it is filled: raises if there is no value."""
         if self.failure is not None:
             raise self.failure.report()
 

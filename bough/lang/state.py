@@ -281,8 +281,6 @@ class ProgramStateGroup(GroupBase[ProgramState]):
 
 
 class Reader:
-    """What is new since it last looked."""
-
     def __init__(self, executor: Executor, name: str | None, *, outside: bool) -> None:
         """`outside`: it follows a running program from outside, to its end."""
         self._executor = executor

@@ -14,24 +14,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from bough.core.errors import BoughError
+from bough.lang import expressions as ex
 from bough.lang.chat import ChatFormat, Document
-from bough.lang.expressions import (
-    WRITTEN,
-    Expr,
-    Gen,
-    Placeholder,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    Select,
-    StopTracing,
-    Text,
-    as_expr,
-    split,
-    tracing,
-    walk,
-)
+from bough.lang.expressions import Expr, Placeholder, StopTracing, Text
 from bough.lang.graph import Fork, Graph, Lane, Node
 from bough.lang.state import GroupBase, StateBase
 from bough.lang.steps import Body
@@ -47,12 +32,11 @@ class Start:
     arguments: list[str] = field(default_factory=list)
 
     def text(self, chat_format: ChatFormat) -> str:
-        """The constant beginning as the back end will see it."""
         document = Document(chat_format)
         for expr in self.constant:
-            if isinstance(expr, RoleBegin):
+            if isinstance(expr, ex.RoleBegin):
                 document.begin(expr.role, generated=expr.generated)
-            elif isinstance(expr, RoleEnd):
+            elif isinstance(expr, ex.RoleEnd):
                 document.end(expr.role)
             elif isinstance(expr, Text):
                 document.text += expr.value
@@ -64,8 +48,6 @@ class Start:
 
 
 class TraceState(StateBase):
-    """Plays the state: records what is added to it."""
-
     def __init__(self, lane: Lane, names: Collection[str] = (), values: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._lane = lane
@@ -73,12 +55,12 @@ class TraceState(StateBase):
         self._values = dict(values or {})
 
     def _submit(self, value: object) -> None:
-        for expr in walk(as_expr(value)):
-            for part in split(expr) if isinstance(expr, Text) else (expr,):
+        for expr in ex.walk(ex.as_expr(value)):
+            for part in ex.split(expr) if isinstance(expr, Text) else (expr,):
                 self._record(part)
 
     def _record(self, expr: Expr) -> None:
-        if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
+        if isinstance(expr, ex.Gen | ex.Select | ex.ScopeEnd) and expr.name is not None:
             self._names.add(expr.name)
         self._lane.items.append(_node(expr))
 
@@ -139,7 +121,7 @@ class StartState(TraceState):
     def _record(self, expr: Expr) -> None:
         if isinstance(expr, Placeholder):
             self._start.arguments.append(expr._name.split("[")[0])
-        elif not isinstance(expr, Text | RoleBegin | RoleEnd):
+        elif not isinstance(expr, Text | ex.RoleBegin | ex.RoleEnd):
             raise StopTracing("calls a model")
         elif not self._start.arguments:
             self._start.constant.append(expr)
@@ -165,15 +147,15 @@ def _node(expr: Expr) -> Node:
         return Node("text", expr.value)
     if isinstance(expr, Placeholder):
         return Node("argument" if expr._kind == "arg" else "variable", expr._name)
-    if isinstance(expr, Gen):
+    if isinstance(expr, ex.Gen):
         details = ", ".join(f"{name}={value!r}" for name, value in expr.sampling.items())
         return Node("gen", expr.name or "", details)
-    if isinstance(expr, Select):
+    if isinstance(expr, ex.Select):
         return Node("select", expr.name or "", " | ".join(expr.choices))
-    if isinstance(expr, RoleBegin | RoleEnd):
-        return Node("begin" if isinstance(expr, RoleBegin) else "end", expr.role)
-    if isinstance(expr, ScopeBegin | ScopeEnd):
-        return Node("scope" if isinstance(expr, ScopeBegin) else "scope end", expr.name)
+    if isinstance(expr, ex.RoleBegin | ex.RoleEnd):
+        return Node("begin" if isinstance(expr, ex.RoleBegin) else "end", expr.role)
+    if isinstance(expr, ex.ScopeBegin | ex.ScopeEnd):
+        return Node("scope" if isinstance(expr, ex.ScopeBegin) else "scope end", expr.name)
     return Node(type(expr).__name__.lower(), "")
 
 
@@ -199,14 +181,14 @@ def _play(program: Body, state: TraceState, given: Mapping[str, Any], varied: Co
     left_open = {p.name: Placeholder("arg", p.name) for p in named if p.name in varied}
     arguments = {**needed, **program.bound, **left_open, **given}
     try:
-        with tracing(), _limited_lines():
+        with ex.tracing(), _limited_lines():
             program.func(state, **arguments)
     except StopTracing as stop:
         return stop.reason
     except BoughError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  # the body meets placeholders that it was not written for
-        shown = WRITTEN.sub(r"<\2>", str(error))
+        shown = ex.WRITTEN.sub(r"<\2>", str(error))
         return f"{type(error).__name__}: {shown}"
     return None
 

@@ -27,7 +27,6 @@ class Writer:
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
 
     def go_on_from(self, other: Writer) -> None:
-        """A branch begins with what its parent has written."""
         self.document = other.document.copy()
         self.start = len(self.document.text)
         self._scopes = dict(other._scopes)

@@ -39,7 +39,6 @@ class AnswerFormat:
 
     @property
     def plain(self) -> bool:
-        """Whether an answer is nothing but text, whatever it is."""
         return self.reasoning is None and self.tool_format is None
 
     def parse(self, text: str) -> Parsed:
@@ -78,7 +77,6 @@ class AnswerParser:
         return [*shown, *self._thought()]
 
     def _called(self, events: Iterable[Event]) -> list[Event]:
-        """What the second parser makes of the first one's text."""
         if self._caller is None:
             return list(events)
         read: list[Event] = []
@@ -115,7 +113,6 @@ class CallBuffer:
         self._index = -1
 
     def pass_on(self, events: Iterable[Event]) -> list[Event]:
-        """The events that may be shown."""
         return [shown for event in events for shown in self._pass(event)]
 
     def _pass(self, event: Event) -> list[Event]:

@@ -41,12 +41,10 @@ class Calls:
         return CallEnd(self._index)
 
     def give_up(self, source: Source) -> Event:
-        """What was read since the mark is text."""
         text, name, self._name = source.since_mark(), self._name, None
         return Text(text) if name is None else CallFailed(self._index, text)
 
     def schema_of(self, parameter: str) -> Any:
-        """The schema of a parameter of the open call; None where nothing is known of it."""
         assert self._name is not None
         properties = self._tools[self._name].get("properties")
         return properties.get(parameter) if isinstance(properties, Mapping) else None
@@ -111,28 +109,19 @@ def read_blocks(
         yield from attempt(source, calls, block(source, calls, marker))
 
 
-def read_list(source: Source, calls: Calls, call: OneCall, separator: str, closing: str) -> Steps[None]:
-    """Calls with a separator between them, and what closes them. Should a later one be malformed, the earlier hold."""
-    while True:
-        yield from source.skip_space()
-        yield from call(source, calls)
-        source.mark()
-        yield from source.skip_space()
-        if not (yield from source.skip(separator)):
-            break
-    yield from source.skip_end(closing)
-
-
-def read_section(source: Source, calls: Calls, opening: str, call: OneCall, closing: str) -> Steps[None]:
-    """Calls that each begin with `opening`, and what closes them. Should a later one be malformed, the earlier hold."""
-    while True:
+def read_calls(
+    source: Source, calls: Calls, call: OneCall, closing: str, *, opening: str = "", separator: str = ""
+) -> Steps[None]:
+    """Calls with an opening each, or a separator between them, and what closes them. If a later one is malformed, the
+    earlier ones hold."""
+    more = True
+    while more:
         yield from source.skip_space()
         yield from source.expect(opening)
         yield from call(source, calls)
         source.mark()
         yield from source.skip_space()
-        if not (yield from source.starts(opening)):
-            break
+        more = (yield from source.skip(separator)) if separator else (yield from source.starts(opening))
     yield from source.skip_end(closing)
 
 

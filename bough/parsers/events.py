@@ -40,8 +40,6 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call is complete and its arguments are a JSON object."""
-
     index: int
 
 
@@ -65,8 +63,6 @@ class Call:
 
 @dataclass(slots=True)
 class Parsed:
-    """What an answer amounts to."""
-
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)

@@ -25,8 +25,6 @@ WITHOUT_NAMES = frozenset({"type", "properties", "required", "title", "descripti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a tool's parameters, by its JSON pointer."""
-
     tool: str
     pointer: str = ""
 
@@ -52,7 +50,6 @@ def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
 
 
 def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tuple[str, ...]:
-    """What such an answer may begin with."""
     shape = forced_format(tool_format).shape
     if shape is None:
         return ("[",)

@@ -74,7 +74,6 @@ class ReasoningFormat:
         yield from self._answer(source)
 
     def _answer(self, source: Source) -> Steps[None]:
-        """What comes behind the thinking."""
         if not self.framing:
             yield from source.rest(Text)
             return

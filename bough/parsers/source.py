@@ -63,8 +63,6 @@ class Markers:
 
 
 class Source:
-    """What has come of a stream and is not used yet."""
-
     def __init__(self) -> None:
         self.closed = False
         self.text = ""  # what has come; before `at` it has been used
@@ -93,7 +91,6 @@ class Source:
     # ---- reading
 
     def take(self, end: int) -> str:
-        """Uses the text up to a place in it."""
         taken, self.at = self.text[self.at : end], end
         if self._used is not None:
             self._used.append(taken)
@@ -106,7 +103,6 @@ class Source:
         yield None
 
     def peek(self) -> Steps[str]:
-        """The next character, or nothing at the end of the stream."""
         while self.empty and not self.closed:
             yield None
         return self.text[self.at : self.at + 1]

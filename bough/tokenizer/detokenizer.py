@@ -73,7 +73,6 @@ class Detokenizer:
         self._streams: dict[int, Stream] = {}
 
     def handle(self, message: ToDetokenizer) -> bool:
-        """Deals with one message; False when it was the last."""
         match message:
             case Open():
                 self._streams[message.handle] = stream = self._open(message)

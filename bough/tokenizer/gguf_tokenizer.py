@@ -145,7 +145,6 @@ def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
 
 
 def special_token_ids(metadata: Metadata) -> dict[str, int]:
-    """By Hugging Face's names: the special tokens that the file declares."""
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
     given = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     return {f"{name}_token": int(token) for name, token in given.items() if token is not None}
@@ -157,7 +156,6 @@ def end_ids(metadata: Metadata) -> tuple[int, ...]:
 
 
 def chat_templates(metadata: Metadata) -> dict[str, str]:
-    """The file's chat templates by name; the unnamed one is "default"."""
     templates = {"default": metadata.get("tokenizer.chat_template")}
     for name in metadata.get("tokenizer.chat_templates", ()):
         templates[name] = metadata.get(f"tokenizer.chat_template.{name}")

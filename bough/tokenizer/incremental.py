@@ -114,11 +114,9 @@ class PieceSource(Protocol):
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
         """The table of contributions; None when this tokenizer's text is not a concatenation."""
 
-    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """The ids that show in the text."""
+    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]: ...
 
-    def backend_decode(self, ids: list[int]) -> str:
-        """All of these ids as text, by the tokenizer's own decoder."""
+    def backend_decode(self, ids: list[int]) -> str: ...
 
 
 class IncrementalDecoder:

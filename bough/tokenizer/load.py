@@ -149,7 +149,6 @@ def _make_template(given: str | None, own: Mapping[str, str], variables: Mapping
 
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """A file of its own counts before an entry in a JSON file, as in transformers."""
     file = folder / "chat_template.jinja"
     templates = _named_templates(config.get("chat_template"))
     templates |= _named_templates(_read_json(folder / "chat_template.json").get("chat_template"))
@@ -170,7 +169,6 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one when there is no such file."""
     if not path.is_file():
         return {}
     try:

@@ -82,7 +82,6 @@ class StopMatcher:
         return StopOutcome(self._emit_up_to(len(self._text) - held), None)
 
     def flush(self) -> str:
-        """What was held back, when the text has ended without a stop."""
         return self._emit_up_to(len(self._text))
 
     def _stop(self, match: _Match) -> StopOutcome:

@@ -150,7 +150,7 @@ def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(xgrammar_backend, "QUICK_S", 0.0)
     backend = backend_of("xgrammar")
     payload = backend.compile(regex_spec("a+b"))
-    monkeypatch.setattr(backend, "_read", None)  # which would compile
+    monkeypatch.setattr(backend, "_compile", None)  # which would compile
     assert accepts(backend.load(payload)(), "aab")
 
 

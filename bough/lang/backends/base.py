@@ -7,6 +7,7 @@ What a back end cannot do it refuses with a `RequestError`.
 from __future__ import annotations
 
 import base64
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +97,6 @@ ADDRESSES = ("http://", "https://", "data:")
 
 
 def image_url(source: str | bytes) -> str:
-    """A picture as an address: its own, or its bytes written out."""
     if isinstance(source, str) and source.startswith(ADDRESSES):
         return source
     media_type, data = image_data(source)
@@ -113,18 +113,11 @@ def _read(source: str) -> bytes:
     try:
         return Path(source).read_bytes()
     except OSError as error:
-        raw = _decoded(source)
-        if _media_type(raw) is None:
-            raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
-        return raw
-
-
-def _decoded(text: str) -> bytes:
-    """What a text in base64 stands for; nothing if it is not one."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
+        with contextlib.suppress(ValueError):
+            raw = base64.b64decode(source, validate=True)
+            if _media_type(raw) is not None:
+                return raw
+        raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
 
 
 def _media_type(raw: bytes) -> str | None:

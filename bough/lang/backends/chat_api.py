@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
@@ -34,7 +34,6 @@ MEANT = {"regex", "json_schema", "stop_regex", "stop_token_ids"}  # without thes
 
 
 def load_sdk(module: str, extra: str) -> Any:
-    """A vendor's SDK, or how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -48,8 +47,17 @@ class ChatApiBackend(Backend):
     service = "This API"
     known: frozenset[str] = frozenset()  # sampling fields that it has a word for
 
+    _complete: Callable[..., Any]  # the SDK's call
+    _refused: tuple[type[Exception], ...]  # its errors that tell of a refusal
+
     def __init__(self) -> None:
         self._warned: set[str] = set()
+
+    async def _create(self, **arguments: Any) -> Any:
+        try:
+            return await self._complete(**arguments)
+        except self._refused as error:
+            raise RequestError(f"{self.service}: {error}", status_code=getattr(error, "status_code", 400)) from error
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -71,7 +79,6 @@ class ChatApiBackend(Backend):
         return {name: value for name, value in fields.items() if name in self.known}
 
     def conversation(self, request: GenRequest) -> list[Mapping[str, Any]]:
-        """The messages before the one that is to be written."""
         *before, last = request.messages or ({},)
         if last.get("role") != "assistant" or last.get("content"):
             raise RequestError(

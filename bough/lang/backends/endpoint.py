@@ -142,7 +142,6 @@ def _body(request: GenRequest) -> dict[str, Any]:
 
 
 def _refusal(response: httpx.Response) -> RequestError:
-    """The server's own words where it has some."""
     try:
         message = json.loads(response.content)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -100,12 +100,6 @@ class OpenAI(ChatApiBackend):
             raise RequestError("select() scores its choices after some text; add text to the state before it.")
         return Scores(tokens, None, [meta_of(answer.id, "stop", usage_of(answer.usage))])
 
-    async def _create(self, **arguments: Any) -> Any:
-        try:
-            return await self._complete(**arguments)
-        except self._refused as error:
-            raise RequestError(f"{self.service}: {error}", status_code=error.status_code) from error
-
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
         fields = self.asked(request)
         arguments = {name: fields[name] for name in FIELDS if name in fields}
@@ -159,7 +153,6 @@ def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  #
 
 
 def usage_of(usage: Any) -> tuple[int | None, int | None, int | None]:
-    """(prompt, cached, completion) tokens."""
     if usage is None:
         return (0, 0, 0)
     details = getattr(usage, "prompt_tokens_details", None)

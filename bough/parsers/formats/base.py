@@ -27,7 +27,6 @@ class Shape:
 
     @property
     def markers(self) -> list[str]:
-        """The texts of the format itself."""
         inside = [] if self.argument is None else [self.argument("x", True), self.argument_end]
         return [text for text in (self.before, self.begin("x"), *inside, self.end, self.between, self.after) if text]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bough.parsers.calls import Calls, read_section
+from bough.parsers.calls import Calls, read_calls
 from bough.parsers.formats.base import BlockFormat, Shape
 from bough.parsers.formats.json_calls import call_list
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
@@ -59,7 +59,7 @@ class DeepSeek(BlockFormat):
         )
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, self.CALL, self._call, self.SECTION_END)
+        yield from read_calls(source, calls, self._call, self.SECTION_END, opening=self.CALL)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         if self._fenced:
@@ -92,7 +92,7 @@ class KimiK2(BlockFormat):
     )
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, self.CALL, self._call, self.SECTION_END)
+        yield from read_calls(source, calls, self._call, self.SECTION_END, opening=self.CALL)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         id = (yield from source.until(self.ID_END, MOST_NAME))[0].strip()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from bough.parsers.calls import Calls, attempt, read_list
+from bough.parsers.calls import Calls, attempt, read_calls
 from bough.parsers.events import Text
 from bough.parsers.formats.base import BlockFormat, Shape
-from bough.parsers.json_text import json_text
+from bough.parsers.json_text import json_value
 from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
 from bough.parsers.values import read_json, to_json
 
@@ -42,11 +42,11 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
             elif name is not None:
                 yield from calls.json_arguments(source)
             elif first == "{":
-                waiting = yield from json_text(source)
+                waiting = yield from json_value(source)
             else:
                 raise MalformedError("arguments that are no object")
         elif key in IGNORED:
-            yield from json_text(source)
+            yield from json_value(source)
         else:
             raise MalformedError(f"what is {key!r}")
         yield from source.skip_space()
@@ -63,7 +63,7 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
 def call_list(source: Source, calls: Calls) -> Steps[None]:
     yield from source.skip_space()
     yield from source.expect("[")
-    yield from read_list(source, calls, call_object, ",", "]")
+    yield from read_calls(source, calls, call_object, "]", separator=",")
 
 
 def _quoted_object(source: Source) -> Steps[str]:
@@ -90,7 +90,7 @@ def _key(source: Source) -> Steps[str]:
 def _string(source: Source) -> Steps[str]:
     if (yield from source.peek()) != '"':
         raise MalformedError("no string")
-    text = yield from json_text(source)
+    text = yield from json_value(source)
     value: str = json.loads(text)
     return value
 
@@ -163,7 +163,7 @@ class Llama3(BlockFormat):
         yield from super().read(source, calls)
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_list(source, calls, call_object, ";", "")
+        yield from read_calls(source, calls, call_object, "", separator=";")
 
 
 class Cohere(BlockFormat):
@@ -204,7 +204,7 @@ class Apertus(BlockFormat):
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield from source.skip_space()
         yield from source.expect("[")
-        yield from read_list(source, calls, self._call, ",", "]")
+        yield from read_calls(source, calls, self._call, "]", separator=",")
         yield from source.close(self.SUFFIX)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:

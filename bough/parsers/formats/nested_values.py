@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from bough.parsers.calls import Calls, NamedArguments, read_list, read_section
+from bough.parsers.calls import Calls, NamedArguments, read_calls
 from bough.parsers.formats.base import BlockFormat
 from bough.parsers.json_text import MAX_DEPTH
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
@@ -33,7 +33,7 @@ class Pythonic(BlockFormat):
         if marker == self._opening:
             yield from source.skip_space()
             yield from source.expect("[")
-        yield from read_list(source, calls, _python_call, ",", "]")
+        yield from read_calls(source, calls, _python_call, "]", separator=",")
         if marker == self._opening:
             yield from source.close(self._closing)
 
@@ -193,7 +193,7 @@ class MiniMaxM3(BlockFormat):
     OPENING, NAME_END = Markers(SECTION, before=SPACE), Markers('">')
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, INVOKE, self._call, SECTION_END)
+        yield from read_calls(source, calls, self._call, SECTION_END, opening=INVOKE)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         name, _ = yield from source.until(self.NAME_END, MOST_NAME)

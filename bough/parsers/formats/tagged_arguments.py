@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bough.parsers.calls import Calls, NamedArguments, read_blocks, read_section
+from bough.parsers.calls import Calls, NamedArguments, read_blocks, read_calls
 from bough.parsers.formats.base import BlockFormat, Shape
 from bough.parsers.formats.json_calls import call_object
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
@@ -56,7 +56,7 @@ class Invoke:
 
     def read_invokes(self, source: Source, calls: Calls) -> Steps[None]:
         opening = f'{self.before_call}<{self.prefix}invoke name="'
-        yield from read_section(source, calls, opening, self._call, self.section_end)
+        yield from read_calls(source, calls, self._call, self.section_end, opening=opening)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         name, _ = yield from source.until(QUOTE, MOST_NAME)
@@ -151,7 +151,7 @@ class Hunyuan(BlockFormat):
             yield from keys_and_values(source, arguments, word)
             yield from arguments.end(source, f"</tool_call{word}>")
 
-        yield from read_section(source, calls, f"<tool_call{word}>", call, f"</tool_calls{word}>")
+        yield from read_calls(source, calls, call, f"</tool_calls{word}>", opening=f"<tool_call{word}>")
 
 
 class Qwen3Coder(BlockFormat):
@@ -229,7 +229,7 @@ class KimiK3(BlockFormat):
     ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, "<|open|>call ", self._call, "<|close|>tools<|sep|>")
+        yield from read_calls(source, calls, self._call, "<|close|>tools<|sep|>", opening="<|open|>call ")
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         attributes = yield from self._attributes(source)

@@ -170,11 +170,12 @@ def _explore(all_of: Sequence[Node], none_of: Sequence[Node]) -> tuple[list[tupl
     edges: Edges = []
     for state in states:
         reached: dict[tuple[State, ...], list[tuple[int, int]]] = {}
-        for low, high in _intervals([pattern.reads[at] for pattern, (nexts, _) in zip(patterns, state, strict=True)
-                                     for at in nexts]):  # fmt: skip
+        sets = {pattern.reads[at] for pattern, (nexts, _) in zip(patterns, state, strict=True) for at in nexts}
+        borders = sorted({border for found in sets for low, high in found for border in (low, high + 1)})
+        for low, after in pairwise(borders):  # no set tells the characters of an interval apart
             target = tuple(pattern.step(one, low) for pattern, one in zip(patterns, state, strict=True))
             if DEAD not in target[: len(all_of)]:
-                reached.setdefault(target, []).append((low, high))
+                reached.setdefault(target, []).append((low, after - 1))
         row = []
         for target, pairs in reached.items():
             if target not in numbers:
@@ -185,13 +186,6 @@ def _explore(all_of: Sequence[Node], none_of: Sequence[Node]) -> tuple[list[tupl
             row.append((charsets.ranges(pairs), numbers[target]))
         edges.append(row)
     return states, edges
-
-
-def _intervals(sets: Sequence[Ranges]) -> Iterator[tuple[int, int]]:
-    """The characters between one border of the sets and the next: no set tells those of an interval apart."""
-    borders = sorted({border for found in set(sets) for low, high in found for border in (low, high + 1)})
-    for low, after in pairwise(borders):
-        yield low, after - 1
 
 
 def _without_dead_ends(edges: Edges, accepting: set[int]) -> Dfa:

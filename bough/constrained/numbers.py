@@ -167,20 +167,11 @@ def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: boo
     """From low to high; an excluded bound is itself left out."""
     first, least = _split(low or Decimal(0))
     last, most = (None, "") if high is None else _split(high)
-    if last is None:
-        options = [
-            _at(first, least, above, None, False),
-            _between(first + 1, MANY - 1),
-            _wholes(max(first + 1, MANY), None),
-        ]
-    elif first == last:
+    if first == last:
         options = [_at(first, least, above, most, below)]
     else:
-        options = [
-            _at(first, least, above, None, False),
-            _between(first + 1, last - 1),
-            _at(last, "", False, most, below),
-        ]
+        options = [_at(first, least, above, None, False), _between(first + 1, (MANY if last is None else last) - 1)]
+        options.append(_wholes(max(first + 1, MANY), None) if last is None else _at(last, "", False, most, below))
     for bound, excluded in ((low, above), (high, below)):
         if bound is not None and not excluded and len(_split(bound)[1]) > _places(*_split(bound)):
             options.append(literal(format(bound, "f")))  # a bound of more digits than the others may have

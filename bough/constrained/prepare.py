@@ -7,7 +7,7 @@ weak or too slow. With it come the gaps of a spec that is not strict, and whethe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -124,27 +124,22 @@ def _prepare_tag(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     def for_xgrammar() -> Prepared:
         return _for_xgrammar("structural_tag", json.dumps(xgrammar_tag(tag)), size_of_tag(tag), warnings)
 
-    ambiguous = is_ambiguous_tag(tag)
-    if not ambiguous and not is_large_tag(tag):
+    ambiguous = any(map(_is_ambiguous, _formats(tag["format"])))
+    if not ambiguous and not is_large(*(found["rules"] for found in _formats(tag["format"]) if _is_schema(found))):
         return for_xgrammar()
     try:
         return _for_llguidance(tag_to_lark(tag), warnings)
-    except RequestError as error:
-        return _without_llguidance(error, ambiguous, for_xgrammar)
-
-
-def _without_llguidance(error: RequestError, ambiguous: bool, for_xgrammar: Callable[[], Prepared]) -> Prepared:
-    """A tag that llguidance should follow, and cannot: xgrammar does, if its masks do not take without end."""
-    if ambiguous:
-        raise RequestError(
-            f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it cannot "
-            f"follow this one ({error}). Write it so that one character decides how a text is read.",
-            field=error.field,
-        ) from None
-    try:
-        return for_xgrammar()
-    except Unwritable:
-        raise error from None
+    except RequestError as error:  # then xgrammar follows it, if its masks do not take without end
+        if ambiguous:
+            raise RequestError(
+                f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it "
+                f"cannot follow this one ({error}). Write it so that one character decides how a text is read.",
+                field=error.field,
+            ) from None
+        try:
+            return for_xgrammar()
+        except Unwritable:
+            raise error from None
 
 
 def _for_xgrammar(kind: GrammarKind, text: str, size: int, warnings: tuple[str, ...] = ()) -> Prepared:
@@ -214,15 +209,8 @@ def _states(nodes: list[Node]) -> int:
 # ---- tags
 
 
-def is_large_tag(tag: dict[str, Any]) -> bool:
-    return is_large(*(found["rules"] for found in _formats(tag["format"]) if _is_schema(found)))
-
-
-def is_ambiguous_tag(tag: dict[str, Any]) -> bool:
-    return any(map(_is_ambiguous, _formats(tag["format"])))
-
-
 def _is_ambiguous(found: dict[str, Any]) -> bool:
+    """Whether readings may grow with the text. The ends of tags leave no doubt, only what people write in them."""
     match found["type"]:
         case "regex":
             return many_readings(parse_regex(found["pattern"]))

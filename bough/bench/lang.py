@@ -16,10 +16,10 @@ from typing import Any
 import bough as sgl
 from bough.bench.number_checks import require_counts
 from bough.lang import loop
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
+from bough.lang.backends.base import Backend, GenOutput, GenRequest
 from bough.lang.backends.in_process import EngineBackend
-from bough.lang.chat import ChatFormat
-from bough.lang.named_templates import FORMATS
+from bough.lang.chat import FORMATS, ChatFormat
+from bough.lang.choices import Scores
 from bough.lang.steps import Usage
 
 Call = Callable[[Backend], Coroutine[Any, Any, Any]]

@@ -1,7 +1,4 @@
-"""The client's side of an engine: gives requests handles, sends them, and brings each delta to its answer.
-
-Owns the open answers. All of it happens on one event loop; other threads come in through that loop.
-"""
+"""The client's side of an engine: sends requests, and brings each delta to its answer. Lives on one event loop."""
 
 from __future__ import annotations
 
@@ -41,11 +38,9 @@ class RequestWatcher(Protocol):
 
     def arrived(self, answer: RequestOutput) -> None:
         """It was sent to the engine."""
-        ...
 
     def ended(self, answer: RequestOutput) -> None:
         """Its caller has all of it, or has disconnected (then it is not `done`)."""
-        ...
 
 
 class SchedulerPort(Protocol):
@@ -53,12 +48,9 @@ class SchedulerPort(Protocol):
 
     def send(self, *messages: Generate | Abort | Command) -> None:
         """Sends all of them, or raises and has sent none."""
-        ...
 
 
 class EngineClient:
-    """Submit, stream, abort, control."""
-
     def __init__(
         self,
         scheduler: SchedulerPort,
@@ -68,8 +60,7 @@ class EngineClient:
         meter: RequestMeter | None = None,
         watchers: Sequence[RequestWatcher] = (),
     ) -> None:
-        """`number` identifies this client among those of one engine. The meter counts all requests, the watchers are
-        notified of them."""
+        """`number` identifies this client among those of one engine. The watchers are notified of all requests."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._handles = itertools.count(first_handle(number))
@@ -89,7 +80,6 @@ class EngineClient:
         return [answer.to_dict() for answer in answers] if inputs.batched else answers[0].to_dict()
 
     async def answers(self, inputs: Inputs) -> list[RequestOutput]:
-        """All answers, complete, in the order of the prompts."""
         pieces = self.pieces(inputs, stream=False)
         return sorted([piece.answer async for piece in pieces], key=lambda answer: answer.index)
 
@@ -201,7 +191,6 @@ class EngineClient:
                 assert_never(message)
 
     def die(self, error: EngineDeadError) -> None:
-        """The engine has died: waiting and later callers get the error."""
         self._death = error
         for answer in self._answers.values():
             answer.fail(error)
@@ -243,7 +232,6 @@ class EngineClient:
             seen.add(prompt.rid)
 
     def _release(self, answers: Sequence[RequestOutput]) -> None:
-        """Forgets answers; those still running are aborted, because their caller has gone."""
         for answer in answers:
             del self._answers[answer.handle]
             if self._rids.get(answer.prompt.rid) is answer:
@@ -284,7 +272,6 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
 
 
 def raise_if_refused(answer: RequestOutput) -> None:
-    """Turns a refusal into the error that its caller gets."""
     refusal = answer.refusal
     if refusal is not None:
         raise refusal.to_error()

@@ -1,7 +1,6 @@
-"""From a caller's arguments to requests: one prompt or many, text or token ids, one sample or n, options or lists.
+"""From a caller's arguments to requests. Everything that can be wrong with their form is found here.
 
-Everything that can be wrong with the form of a request is found here; what depends on the engine's limits is the
-scheduler's to judge. Pure apart from the tokenizer, and safe to call from any thread.
+Pure apart from the tokenizer, and safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt with everything its request carries."""
-
     rid: str
     names: frozenset[str]  # ids that mean this request: its own, and that of the call or the samples it is part of
     ids: IntArray
@@ -160,7 +157,6 @@ class InputReader:
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
 
     def _samplings(self, column: Sequence[Any]) -> list[SamplingParams]:
-        """The parameters of each prompt; those that prompts share are read once."""
         samplings: list[SamplingParams] = []
         patterns: set[str] = set()
         for i, given in enumerate(column):
@@ -176,7 +172,6 @@ class InputReader:
         return samplings
 
     def _marks(self, thinking: ThinkingMarks) -> Thinking:
-        """The marks in tokens."""
         if self._tokenizer is None:
             raise RequestError(
                 "This engine has no tokenizer (--skip-tokenizer-init), so it cannot tell thinking apart."
@@ -202,7 +197,6 @@ class InputReader:
         return secrets.randbits(63) if self._random_seed is None else self._random_seed
 
     def _token_ids(self, prompt: Any, input_ids: Any) -> tuple[list[IntArray], bool]:
-        """The prompts as arrays, and whether the caller gave a list of them."""
         if (prompt is None) == (input_ids is None):
             raise RequestError("Give exactly one of prompt (text) and input_ids.", field="prompt")
         if prompt is not None:
@@ -226,7 +220,6 @@ class InputReader:
 
 
 def _check_count(prompt: Any, input_ids: Any, limit: int | None) -> None:
-    """Refuses a list of more prompts than a call may have, before anything is made of them."""
     given = prompt if input_ids is None else input_ids
     listed = _is_list(given) and len(given) > 0 and (isinstance(given[0], str) or _is_list(given[0]))
     if limit is not None and listed and len(given) > limit:
@@ -241,7 +234,6 @@ def _too_many(what: str, limit: int, field: str) -> RequestError:
 
 
 def _field(input_ids: Any) -> str:
-    """Where the prompts stand."""
     return "prompt" if input_ids is None else "input_ids"
 
 

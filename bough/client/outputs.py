@@ -1,8 +1,7 @@
 """What has come back for one request so far, and its form for the caller.
 
-Deltas are gathered as they arrive; a reader takes whatever is there when it gets its turn, as a `Piece`. A slow reader
-therefore finds several tokens in one piece instead of a growing queue: what waits for it is at most one entry per
-request. Adding a delta and taking a piece cost as much as what is new, never as much as the answer.
+A reader takes what is there when it gets its turn, as a `Piece`: what waits for a slow reader is one entry per request,
+not a growing queue. Adding a delta and taking a piece cost as much as what is new.
 """
 
 from __future__ import annotations
@@ -30,15 +29,13 @@ Entry = tuple[float | None, int, str | None]  # logprob (None where there is non
 
 @dataclass(slots=True)
 class LogprobColumns:
-    """Logprobs of consecutive positions: of the token itself, of the likeliest, and of the ids that were asked for.
-    Slice i of each column belongs to token i."""
+    """By position: logprobs of the token itself, of the likeliest, and of the ids that were asked for."""
 
     tokens: list[Entry] = field(default_factory=list)
     top: list[list[Entry] | None] = field(default_factory=list)
     chosen: list[list[Entry] | None] = field(default_factory=list)
 
     def add_first(self, token: int, text_of: Callable[[int], str | None]) -> None:
-        """The first prompt token, before which nothing stands."""
         self.tokens.append((None, token, text_of(token)))
         self.top.append(None)
         self.chosen.append(None)
@@ -78,7 +75,6 @@ class Piece(msgspec.Struct, frozen=True):
 
     @property
     def index(self) -> int:
-        """Which prompt or sample of its call the answer belongs to."""
         return self.answer.index
 
 
@@ -171,13 +167,11 @@ class RequestOutput:
         self.resumed_ids = self._read_ids = len(self.ids)
 
     def fail(self, error: Exception) -> None:
-        """The engine has died: the waiting reader gets the error."""
         if self.finish is None:
             self.error = error
             self._updates.put(self)
 
     def abandon(self) -> None:
-        """The caller no longer waits for it."""
         if self._latency is not None:
             self._latency.abandon(self._retractions)
 
@@ -192,31 +186,26 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """The whole text so far."""
         if len(self._read) > 1:  # kept joined: protocols that show everything ask again with every piece
             self._read = ["".join(self._read)]
         return "".join(self._read + self._unread)
 
     @property
     def resumed(self) -> bool:
-        """Whether it continues a stream that another server began."""
         return self.prompt.resumption is not None
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that this request generated, without those of the resumed stream."""
         return len(self.ids) - self.resumed_ids
 
     @property
     def logprob_entries(self) -> int:
-        """How many logprobs it has so far."""
         wanted = self.prompt.logprobs
         known = len(self.input_logprobs.tokens) + len(self.output_logprobs.tokens)
         return 0 if wanted is None else known * wanted.width
 
     @property
     def started(self) -> bool:
-        """Whether its prompt has been computed."""
         return self._started is not None
 
     @property
@@ -240,7 +229,6 @@ class RequestOutput:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Which parts of its grammar are not enforced."""
         return () if self._started is None else self._started.warnings
 
     @property
@@ -256,12 +244,10 @@ class RequestOutput:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """SGLang's form of an output, complete up to now."""
         shown = {"text": self.text} if self._tokenizer is not None else {}
         return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
 
     def meta_info(self) -> dict[str, Any]:
-        """SGLang's `meta_info`, complete up to now."""
         end = self._finished_at or time.perf_counter()
         meta: dict[str, Any] = {
             "id": self.prompt.rid,

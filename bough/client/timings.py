@@ -1,8 +1,4 @@
-"""Where the time of one answer went: the form in which responses carry it, and what the meter of the process counts.
-
-Times are those of the client, which is what a caller sees; only where the first token came together with others is the
-engine's own figure taken for it.
-"""
+"""Where the time of one answer went, as the client sees it: for responses, and for the meter of the process."""
 
 from __future__ import annotations
 
@@ -41,7 +37,6 @@ class Timings:
         return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The `timings` block of a response."""
         rate = self.tokens_per_second
         return {
             "queue_s": round(self.queue_s, 6),
@@ -55,8 +50,7 @@ class Timings:
         }
 
     def to_header(self, *, finished: bool = True) -> str:
-        """The value of a `Server-Timing` header, in milliseconds. An unfinished answer shows only what
-        cannot change: its time in the queue and its prefill."""
+        """The value of a `Server-Timing` header, in milliseconds; of an unfinished answer only what cannot change."""
         parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
         if finished:
             parts |= {"decode": self.decode_s, "total": self.total_s}
@@ -69,8 +63,6 @@ class Timings:
 
 
 class LatencyRecorder:
-    """Reports one request's latencies to the meter, from its arrival to its end."""
-
     __slots__ = ("_ended", "_last_at", "_meter", "_received_at", "_tokens")
 
     def __init__(self, meter: RequestMeter, received_at: float) -> None:
@@ -91,7 +83,6 @@ class LatencyRecorder:
             self._end(now, delta.retractions, incomplete=isinstance(delta.finish, FinishAbort))
 
     def abandon(self, retractions: int) -> None:
-        """The caller no longer waits."""
         if not self._ended:
             self._end(time.perf_counter(), retractions, incomplete=True)
 

@@ -1,8 +1,7 @@
-"""Finite automata over characters: they match patterns in linear time, and join what several keywords say of one text.
+"""Finite automata over characters. They match patterns in linear time, and join what several keywords say of one text.
 
-Clients write the patterns, so nothing here backtracks, and every automaton has a limit (`TooLarge`). A pattern becomes
-its positions (Glushkov's construction): its characters with all repeats written out, and which may follow which. A
-state of the automaton is the positions that may be read next.
+Clients write the patterns, so nothing backtracks, and every automaton has a limit (`TooLarge`). A pattern becomes its
+positions (Glushkov's construction); a state is the set of positions that may be read next.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ class Dfa:
 
     @property
     def empty(self) -> bool:
-        """Whether no text is accepted."""
         return not self.accepting
 
 
 def matches(node: Node, text: str) -> bool:
-    """Whether a pattern matches the whole text."""
     positions = _positions(node)
     state, looked = positions.start, 0
     for char in text:
@@ -58,7 +55,6 @@ def matches(node: Node, text: str) -> bool:
 
 
 def deterministic(node: Node) -> Dfa:
-    """The automaton of a pattern, or of patterns that must and must not match."""
     found = _deterministic(node)
     if found is None:
         raise TooLarge
@@ -91,8 +87,6 @@ def signatures(base: Node, patterns: Sequence[Node]) -> set[frozenset[int]]:
 
 
 class _Positions:
-    """The positions of one pattern."""
-
     def __init__(self, node: Node) -> None:
         self.reads: list[Ranges] = []
         self._follows: list[set[int]] = []
@@ -102,7 +96,6 @@ class _Positions:
         self.start: State = (frozenset(first), empty)
 
     def step(self, state: State, code: int) -> State:
-        """Where a character leads."""
         known = self._known.get((state, code))
         if known is None:
             read = [at for at in state[0] if charsets.holds(self.reads[at], code)]
@@ -177,11 +170,12 @@ def _explore(all_of: Sequence[Node], none_of: Sequence[Node]) -> tuple[list[tupl
     edges: Edges = []
     for state in states:
         reached: dict[tuple[State, ...], list[tuple[int, int]]] = {}
-        for low, high in _intervals([pattern.reads[at] for pattern, (nexts, _) in zip(patterns, state, strict=True)
-                                     for at in nexts]):  # fmt: skip
+        sets = {pattern.reads[at] for pattern, (nexts, _) in zip(patterns, state, strict=True) for at in nexts}
+        borders = sorted({border for found in sets for low, high in found for border in (low, high + 1)})
+        for low, after in pairwise(borders):  # no set tells the characters of an interval apart
             target = tuple(pattern.step(one, low) for pattern, one in zip(patterns, state, strict=True))
             if DEAD not in target[: len(all_of)]:
-                reached.setdefault(target, []).append((low, high))
+                reached.setdefault(target, []).append((low, after - 1))
         row = []
         for target, pairs in reached.items():
             if target not in numbers:
@@ -192,13 +186,6 @@ def _explore(all_of: Sequence[Node], none_of: Sequence[Node]) -> tuple[list[tupl
             row.append((charsets.ranges(pairs), numbers[target]))
         edges.append(row)
     return states, edges
-
-
-def _intervals(sets: Sequence[Ranges]) -> Iterator[tuple[int, int]]:
-    """The characters between one border of the sets and the next: no set tells those of an interval apart."""
-    borders = sorted({border for found in set(sets) for low, high in found for border in (low, high + 1)})
-    for low, after in pairwise(borders):
-        yield low, after - 1
 
 
 def _without_dead_ends(edges: Edges, accepting: set[int]) -> Dfa:

@@ -1,8 +1,7 @@
 """The back ends by name, and what is asked of one.
 
-A back end turns a prepared spec (`prepare.py`) into bytes, slowly, in whatever process; and those bytes into matchers,
-quickly, in the process that generates. That split lets a compile run where it can be ended; what is known to be small
-is made at once. A name maps to an import path, so that nothing heavy loads until it is chosen.
+A back end compiles a prepared spec into bytes, slowly, in any process, and makes matchers of those bytes, quickly,
+where tokens are generated. Its library is imported when it is first chosen.
 """
 
 from __future__ import annotations

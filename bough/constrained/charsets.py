@@ -50,7 +50,6 @@ def difference(one: Ranges, other: Ranges) -> Ranges:
 
 
 def holds(of: Ranges, code: int) -> bool:
-    """Whether a character is in the set."""
     at = bisect_right(of, (code, LAST)) - 1
     return at >= 0 and of[at][0] <= code <= of[at][1]
 
@@ -88,16 +87,9 @@ def escape(code: int) -> str:
 
 
 def _without_surrogates(pairs: Iterable[tuple[int, int]]) -> Ranges:
-    kept = []
-    for low, high in pairs:
-        if high < SURROGATES[0] or low > SURROGATES[1]:
-            kept.append((low, high))
-            continue
-        if low < SURROGATES[0]:
-            kept.append((low, SURROGATES[0] - 1))
-        if high > SURROGATES[1]:
-            kept.append((SURROGATES[1] + 1, high))
-    return tuple(kept)
+    before, behind = SURROGATES[0] - 1, SURROGATES[1] + 1
+    halves = (half for low, high in pairs for half in ((low, min(high, before)), (max(low, behind), high)))
+    return tuple((low, high) for low, high in halves if low <= high)
 
 
 ALL = _without_surrogates([(0, LAST)])

@@ -1,9 +1,7 @@
 """Compiles grammars and caches them by spec, for all requests of an engine.
 
-A worker process prepares a new spec, because that is Python's work and would hold the engine's interpreter. Then a
-thread compiles a small grammar (the libraries release the interpreter lock), and a worker process of a second kind
-compiles a large one, because a process can be killed when it takes too long. The cache keeps refusals too, so that a
-grammar which takes too long is tried once, and not for every client that repeats it.
+A worker process prepares a spec, because Python's work would hold the engine's interpreter. A thread compiles a small
+grammar; a second kind of worker process compiles a large one, because a process can be killed. Refusals are cached too.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
-from bough.constrained.worker import Hello
-from bough.constrained.worker_pool import WorkerPool
+from bough.constrained.worker import Hello, WorkerPool
 from bough.core.errors import RequestError, SettingsError
 
 log = logging.getLogger(__name__)
@@ -46,8 +43,6 @@ def build_compiler(
 
 
 class CompileTicket:
-    """One request's share in a compile."""
-
     def __init__(self, future: Future[Compiled], give_up: Callable[[], None]) -> None:
         self._future = future
         self._give_up = give_up
@@ -73,8 +68,6 @@ class _Entry:
 
 
 class CachingCompiler:
-    """The compiler of one engine: threads, worker processes and the cache."""
-
     def __init__(
         self, backend: str, vocabulary: Vocabulary, timeout_s: float, workers: int, cache_entries: int
     ) -> None:

@@ -14,20 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.constrained import charsets
+from bough.constrained import pattern_tree as pt
 from bough.constrained.limits import require_positions
-from bough.constrained.pattern_tree import (
-    EMPTY,
-    Chars,
-    Choice,
-    Node,
-    Reference,
-    Repeat,
-    Row,
-    choice,
-    literal,
-    positions,
-    repeat,
-)
+from bough.constrained.pattern_tree import Node
 from bough.core.errors import RequestError
 
 ROOT = "root"
@@ -70,37 +59,34 @@ def inline(rules: Rules) -> Node | None:
 
     def visit(node: Node, open_rules: frozenset[str]) -> Node | None:
         match node:
-            case Reference(name):
+            case pt.Reference(name):
                 if name in open_rules:
                     return None
                 if name not in done:
                     found = visit(rules[name], open_rules | {name})
-                    if found is None or positions(found) > MAX_INLINED:
+                    if found is None or pt.positions(found) > MAX_INLINED:
                         return None
                     done[name] = found
                 return done[name]
-            case Chars():
+            case pt.Chars():
                 return node
-            case Repeat(part, least, most):
+            case pt.Repeat(part, least, most):
                 inner = visit(part, open_rules)
-                return None if inner is None else repeat(inner, least, most)
-            case Row(parts) | Choice(parts):
+                return None if inner is None else pt.repeat(inner, least, most)
+            case pt.Row(parts) | pt.Choice(parts):
                 inners = [visit(part, open_rules) for part in parts]
                 if any(inner is None for inner in inners):
                     return None
                 known = [inner for inner in inners if inner is not None]
-                return Row(tuple(known)) if isinstance(node, Row) else choice(known)
+                return pt.Row(tuple(known)) if isinstance(node, pt.Row) else pt.choice(known)
         raise TypeError(f"{type(node).__name__} is in no grammar that a client writes")
 
-    return visit(Reference(ROOT), frozenset())
+    return visit(pt.Reference(ROOT), frozenset())
 
 
 def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
-    """The rules that derive some text, each without the options that derive none.
-
-    `root ::= root` derives no text, and an object that must contain an object of its own kind has no last one. A model
-    that entered such a part could only run into a limit. Where no way is left, the root rule is missing.
-    """
+    """The rules that derive some text, without options that derive none (`root ::= root`): a model that entered such a
+    part could only run into a limit. Where no way is left, the root rule is missing."""
     ending: set[str] = set()
     order = list(rules)
     while True:
@@ -118,25 +104,23 @@ def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
 def _cut_node(node: Node, ending: set[str]) -> Node | None:
     """The node without options that never end; None if nothing is left."""
     match node:
-        case Reference(name):
+        case pt.Reference(name):
             return node if name in ending else None
-        case Row(parts):
+        case pt.Row(parts):
             kept = [_cut_node(part, ending) for part in parts]
-            return None if None in kept else Row(tuple(part for part in kept if part is not None))
-        case Choice(options):
+            return None if None in kept else pt.Row(tuple(part for part in kept if part is not None))
+        case pt.Choice(options):
             left = [cut for option in options if (cut := _cut_node(option, ending)) is not None]
-            return choice(left) if left else None
-        case Repeat(part, least, most):
+            return pt.choice(left) if left else None
+        case pt.Repeat(part, least, most):
             inner = _cut_node(part, ending)
             if inner is None:
-                return EMPTY if least == 0 else None
-            return Repeat(inner, least, most)
+                return pt.EMPTY if least == 0 else None
+            return pt.Repeat(inner, least, most)
     return node
 
 
 class _Parser:
-    """Recursive descent over the tokens of one grammar."""
-
     def __init__(self, text: str, field: str) -> None:
         self._field = field
         self._tokens = self._split(text)
@@ -145,8 +129,7 @@ class _Parser:
 
     def rules(self) -> Rules:
         found: Rules = {}
-        while self._at < len(self._tokens):
-            token = self._tokens[self._at]
+        while (token := self._next()) is not None:
             if token.kind != "defines":
                 raise self._error(token.line, f"a rule (name ::= …) is expected, not {token.text!r}")
             if token.text in found:
@@ -158,7 +141,7 @@ class _Parser:
         for name, line in self._used.items():
             if name not in found:
                 raise self._error(line, f"the rule {name!r} is not defined")
-        require_positions(sum(map(positions, found.values())), self._field)
+        require_positions(sum(map(pt.positions, found.values())), self._field)
         return found
 
     def _choice(self, depth: int) -> Node:
@@ -167,29 +150,29 @@ class _Parser:
         options = [self._row(depth)]
         while self._take("|"):
             options.append(self._row(depth))
-        return choice(options)
+        return pt.choice(options)
 
     def _row(self, depth: int) -> Node:
         parts: list[Node] = []
         while (part := self._part(depth)) is not None:
             part = self._repeated(part)
-            if part != EMPTY:
+            if part != pt.EMPTY:
                 parts.append(part)
-        return parts[0] if len(parts) == 1 else Row(tuple(parts))
+        return parts[0] if len(parts) == 1 else pt.Row(tuple(parts))
 
     def _part(self, depth: int) -> Node | None:
-        token = self._tokens[self._at] if self._at < len(self._tokens) else None
+        token = self._next()
         if token is None or token.kind == "defines" or (token.text in ("|", ")") and token.kind == "mark"):
             return None
         self._at += 1
         match token.kind:
             case "literal":
-                return literal(self._unescaped(token))
+                return pt.literal(ESCAPE.sub(_unescape, token.text))
             case "chars":
                 return self._chars(token)
             case "rule":
                 self._used.setdefault(token.text, token.line)
-                return Reference(token.text)
+                return pt.Reference(token.text)
         if token.text == "(":
             inner = self._choice(depth + 1)
             if not self._take(")"):
@@ -198,8 +181,7 @@ class _Parser:
         raise self._error(token.line, f"{token.text!r} has nothing to repeat")
 
     def _repeated(self, part: Node) -> Node:
-        while self._at < len(self._tokens):
-            token = self._tokens[self._at]
+        while (token := self._next()) is not None:
             bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(token.text) if token.kind == "mark" else None
             if token.kind == "counts":
                 low, _, high = token.text.partition(",")
@@ -209,7 +191,7 @@ class _Parser:
             if bounds is None:
                 return part
             self._at += 1
-            part = repeat(part, *bounds)
+            part = pt.repeat(part, *bounds)
         return part
 
     def _chars(self, token: _Token) -> Node:
@@ -233,20 +215,16 @@ class _Parser:
         found = charsets.complement(found) if negated else found
         if not found:
             raise self._error(token.line, "a class is empty")
-        return Chars(found)
-
-    def _unescaped(self, token: _Token) -> str:
-        return ESCAPE.sub(_unescape, token.text)
+        return pt.Chars(found)
 
     def _take(self, mark: str) -> bool:
-        if (
-            self._at < len(self._tokens)
-            and self._tokens[self._at].kind == "mark"
-            and self._tokens[self._at].text == mark
-        ):
-            self._at += 1
-            return True
-        return False
+        token = self._next()
+        found = token is not None and token.kind == "mark" and token.text == mark
+        self._at += found
+        return found
+
+    def _next(self) -> _Token | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _split(self, text: str) -> list[_Token]:
         tokens, at, line = [], 0, 1

@@ -10,25 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bough.constrained import charsets
+from bough.constrained import pattern_tree as pt
 from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.charsets import Ranges
 from bough.constrained.ebnf import ROOT
-from bough.constrained.pattern_tree import (
-    RAW_IN_JSON,
-    SHORT_ESCAPES,
-    Chars,
-    Choice,
-    JsonNumber,
-    Meet,
-    Node,
-    Reference,
-    Repeat,
-    Row,
-    Text,
-    Token,
-    only_char,
-    quantifier,
-)
+from bough.constrained.pattern_tree import Node
 
 FOLLOWS = r" (= [ \t\n\r]* [,:}\]])"
 ESCAPE = "escape"
@@ -40,7 +26,6 @@ class Unwritable(Exception):
 
 
 def ebnf_text(rules: Mapping[str, Node]) -> str:
-    """The rules, under names of ours."""
     names = {name: ROOT if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
     writer = _Writer(names)
     lines = [f"{names[name]} ::= {writer.rule(node, name == ROOT)}" for name, node in rules.items()]
@@ -48,8 +33,6 @@ def ebnf_text(rules: Mapping[str, Node]) -> str:
 
 
 class _Writer:
-    """The rules of one grammar."""
-
     def __init__(self, names: Mapping[str, str]) -> None:
         self.more: list[str] = []  # rules that the given ones lead to
         self._names = names
@@ -57,34 +40,34 @@ class _Writer:
 
     def rule(self, node: Node, is_last: bool) -> str:
         """The body of a rule; behind a token, what follows tokens, unless it is the whole text."""
-        return f"({self.write(node)}){FOLLOWS}" if isinstance(node, Token) and not is_last else self.write(node)
+        return f"({self.write(node)}){FOLLOWS}" if isinstance(node, pt.Token) and not is_last else self.write(node)
 
     def write(self, node: Node) -> str:
         match node:
-            case Chars(found):
+            case pt.Chars(found):
                 return charsets.class_text(found, single=False)
-            case Reference(name):
+            case pt.Reference(name):
                 return self._names[name]
-            case Row(parts):
+            case pt.Row(parts):
                 return " ".join(self._row(parts)) if parts else '""'
-            case Choice(options):
+            case pt.Choice(options):
                 return "(" + " | ".join(map(self.write, options)) + ")"
-            case Repeat(part, least, most):
-                return f"({self.write(part)}){quantifier(least, most)}"
-            case Token(part):
+            case pt.Repeat(part, least, most):
+                return f"({self.write(part)}){pt.quantifier(least, most)}"
+            case pt.Token(part):
                 return self.write(part)
-            case Text():
+            case pt.Text():
                 return self._text(node)
-            case JsonNumber():
+            case pt.JsonNumber():
                 raise Unwritable
-            case Meet():
+            case pt.Meet():
                 raise TypeError("patterns are joined in a string only")
 
     def _row(self, parts: tuple[Node, ...]) -> Iterator[str]:
         """The parts of a row, single characters that follow each other as one literal."""
         text = ""
         for part in parts:
-            char = only_char(part)
+            char = pt.only_char(part)
             if char is not None:
                 text += char
                 continue
@@ -95,7 +78,7 @@ class _Writer:
         if text:
             yield _quoted(text)
 
-    def _text(self, node: Text) -> str:
+    def _text(self, node: pt.Text) -> str:
         """A string: its states read characters as JSON spells them, and end with the quote."""
         if node not in self._known:
             try:
@@ -109,16 +92,16 @@ class _Writer:
                 self.more.append(f"{name}{state} ::= ({' | '.join(ways)}){FOLLOWS}")
         return rf'"\"" {self._known[node]}0'
 
-    def _long(self, node: Text) -> str:
+    def _long(self, node: pt.Text) -> str:
         """A string with too many states to be written out; without escapes, the library can count it by itself."""
         match node.pattern:
-            case Repeat(Chars(charsets.ALL), least, most) if node.free:
-                return rf'"\"" {_class(RAW_IN_JSON)}{quantifier(least, most)} "\""'
+            case pt.Repeat(pt.Chars(charsets.ALL), least, most) if node.free:
+                return rf'"\"" {_class(pt.RAW_IN_JSON)}{pt.quantifier(least, most)} "\""'
         raise Unwritable
 
     def _spelt(self, found: Ranges, free: bool) -> Iterator[str]:
         """How characters of a set are written in JSON; the sets of `in_json`, with what can be shared shared."""
-        raw = charsets.intersection(found, RAW_IN_JSON)
+        raw = charsets.intersection(found, pt.RAW_IN_JSON)
         if raw:
             yield _class(raw)
         if free and found == charsets.ALL:
@@ -126,11 +109,11 @@ class _Writer:
                 self.more.append(ANY_ESCAPE)
             yield rf'"\\" {ESCAPE}'
             return
-        letters = "".join(text[1] for code, text in SHORT_ESCAPES.items() if charsets.holds(found, code))
+        letters = "".join(text[1] for code, text in pt.SHORT_ESCAPES.items() if charsets.holds(found, code))
         if letters:
             yield rf'"\\" {charsets.class_text(charsets.characters(letters), single=False)}'
         if not raw:
-            rest = (code for code in range(0x20) if code not in SHORT_ESCAPES and charsets.holds(found, code))
+            rest = (code for code in range(0x20) if code not in pt.SHORT_ESCAPES and charsets.holds(found, code))
             yield from (_quoted(f"\\u{code:04x}") for code in rest)
 
 

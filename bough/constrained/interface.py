@@ -1,8 +1,7 @@
-"""The seam between structured output and the rest of the engine: what is asked, what is compiled, who steps through it.
+"""The seam between structured output and the engine.
 
-A request carries a `GrammarSpec`. The scheduler hands it to a `GrammarCompiler` and polls the `Ticket`; a `Compiled`
-grammar is shared by all requests with the same spec, and each of them walks it with a `Matcher` of its own. Owned here:
-names only. What a back end does with them stands in `backends`.
+A request carries a `GrammarSpec`. The scheduler hands it to a `GrammarCompiler` and polls the `Ticket`. All requests
+with the same spec share the `Compiled` grammar; each has a `Matcher` of its own.
 """
 
 from __future__ import annotations
@@ -76,8 +75,6 @@ class Ticket(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """Compiles and caches grammars; owns the workers that do it."""
-
     def request(self, spec: GrammarSpec) -> Ticket: ...
 
     def close(self) -> None: ...

@@ -1,8 +1,7 @@
 """Rules, patterns and structural tags in the grammar language of llguidance.
 
-Its lexer reads the longest text that any lexeme in question matches. Where a grammar says what its tokens are (`Token`,
-`Text`), these are the lexemes; elsewhere it is read a character at a time, so that no lexeme swallows what another rule
-should read. Patterns that hold together are joined by the library itself, while it reads.
+Its lexer reads the longest text that any lexeme matches. Where a grammar says what its tokens are (`Token`, `Text`),
+these are the lexemes; elsewhere each character is one, so that no lexeme swallows what another rule should read.
 """
 
 from __future__ import annotations
@@ -12,30 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.constrained import charsets
+from bough.constrained import pattern_tree as pt
 from bough.constrained.ebnf import ROOT, Rules
-from bough.constrained.pattern_tree import (
-    RAW_IN_JSON,
-    Chars,
-    Choice,
-    JsonNumber,
-    Meet,
-    Node,
-    Reference,
-    Repeat,
-    Row,
-    Text,
-    Token,
-    choice,
-    in_json,
-    literal,
-    pattern_text,
-    quantifier,
-)
+from bough.constrained.pattern_tree import Node
 from bough.constrained.regexes import parse_regex
 from bough.core.errors import RequestError
 
-CHARACTER = choice([Chars(RAW_IN_JSON), parse_regex('\\\\(?:["\\\\/bfnrt]|u[0-9A-CE-F][0-9A-F]{3})')])
-QUOTE = literal('"')
+CHARACTER = pt.choice([pt.Chars(pt.RAW_IN_JSON), parse_regex('\\\\(?:["\\\\/bfnrt]|u[0-9A-CE-F][0-9A-F]{3})')])
+QUOTE = pt.literal('"')
 
 
 def lark_text(rules: Mapping[str, Node], prefix: str = "") -> str:
@@ -47,13 +30,10 @@ def lark_text(rules: Mapping[str, Node], prefix: str = "") -> str:
 
 
 def lark_regex(pattern: str) -> str:
-    """A pattern between slashes."""
     return f"/{pattern.replace('/', chr(92) + '/')}/" if pattern else '""'
 
 
 class _Writer:
-    """The rules of one grammar."""
-
     def __init__(self, names: Mapping[str, str], prefix: str) -> None:
         self.more: list[str] = []  # rules and terminals that the given ones lead to
         self._names = names
@@ -62,36 +42,36 @@ class _Writer:
 
     def write(self, node: Node) -> str:
         match node:
-            case Chars(found):
+            case pt.Chars(found):
                 return lark_regex(charsets.class_text(found, single=False))
-            case Reference(name):
+            case pt.Reference(name):
                 return self._names[name]
-            case Row(parts):
+            case pt.Row(parts):
                 return " ".join(map(self.write, parts)) if parts else '""'
-            case Choice(options):
+            case pt.Choice(options):
                 return "(" + " | ".join(map(self.write, options)) + ")"
-            case Repeat(part, least, most):
-                return f"({self.write(part)}){quantifier(least, most)}"
-            case Token(part):
-                return lark_regex(pattern_text(part))
-            case Text(Meet() as pattern):
+            case pt.Repeat(part, least, most):
+                return f"({self.write(part)}){pt.quantifier(least, most)}"
+            case pt.Token(part):
+                return lark_regex(pt.pattern_text(part))
+            case pt.Text(pt.Meet() as pattern):
                 return self._joined(pattern)
-            case Text(Repeat(Chars(charsets.ALL), least, most), free=True):
-                return lark_regex(pattern_text(_quoted(Repeat(CHARACTER, least, most))))
-            case Text(pattern):
-                return lark_regex(pattern_text(_quoted(in_json(pattern))))
-            case JsonNumber(schema):
+            case pt.Text(pt.Repeat(pt.Chars(charsets.ALL), least, most), free=True):
+                return lark_regex(pt.pattern_text(_quoted(pt.Repeat(CHARACTER, least, most))))
+            case pt.Text(pattern):
+                return lark_regex(pt.pattern_text(_quoted(pt.in_json(pattern))))
+            case pt.JsonNumber(schema):
                 return f"%json {schema}"
-            case Meet():
+            case pt.Meet():
                 raise TypeError("patterns are joined in a string only")
 
-    def _joined(self, pattern: Meet) -> str:
+    def _joined(self, pattern: pt.Meet) -> str:
         """A terminal of the strings that all of some patterns match and none of others."""
         if pattern not in self._known:
             self._known[pattern] = f"{self._prefix.upper()}TEXT{len(self._known)}"
-            spelt = in_json(pattern)
-            assert isinstance(spelt, Meet)
-            texts = [lark_regex(pattern_text(_quoted(part))) for part in (*spelt.all_of, *spelt.none_of)]
+            spelt = pt.in_json(pattern)
+            assert isinstance(spelt, pt.Meet)
+            texts = [lark_regex(pt.pattern_text(_quoted(part))) for part in (*spelt.all_of, *spelt.none_of)]
             signs = ["" for _ in spelt.all_of] + ["~" for _ in spelt.none_of]
             joined = " & ".join(sign + text for sign, text in zip(signs, texts, strict=True))
             self.more.append(f"{self._known[pattern]}: {joined}")
@@ -99,7 +79,7 @@ class _Writer:
 
 
 def _quoted(node: Node) -> Node:
-    return Row((QUOTE, node, QUOTE))
+    return pt.Row((QUOTE, node, QUOTE))
 
 
 # ---- structural tags
@@ -111,15 +91,12 @@ ANY_TEXT = "/(.|\\n)*/"
 
 
 def tag_to_lark(tag: dict[str, Any]) -> str:
-    """A grammar of the whole answer."""
     writer = _TagWriter()
     start = writer.write(tag["format"], last=True)
     return "\n".join([f"start: {start}", *writer.rules]) + "\n"
 
 
 class _TagWriter:
-    """The rules of one tag, numbered as they are made."""
-
     def __init__(self) -> None:
         self.rules: list[str] = []
         self._count = 0
@@ -141,13 +118,18 @@ class _TagWriter:
             case "or":
                 return "(" + " | ".join(self._rule(self.write(part, last)) for part in found["elements"]) + ")"
             case "optional" | "star" | "plus" | "repeat":
-                return self._repeat(found)
+                inner = self._rule(self.write(found["content"]))
+                most = "" if found.get("max") == -1 else found.get("max")
+                marks = {"optional": "?", "star": "*", "plus": "+", "repeat": f"{{{found.get('min')},{most}}}"}
+                return f"{inner}{marks[found['type']]}"
             case "tag":
                 return f"{_literal(found['begin'])} {self._content_and_end(found)}"
             case "triggered_tags":
                 return self._triggered(found, last)
             case "tags_with_separator":
-                return self._separated(found)
+                tag = self._rule(" | ".join(self._rule(self.write(tag)) for tag in found["tags"]))
+                several = tag if found.get("stop_after_first") else f"{tag} ({_literal(found['separator'])} {tag})*"
+                return several if found.get("at_least_one") else f"({several})?"
             case "any_text" if last and not found.get("excludes"):
                 return self._rule(self._terminal(ANY_TEXT))
         raise RequestError(
@@ -156,16 +138,10 @@ class _TagWriter:
             field="structural_tag",
         )
 
-    def _repeat(self, found: dict[str, Any]) -> str:
-        inner = self._rule(self.write(found["content"]))
-        most = "" if found.get("max") == -1 else found.get("max")
-        marks = {"optional": "?", "star": "*", "plus": "+", "repeat": f"{{{found.get('min')},{most}}}"}
-        return f"{inner}{marks[found['type']]}"
-
     def _content_and_end(self, tag: dict[str, Any]) -> str:
         """What stands between a tag's beginning and its end, and the end."""
         ends = [tag["end"]] if isinstance(tag["end"], str) else tag["end"]
-        closing = "|".join(pattern_text(literal(end)) for end in ends)
+        closing = "|".join(pt.pattern_text(pt.literal(end)) for end in ends)
         if tag["content"]["type"] == "any_text":
             if not all(ends) or tag["content"].get("excludes"):
                 raise RequestError(
@@ -186,7 +162,7 @@ class _TagWriter:
         options = []
         for trigger in found["triggers"]:
             tags = [tag for tag in found["tags"] if tag["begin"].startswith(trigger)]
-            head = self._rule(lark_regex(f"(.|\\n)*{pattern_text(literal(trigger))}"), lazy=True)
+            head = self._rule(lark_regex(f"(.|\\n)*{pt.pattern_text(pt.literal(trigger))}"), lazy=True)
             bodies = [f"{_literal(tag['begin'].removeprefix(trigger))} {self._content_and_end(tag)}" for tag in tags]
             if bodies:
                 options.append(f"{head} {self._rule(' | '.join(bodies))}")
@@ -194,11 +170,6 @@ class _TagWriter:
         if found.get("stop_after_first"):
             return tag if found.get("at_least_one") else f"({tag} | {self._terminal(ANY_TEXT)})"
         return f"{tag}{'+' if found.get('at_least_one') else '*'} {self._terminal(ANY_TEXT)}"
-
-    def _separated(self, found: dict[str, Any]) -> str:
-        tag = self._rule(" | ".join(self._rule(self.write(tag)) for tag in found["tags"]))
-        several = tag if found.get("stop_after_first") else f"{tag} ({_literal(found['separator'])} {tag})*"
-        return several if found.get("at_least_one") else f"({several})?"
 
     def _grammar(self, rules: Rules) -> str:
         prefix = f"g{self._next()}_"

@@ -1,8 +1,7 @@
-"""Masks by llguidance: an Earley parser over derivatives of regular expressions, worked out while generating.
+"""Masks by llguidance: an Earley parser over derivatives of regular expressions.
 
-Nothing is precomputed, so compiles take milliseconds and are bounded by the library's own limits; a mask takes tens to
-hundreds of microseconds, bounded too. A grammar that runs into a limit while generating is refused there, for its
-request alone.
+Compiles take milliseconds and a mask tens to hundreds of microseconds; the library limits both. A grammar that meets a
+limit while generating is refused there, for its request alone.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from bough.core.errors import RequestError
 
 
 class LLGuidanceBackend:
-    """The library's view of one vocabulary."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_GreedyVocabulary(vocabulary)))
+        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_LibraryVocabulary(vocabulary)))
 
     def compile(self, spec: GrammarSpec) -> bytes:
         check_grammar(spec)
@@ -48,16 +45,13 @@ def check_grammar(spec: GrammarSpec) -> None:
 
 
 def _grammar(text: str) -> str:
-    """The library's form of a grammar in its language.
-
-    `no_forcing`: the library would narrow masks to its own idea of how forced text is tokenised; that is the engine's
-    to say, which knows the model's tokenizer.
-    """
+    """`no_forcing`: the library would narrow masks to its own tokens for forced text; the engine knows the model's
+    tokenizer."""
     return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + text)
 
 
-class _GreedyVocabulary:
-    """What the library reads of a tokenizer. It tokenises forced text for nobody here, so the longest match will do."""
+class _LibraryVocabulary:
+    """What the library reads of a tokenizer. It is never asked to tokenise: the engine does so with forced text."""
 
     bos_token_id = None
 
@@ -65,22 +59,9 @@ class _GreedyVocabulary:
         self.eos_token_id = vocabulary.stop_ids[0]
         self.tokens = [piece or f"<|{token}|>".encode() for token, piece in enumerate(vocabulary.pieces)]
         self.special_token_ids = [token for token, piece in enumerate(vocabulary.pieces) if not piece]
-        self._token_of = {piece: token for token, piece in enumerate(vocabulary.pieces) if piece}
-        self._longest = max(map(len, self._token_of), default=1)
 
     def __call__(self, text: bytes) -> list[int]:
-        found, at = [], 0
-        while at < len(text):
-            size = next(
-                (size for size in range(self._longest, 0, -1) if text[at : at + size] in self._token_of),
-                None,
-            )
-            if size is None:
-                at += 1
-                continue
-            found.append(self._token_of[text[at : at + size]])
-            at += len(text[at : at + size])
-        return found
+        return []
 
 
 class LLGuidanceMatcher:

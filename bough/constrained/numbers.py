@@ -1,8 +1,7 @@
 """Numbers as patterns of their digits: ranges of whole and of decimal numbers, and multiples of a step.
 
-What a client parses is what is compared with the bounds, and most clients parse decimals to 64-bit floats. So decimals
-have no more digits than a float tells apart (15): no text is rounded onto a bound that it must not reach. Texts in a
-range have no exponent; a few valid ones are thereby left out, and none is invalid.
+Most clients parse decimals to 64-bit floats. So decimals have no more digits than a float tells apart (15): no text is
+rounded onto a bound that it must not reach. Texts in a range have no exponent.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two bounds, each of which may be missing or itself excluded."""
-
     low: Number | None = None
     high: Number | None = None
     above: bool = False  # the low bound is excluded
@@ -82,11 +79,9 @@ def decimal(found: Range) -> Node | None:
 
 
 def multiples(found: Range, step: Fraction, only_whole: bool) -> JsonNumber | None:
-    """The multiples of a step in a range, for llguidance, which checks them itself; None where there are none.
-
-    `TooLarge` where the step has too many digits, or all multiples are too large. The library takes no excluded bounds
-    of decimals to the letter, so bounds are given as multiples, which are included.
-    """
+    """The multiples of a step in a range, for llguidance, which checks them; None where there are none, `TooLarge`
+    where the step has too many digits. The library mistakes excluded bounds, so bounds are given as multiples,
+    included."""
     places = 0 if only_whole else next((k for k in range(MAX_PLACES) if 10**k % step.denominator == 0), MAX_PLACES)
     modulus, left = divmod(step.numerator * 10**places, step.denominator)
     if modulus > MAX_STEP or left:
@@ -115,45 +110,43 @@ def _number(value: Fraction) -> Number:
 
 
 def _wholes(low: int, high: int | None) -> Node | None:
-    """From low to high, without leading zeros."""
     first = str(low)
     if len(first) > MAX_DIGITS and (high is None or low <= high):
         return literal(first)
     if high is None:
-        return choice([_same_length(first, "9" * len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
+        return choice([_same_length(first, None, len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
     most = 10 ** max(WHOLE_DIGITS, len(first) + 1) - 1
     last = str(min(high, most))
     if low > int(last):
         return None
     if len(first) == len(last):
-        return _same_length(first, last)
-    options = [_same_length(first, "9" * len(first))]
+        return _same_length(first, last, len(first))
+    options = [_same_length(first, None, len(first))]
     if len(last) - len(first) > 1:
         options.append(Row((FIRST, repeat(DIGIT, len(first), len(last) - 2))))
-    options.append(_same_length("1" + "0" * (len(last) - 1), last))
+    options.append(_same_length("1" + "0" * (len(last) - 1), last, len(last)))
     return choice(options)
 
 
-def _same_length(low: str, high: str) -> Node:
-    """Digits between two of the same number: below the first place where they differ, one side is free again."""
-    shared = next((at for at, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))
-    if shared == len(low):
-        return literal(low)
-    rest = len(low) - shared - 1
+def _same_length(low: str | None, high: str | None, places: int) -> Node:
+    """So many digits, not below one text of as many digits and not above another; None is no bound on that side."""
+    low = low if low is not None and low.strip("0") else None
+    high = high if high is not None and high.strip("9") else None
+    if low is None and high is None:
+        return repeat(DIGIT, places, places)
+    first, last = int(low[0]) if low else 0, int(high[0]) if high else 9
+    if first == last:
+        return Row((_digits(first, last), _same_length(low and low[1:], high and high[1:], places - 1)))
     options: list[Node] = []
-    first, last = int(low[shared]), int(high[shared])
-    if set(low[shared + 1 :]) <= {"0"}:
-        first -= 1
-    else:
-        options.append(Row((literal(low[shared]), _same_length(low[shared + 1 :], "9" * rest))))
-    closing = Row((literal(high[shared]), _same_length("0" * rest, high[shared + 1 :])))
-    whole_end = set(high[shared + 1 :]) <= {"9"}
-    last += 1 if whole_end else 0
-    if last - first > 1:
-        options.append(Row((_digits(first + 1, last - 1), repeat(DIGIT, rest, rest))))
-    if not whole_end:
-        options.append(closing)
-    return Row((literal(low[:shared]), choice(options)))
+    if low is not None:
+        options.append(Row((_digits(first, first), _same_length(low[1:], None, places - 1))))
+        first += 1
+    if high is not None:
+        options.append(Row((_digits(last, last), _same_length(None, high[1:], places - 1))))
+        last -= 1
+    if first <= last:
+        options.append(Row((_digits(first, last), repeat(DIGIT, places - 1, places - 1))))
+    return choice(options)
 
 
 def _digits(first: int, last: int) -> Node:
@@ -174,20 +167,11 @@ def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: boo
     """From low to high; an excluded bound is itself left out."""
     first, least = _split(low or Decimal(0))
     last, most = (None, "") if high is None else _split(high)
-    if last is None:
-        options = [
-            _at(first, least, above, None, False),
-            _between(first + 1, MANY - 1),
-            _wholes(max(first + 1, MANY), None),
-        ]
-    elif first == last:
+    if first == last:
         options = [_at(first, least, above, most, below)]
     else:
-        options = [
-            _at(first, least, above, None, False),
-            _between(first + 1, last - 1),
-            _at(last, "", False, most, below),
-        ]
+        options = [_at(first, least, above, None, False), _between(first + 1, (MANY if last is None else last) - 1)]
+        options.append(_wholes(max(first + 1, MANY), None) if last is None else _at(last, "", False, most, below))
     for bound, excluded in ((low, above), (high, below)):
         if bound is not None and not excluded and len(_split(bound)[1]) > _places(*_split(bound)):
             options.append(literal(format(bound, "f")))  # a bound of more digits than the others may have
@@ -195,7 +179,6 @@ def _decimals(low: Decimal | None, above: bool, high: Decimal | None, below: boo
 
 
 def _split(value: Decimal) -> tuple[int, str]:
-    """The whole part, and the digits behind the point."""
     text = format(value, "f")
     before, _, behind = text.partition(".")
     return int(before), behind.rstrip("0")
@@ -213,15 +196,12 @@ def _between(first: int, last: int) -> Node | None:
     if first < MANY < last:
         return _either([_between(first, MANY - 1), _between(MANY, last)])
     found = _wholes(first, last) if first <= last else None
-    return None if found is None else Row((found, _fraction(FLOAT_DIGITS - len(str(last)))))
-
-
-def _fraction(places: int) -> Node:
-    return repeat(Row((POINT, repeat(DIGIT, 1, places))), 0, 1) if places > 0 else EMPTY
+    places = FLOAT_DIGITS - len(str(last))
+    fraction = repeat(Row((POINT, repeat(DIGIT, 1, places))), 0, 1) if places > 0 else EMPTY
+    return None if found is None else Row((found, fraction))
 
 
 def _at(before: int, low: str, above: bool, high: str | None, below: bool) -> Node | None:
-    """One whole part, with the fractions between two others."""
     places = _places(before, high or "")
     tail = _Tail(low, above, high, below)
     options: list[Node | None] = [EMPTY if tail.ends else None]
@@ -243,7 +223,6 @@ class _Tail:
 
     @property
     def ends(self) -> bool:
-        """Whether the number may end here."""
         high_enough = self.low is None or (not self.low and not self.above)
         return high_enough and (self.high is None or bool(self.high) or not self.below)
 

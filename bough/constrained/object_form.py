@@ -1,7 +1,6 @@
-"""The plain form of objects: named properties in their order, which of them must be there, and what else may be.
+"""The plain form of objects: named properties in their order, which of them are required, and what else may be there.
 
-A schema that names properties and does not say whether there may be others is taken to mean these alone: such answers
-are valid, and nobody who lists properties wants the model to invent more. `additionalProperties` says otherwise.
+A schema that names properties and says nothing of others means these alone; `additionalProperties` says otherwise.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from typing import Any
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, matches, signatures
 from bough.constrained.pattern_tree import Chars, Node, Repeat
-from bough.constrained.scalar_grammar import name_node
-from bough.constrained.schema_parts import (
+from bough.constrained.schema_grammar import name_node
+from bough.constrained.schema_source import join
+from bough.constrained.type_forms import (
     NO_KEYWORDS,
     Lowering,
     Part,
@@ -23,7 +23,6 @@ from bough.constrained.schema_parts import (
     read_pattern,
     said,
 )
-from bough.constrained.schema_source import join
 
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties
@@ -34,8 +33,6 @@ def object_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 
 
 class _ObjectForm:
-    """One object in the making."""
-
     def __init__(self, lowering: Lowering, parts: Parts) -> None:
         self._lowering = lowering
         self._parts = parts
@@ -55,7 +52,11 @@ class _ObjectForm:
 
     def build(self, name: str) -> Plain | None:
         for property_name in self._names:
-            value = self._lowering.lower(self._schemas_of(property_name)) if self._may_be(property_name) else None
+            allowed = all(
+                self._lowering.accepts(join(pointer, "propertyNames"), property_name, "pattern")
+                for pointer, _ in self._said("propertyNames")
+            )
+            value = self._lowering.lower(self._schemas_of(property_name)) if allowed else None
             if value is not None:
                 self._properties[property_name] = value
             elif property_name in self._required:
@@ -75,7 +76,6 @@ class _ObjectForm:
     # ---- named properties
 
     def _schemas_of(self, name: str) -> list[Part]:
-        """All that is said about the value of a property, in every part."""
         return self._schemas([pattern for pattern in self._patterns if self._matches(pattern, name)], name)
 
     def _schemas(self, matched: list[str], name: str | None = None) -> list[Part]:
@@ -94,7 +94,6 @@ class _ObjectForm:
         return found
 
     def _matches(self, pattern: str, name: str) -> bool:
-        """Whether a property is governed by a pattern."""
         if pattern not in self._patterns:
             return False
         try:
@@ -103,23 +102,14 @@ class _ObjectForm:
             self._gap_all("patternProperties", "is too much to decide for a name this long")
             return False
 
-    def _may_be(self, name: str) -> bool:
-        """Whether `propertyNames` allows it."""
-        return all(
-            self._lowering.accepts(join(pointer, "propertyNames"), name, "pattern")
-            for pointer, _ in self._said("propertyNames")
-        )
-
     # ---- other properties
 
     def _others(self) -> list[Plain]:
         """Classes of further names, none of them in two, with the form of their values."""
-        said_more = any(True for _ in self._said("additionalProperties")) or bool(self._patterns)
+        said_more = self._said("additionalProperties") or self._patterns
         if self._names and not said_more:
             return []
-        described: list[str] | None = []
-        if any(True for _ in self._said("propertyNames")):
-            described = self._described_names()
+        described = self._described_names() if self._said("propertyNames") else []
         if described is None:
             return []
         try:
@@ -136,23 +126,18 @@ class _ObjectForm:
         sets = signatures(base.pattern, list(self._patterns.values())) if patterns else {frozenset[int]()}
         if len(sets) > MAX_CLASSES:
             raise TooLarge
-        return [self._class(found, sets, described) for found in sorted(sets, key=sorted)]
-
-    def _class(self, matched: frozenset[int], sets: set[frozenset[int]], described: list[str]) -> Plain:
-        """One class of names: those that match `matched` and none of the patterns that they might match as well."""
-        patterns = list(self._patterns)
-        beside = frozenset().union(*(other for other in sets if matched < other)) - matched
         written = [pattern_for(tree) for tree in self._patterns.values()]
-        entry: Plain = {
-            "all": [*described, *(written[at] for at in sorted(matched))],
-            "none": [written[at] for at in sorted(beside)],
-            "but": self._names,
-        }
-        return {**entry, "value": self._lowering.lower(self._schemas([patterns[at] for at in matched]))}
+        classes: list[Plain] = []
+        for matched in sorted(sets, key=sorted):
+            beside = frozenset().union(*(other for other in sets if matched < other)) - matched
+            all_of = [*described, *(written[at] for at in sorted(matched))]
+            none_of = [written[at] for at in sorted(beside)]  # what these names might match as well
+            value = self._lowering.lower(self._schemas([patterns[at] for at in matched]))
+            classes.append({"all": all_of, "none": none_of, "but": self._names, "value": value})
+        return classes
 
     def _described_names(self) -> list[str] | None:
-        """The patterns of `propertyNames`; None where there are no other names, or where they were listed and are now
-        named."""
+        """The patterns of `propertyNames`; None where there are no other names, or where they were listed."""
         paths = [(join(pointer, "propertyNames"), NO_KEYWORDS) for pointer, _ in self._said("propertyNames")]
         names = _strings_of(self._lowering.lower(paths))
         if names is None:

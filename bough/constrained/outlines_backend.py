@@ -1,8 +1,7 @@
-"""Masks by outlines-core: a finite automaton over tokens, all of it worked out when the grammar is compiled.
+"""Masks by outlines-core: a finite automaton over tokens, worked out when the grammar is compiled.
 
-It knows regular expressions only; schemas, tags and recursive grammars are followed by llguidance instead (`prepare`).
-Compiles grow with states times tokens, which can be minutes: they are made in a process that can be ended. A state's
-mask is made once, when a request first stands there, and shared by all.
+It knows regular expressions only; `prepare` gives the rest to llguidance. A compile may take minutes, so it runs in a
+process that can be ended. A state's mask is made once and shared.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ END = b"\x00"
 
 
 class OutlinesBackend:
-    """The library's view of one vocabulary.
-
-    It loses ways on from a place where a text may end (of `a(bc)?`, the `b`). So an end is written out here: a stop
-    token is the character NUL, which no other token may contain, and every pattern ends with it.
-    """
+    """The library loses ways on from a place where a text may end (of `a(bc)?`, the `b`). So every pattern ends with
+    NUL, which stands for the stop token, and which no other token may contain."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -104,8 +100,6 @@ def _common_start(pieces: list[bytes]) -> bytes:
 
 
 class OutlinesMatcher:
-    """One request's walk through the automaton: the states it has passed."""
-
     def __init__(self, states: States) -> None:
         self._states = states
         self._passed: list[int] = [states.index.get_initial_state()]

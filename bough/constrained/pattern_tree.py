@@ -1,8 +1,6 @@
-"""A regular expression or a rule as a tree of a few kinds of node, and what is made of it: text, a size, its JSON
-form.
+"""A regular expression or a rule as a tree, and what is made of it: text, a size, its JSON form.
 
-Built by `regexes`, by `ebnf`, and by whoever needs a pattern of its own. Text is written so that every back end reads
-it alike: explicit classes, plain groups, counted repeats.
+Text is written so that every back end reads it alike: explicit classes, plain groups, counted repeats.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ RAW_IN_JSON = charsets.complement(charsets.ranges([(0, 0x1F), (0x22, 0x22), (0x5
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set."""
-
     ranges: Ranges
 
 
@@ -69,11 +65,8 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A JSON string, quotes and all, whose characters match a pattern.
-
-    Each character is spelt in one way, so that a name is the same name wherever it stands; `free` strings may use every
-    escape there is, where all characters are allowed.
-    """
+    """A JSON string, quotes and all, whose characters match a pattern, each spelt in one way, so that a name is the
+    same name everywhere. `free` strings may use every escape."""
 
     pattern: Node
     free: bool = False
@@ -96,7 +89,6 @@ def literal(text: str) -> Node:
 
 
 def only_char(node: Node) -> str | None:
-    """The character that a node stands for, where it is just one."""
     if isinstance(node, Chars) and len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]:
         return chr(node.ranges[0][0])
     return None
@@ -105,20 +97,16 @@ def only_char(node: Node) -> str | None:
 def choice(options: Iterable[Node]) -> Node:
     """One of several; an option that is empty makes the rest optional, which every dialect can write. Characters among
     them are one set, so that a text is not read twice."""
-    given = _joined_chars(tuple(dict.fromkeys(options)))
+    given = tuple(dict.fromkeys(options))
+    chars = [option for option in given if isinstance(option, Chars)]
+    if len(chars) > 1:
+        joined = Chars(charsets.ranges(pair for option in chars for pair in option.ranges))
+        given = (joined, *(option for option in given if not isinstance(option, Chars)))
     full = tuple(option for option in given if option != EMPTY)
     if not full:
         return EMPTY
     node = full[0] if len(full) == 1 else Choice(full)
     return node if len(full) == len(given) else repeat(node, 0, 1)
-
-
-def _joined_chars(options: tuple[Node, ...]) -> tuple[Node, ...]:
-    chars = [option for option in options if isinstance(option, Chars)]
-    if len(chars) < 2:
-        return options
-    joined = Chars(charsets.ranges(pair for option in chars for pair in option.ranges))
-    return (joined, *(option for option in options if not isinstance(option, Chars)))
 
 
 def repeat(part: Node, least: int, most: int | None) -> Node:
@@ -134,7 +122,6 @@ def repeat(part: Node, least: int, most: int | None) -> Node:
 
 
 def pattern_text(node: Node) -> str:
-    """The node as a regular expression."""
     match node:
         case Chars(found):
             return charsets.class_text(found)
@@ -167,7 +154,6 @@ def positions(node: Node) -> int:
 
 
 def parts_of(node: Node) -> Iterator[Node]:
-    """The node and all nodes in it."""
     yield node
     match node:
         case Row(parts) | Choice(parts):
@@ -178,11 +164,8 @@ def parts_of(node: Node) -> Iterator[Node]:
 
 
 def in_json(node: Node, whole: bool = False) -> Node:
-    """The same texts as they stand between the quotes of a JSON string, each character spelt in one way.
-
-    Control characters without a short escape are left to classes without any others: `.` may go without them, unless
-    the `whole` of a class is needed.
-    """
+    """The same texts between the quotes of a JSON string, each character spelt in one way. Control characters without a
+    short escape are left out of classes that hold others too, unless the `whole` of a class is needed."""
     match node:
         case Chars(found):
             raw = charsets.intersection(found, RAW_IN_JSON)

@@ -1,14 +1,13 @@
 """Makes a spec ready for a back end, or refuses it: the one place that says what can be enforced, and by whom.
 
-Pure and free of back ends, so that a process which prepares starts quickly. A spec comes out written in the language of
-the back end that follows it: the one that was asked for, or llguidance where that one is too weak or too slow. With it
-come the gaps of a spec that is not strict, as warnings, and whether it is small enough to compile in a thread.
+A spec comes out in the language of the back end that follows it: the one asked for, or llguidance where that one is too
+weak or too slow. With it come the gaps of a spec that is not strict, and whether a thread may compile it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -55,11 +54,8 @@ ADVICE = (
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A spec as a back end gets it; it crosses processes.
-
-    The text of `spec` is what the back end reads. For llguidance that is always a grammar in its own language (kind
-    `ebnf`); for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`; for outlines-core a `regex`.
-    """
+    """A spec as a back end gets it; it crosses processes. For llguidance it is a grammar in its own language (kind
+    `ebnf`), for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`, for outlines-core a `regex`."""
 
     spec: GrammarSpec
     backend: str  # that follows it
@@ -128,27 +124,22 @@ def _prepare_tag(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     def for_xgrammar() -> Prepared:
         return _for_xgrammar("structural_tag", json.dumps(xgrammar_tag(tag)), size_of_tag(tag), warnings)
 
-    ambiguous = is_ambiguous_tag(tag)
-    if not ambiguous and not is_large_tag(tag):
+    ambiguous = any(map(_is_ambiguous, _formats(tag["format"])))
+    if not ambiguous and not is_large(*(found["rules"] for found in _formats(tag["format"]) if _is_schema(found))):
         return for_xgrammar()
     try:
         return _for_llguidance(tag_to_lark(tag), warnings)
-    except RequestError as error:
-        return _without_llguidance(error, ambiguous, for_xgrammar)
-
-
-def _without_llguidance(error: RequestError, ambiguous: bool, for_xgrammar: Callable[[], Prepared]) -> Prepared:
-    """A tag that llguidance should follow, and cannot: xgrammar does, if its masks do not take without end."""
-    if ambiguous:
-        raise RequestError(
-            f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it cannot "
-            f"follow this one ({error}). Write it so that one character decides how a text is read.",
-            field=error.field,
-        ) from None
-    try:
-        return for_xgrammar()
-    except Unwritable:
-        raise error from None
+    except RequestError as error:  # then xgrammar follows it, if its masks do not take without end
+        if ambiguous:
+            raise RequestError(
+                f"The grammar can be read in many ways at once; only llguidance bounds the time for that, and it "
+                f"cannot follow this one ({error}). Write it so that one character decides how a text is read.",
+                field=error.field,
+            ) from None
+        try:
+            return for_xgrammar()
+        except Unwritable:
+            raise error from None
 
 
 def _for_xgrammar(kind: GrammarKind, text: str, size: int, warnings: tuple[str, ...] = ()) -> Prepared:
@@ -218,16 +209,8 @@ def _states(nodes: list[Node]) -> int:
 # ---- tags
 
 
-def is_large_tag(tag: dict[str, Any]) -> bool:
-    return is_large(*(found["rules"] for found in _formats(tag["format"]) if _is_schema(found)))
-
-
-def is_ambiguous_tag(tag: dict[str, Any]) -> bool:
-    """Whether readings may grow with the text. The ends of tags leave no doubt, only what people write in them."""
-    return any(map(_is_ambiguous, _formats(tag["format"])))
-
-
 def _is_ambiguous(found: dict[str, Any]) -> bool:
+    """Whether readings may grow with the text. The ends of tags leave no doubt, only what people write in them."""
     match found["type"]:
         case "regex":
             return many_readings(parse_regex(found["pattern"]))
@@ -238,7 +221,6 @@ def _is_ambiguous(found: dict[str, Any]) -> bool:
 
 
 def size_of_tag(tag: dict[str, Any]) -> int:
-    """How much there is to compile in the schemas, grammars and patterns of a tag."""
     size = 0
     for found in _formats(tag["format"]):
         if _is_schema(found):
@@ -256,7 +238,6 @@ def _is_schema(found: dict[str, Any]) -> bool:
 
 
 def _formats(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A format and all those in it."""
     yield found
     inner = [found["content"]] if "content" in found else []
     for part in (*found.get("elements", ()), *found.get("tags", ()), *inner):

@@ -1,9 +1,7 @@
-"""Whether a grammar can be read in many ways at once: what makes the masks of a parser slow without end.
+"""Whether a grammar can be read in many ways at once, which makes the masks of a parser slow without end.
 
-A parser keeps every reading that is still possible. Where one character does not decide what comes next, inside of
-something that repeats (`(\\w+\\s?)*`: does the next letter go on with the word, or begin another?) or beside something
-that is counted (`.*a{1,20}`: which letter was the first?), readings grow with the text, and the time for a mask with
-them. Such grammars go to a back end that bounds the work of a mask (`prepare`).
+Where one character does not decide what comes next, inside of something that repeats (`(\\w+\\s?)*`) or beside
+something that is counted (`.*a{1,20}`), readings grow with the text, and the time for a mask with them.
 """
 
 from __future__ import annotations
@@ -97,7 +95,12 @@ class _Grammar:
                 self._follow[name] = _union([self._follow[name], follow])
                 return False
             case Row(parts):
-                return self._doubt_in_row(parts, follow, repeated)
+                for part in reversed(parts):
+                    if self._doubt(part, follow, repeated):
+                        return True
+                    first, empty = self._begins(part)
+                    follow = _union([first, follow]) if empty else first
+                return False
             case Choice(options):
                 begins = [self._begins(option) for option in options]
                 ways = [first for first, _ in begins]
@@ -112,14 +115,6 @@ class _Grammar:
                     return True
                 return self._doubt(part, _union([first, follow]) if again else follow, repeated or again)
         return False  # a character
-
-    def _doubt_in_row(self, parts: tuple[Node, ...], follow: Ranges, repeated: bool) -> bool:
-        for part in reversed(parts):
-            if self._doubt(part, follow, repeated):
-                return True
-            first, empty = self._begins(part)
-            follow = _union([first, follow]) if empty else first
-        return False
 
 
 def _counts(node: Node) -> bool:
@@ -138,6 +133,5 @@ def _union(sets: Iterable[Ranges]) -> Ranges:
 
 
 def _overlap(sets: Iterable[Ranges]) -> bool:
-    """Whether a character stands in two of the sets."""
     pairs = sorted(pair for found in sets for pair in found)
     return any(before[1] >= after[0] for before, after in pairwise(pairs))

@@ -1,9 +1,8 @@
 """Regular expressions, read once and written in the one form that all back ends understand alike.
 
-Back ends differ in dialect: what `\\w`, `.` or `(?i)` mean, whether a pattern is anchored, what they ignore with a
-warning. So a pattern is parsed here (by Python's own parser), every class becomes explicit ranges, and what no
-automaton can do (look-around, back references) is refused by name. Classes are ASCII, as in ECMAScript; a `regex`
-matches the whole text, a schema's `pattern` any part of it unless it is anchored.
+Python's own parser reads a pattern; every class becomes explicit ranges, and what no automaton can do (look-around,
+back references) is refused. Classes are ASCII, as in ECMAScript. A `regex` matches the whole text, a schema's `pattern`
+any part of it unless it is anchored.
 """
 
 from __future__ import annotations
@@ -72,15 +71,7 @@ def _strip_anchors(row: list[Any]) -> tuple[bool, list[Any], bool]:
     return starts, row, ends
 
 
-def _anchor_refusal(anchor: Any) -> str:
-    if anchor in (*STARTS, *ENDS):
-        return "an anchor (^, $) can be enforced only at the pattern's ends, outside of groups"
-    return "a word boundary (\\b, \\B) cannot be enforced"
-
-
 class _Reader:
-    """One walk over what Python's parser made of a pattern."""
-
     def __init__(self, pattern: str, field: str) -> None:
         self._pattern = pattern
         self._field = field
@@ -118,12 +109,11 @@ class _Reader:
             least, most, inner = value
             return repeat(self.row(inner, flags, depth + 1), least, None if most is sre.MAXREPEAT else int(most))
         if kind is sre.AT:
-            raise self._error(_anchor_refusal(value))
+            if value in (*STARTS, *ENDS):
+                raise self._error("an anchor (^, $) can be enforced only at the pattern's ends, outside of groups")
+            raise self._error("a word boundary (\\b, \\B) cannot be enforced")
         if kind in REFUSED:
             raise self._error(f"{REFUSED[kind]} cannot be enforced")
-        return self._chars(kind, value, flags)
-
-    def _chars(self, kind: Any, value: Any, flags: int) -> Node:
         found = self._ranges(kind, value, flags)
         if not found:
             raise self._error("a character class in it is empty")

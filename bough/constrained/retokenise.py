@@ -1,8 +1,7 @@
 """Forced text as tokens, as the model's own tokenizer would have made them.
 
-What a grammar forces is text; the model must read it in the tokens it was trained on. Two seams need care. In front,
-the text may join with tokens that already stand. Behind, its last tokens may join with what is sampled next: they are
-held back, and the model samples them itself under the grammar's mask. Pure functions; nothing is kept.
+In front, the text may join with tokens that already stand. Behind, its last tokens may join with what is sampled next:
+they are held back, and the model samples them itself under the grammar's mask.
 """
 
 from __future__ import annotations
@@ -34,11 +33,8 @@ def retokenise(
     final: bool = False,
     max_cut: int = 0,
 ) -> Seam:
-    """The tokens of `forced` behind `tail`, the last tokens that stand.
-
-    `final` says that the text ends with what is forced, so nothing is held back. Up to `max_cut` tokens that stand may
-    be replaced where the tokenizer joins them with the forced text; if more would have to be, nothing is appended.
-    """
+    """The tokens of `forced` behind `tail`, the last tokens that stand. `final`: the text ends here, so nothing is held
+    back. At most `max_cut` tokens that stand are replaced; if more would have to be, nothing is appended."""
     text = _whole_characters(forced)
     if not text:
         return NOTHING
@@ -82,7 +78,6 @@ def _decode(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str | None:
 
 
 def _whole_characters(data: bytes) -> str:
-    """The text up to a character that is only begun."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

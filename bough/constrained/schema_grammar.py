@@ -1,22 +1,24 @@
 """Writes a plain schema as grammar rules, the same for every back end; `ebnf_writer` and `lark` turn rules into text.
 
 The libraries read schemas themselves, but not to the letter: xgrammar ignores keywords and rounds ranges, llguidance
-allows excluded bounds, and names that differ from a property's by an escape alone. Each name, string, number and mark
-of JSON is a `Token`, for back ends with a lexer.
+allows excluded bounds. Each name, string, number and mark of JSON is a `Token`, for back ends with a lexer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
-from bough.constrained import charsets
+from bough.constrained import charsets, numbers
+from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.ebnf import ROOT, Rules, ending_rules
 from bough.constrained.pattern_tree import (
     EMPTY,
     Chars,
+    Meet,
     Node,
     Reference,
     Repeat,
@@ -27,7 +29,7 @@ from bough.constrained.pattern_tree import (
     literal,
     repeat,
 )
-from bough.constrained.scalar_grammar import ANY_NAME, name_node, number_node, spelt, string_node
+from bough.constrained.regexes import parse_regex
 from bough.core.errors import RequestError
 
 Counts = tuple[int, int | None]  # how many members an object may have
@@ -46,8 +48,6 @@ def schema_rules(plain: Mapping[str, Any], any_whitespace: bool, field: str = "j
 
 
 class _Writer:
-    """The rules of one schema in the making."""
-
     def __init__(self, definitions: Mapping[str, Any], any_whitespace: bool) -> None:
         self.rules: Rules = {}
         self._definitions = definitions
@@ -131,7 +131,6 @@ class _Writer:
         return self._around("[", rest, "]")
 
     def _listed(self, item: Node, least: int, most: int | None) -> Node:
-        """Items with commas between them."""
         if most == 0:
             return EMPTY
         more = repeat(Row((self._comma, item)), max(0, least - 1), None if most is None else most - 1)
@@ -150,7 +149,10 @@ class _Writer:
         ]
         others = self._others(plain)
         counts = plain.get("minProperties", 0), plain.get("maxProperties")
-        inner, rules = object_rules(members, others, counts, self._comma, name)
+        if counts[0] <= sum(member.required for member in members) and counts[1] is None:
+            inner, rules = _one_from_here_on(members, others, self._comma, name)
+        else:
+            inner, rules = _counted(members, others, counts, self._comma, name)
         self.rules |= rules
         self.rules[name] = self._around("{", inner, "}")
         return Reference(name)
@@ -174,21 +176,8 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A named property with its value."""
-
     node: Node
     required: bool
-
-
-def object_rules(
-    members: Sequence[Member], others: Node | None, counts: Counts, comma: Node, prefix: str
-) -> tuple[Node, Rules]:
-    """What stands between the braces, and the rules that it refers to."""
-    least, most = counts
-    required = sum(member.required for member in members)
-    if least <= required and most is None:
-        return _one_from_here_on(members, others, comma, prefix)
-    return _counted(members, others, counts, comma, prefix)
 
 
 def _one_from_here_on(members: Sequence[Member], others: Node | None, comma: Node, prefix: str) -> tuple[Node, Rules]:
@@ -259,3 +248,89 @@ def _named(options: list[Node], rules: Rules, name: str) -> Node | None:
         return node
     rules[name] = node
     return Reference(name)
+
+
+# ---- strings, numbers and names; lowering asks here too whether there is such a string or number at all
+
+MAX_NAME = 48  # characters of a name that a further name must differ from it in
+MAX_TOLD_APART = 400  # and of all names together
+NAME_CHARS = charsets.difference(charsets.ALL, charsets.ranges([(0, 0x1F)]))  # nobody names a property by a newline
+ANY_NAME = Repeat(Chars(NAME_CHARS), 0, None)
+
+
+def spelt(value: Any) -> str:
+    """A value as JSON, in the one spelling that it has here; only what has no UTF-8 is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if all(not "\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
+
+
+# ---- strings
+
+
+def string_node(plain: Mapping[str, Any]) -> Text:
+    """A string that patterns or lengths describe, or any."""
+    patterns = [plain["pattern"]] if "pattern" in plain else [part["pattern"] for part in plain.get("allOf", ())]
+    parts: list[Node] = [parse_regex(pattern) for pattern in patterns]
+    if not parts or "minLength" in plain or "maxLength" in plain:
+        parts.append(Repeat(Chars(charsets.ALL), plain.get("minLength", 0), plain.get("maxLength")))
+    return Text(parts[0], free=not patterns) if len(parts) == 1 else Text(Meet(tuple(parts)))
+
+
+def has_text(text: Text) -> bool:
+    """Whether there is such a string. Patterns that are too large to be joined here are left to llguidance."""
+    try:
+        return not isinstance(text.pattern, Meet) or not deterministic(text.pattern).empty
+    except TooLarge:
+        return True
+
+
+# ---- names of properties
+
+
+def all_names_but(names: Iterable[str]) -> Node:
+    """Every name but these. Of many or long names only the beginnings are told apart, and none may begin so."""
+    depth = MAX_NAME
+    kept = {name[:depth] for name in names}
+    while sum(map(len, kept)) > MAX_TOLD_APART and depth > 1:
+        depth //= 2
+        kept = {name[:depth] for name in kept}
+    return _all_but(kept, depth)
+
+
+def _all_but(names: set[str], depth: int) -> Node:
+    firsts = sorted({name[0] for name in names if name})
+    others = charsets.difference(NAME_CHARS, charsets.characters("".join(firsts)))
+    options: list[Node] = [] if "" in names else [EMPTY]
+    options.append(Row((Chars(others), ANY_NAME)))
+    for first in firsts if depth > 1 else ():
+        rest = {name[1:] for name in names if name[:1] == first}
+        options.append(Row((Chars(charsets.characters(first)), _all_but(rest, depth - 1))))
+    return choice(options)
+
+
+def name_node(entry: Mapping[str, Any]) -> Text:
+    """The names of a class of properties: by all of some patterns, none of others, and none of some names."""
+    parts = [parse_regex(pattern) for pattern in entry["all"]]
+    without = [parse_regex(pattern) for pattern in entry["none"]]
+    if entry["but"]:
+        parts.append(all_names_but(entry["but"]))
+    if without or not parts:
+        parts.append(ANY_NAME)
+    return Text(Meet(tuple(parts), tuple(without)) if len(parts) > 1 or without else parts[0])
+
+
+# ---- numbers
+
+
+def number_node(plain: Mapping[str, Any]) -> Node | None:
+    """A number of the kind that a plain schema describes; None where there is none."""
+    found = numbers.Range(
+        plain.get("exclusiveMinimum", plain.get("minimum")),
+        plain.get("exclusiveMaximum", plain.get("maximum")),
+        "exclusiveMinimum" in plain,
+        "exclusiveMaximum" in plain,
+    )
+    if "multipleOf" in plain:
+        return numbers.multiples(found, Fraction(str(plain["multipleOf"])), plain["type"] == "integer")
+    pattern = numbers.whole(found) if plain["type"] == "integer" else numbers.decimal(found)
+    return None if pattern is None else Token(pattern)

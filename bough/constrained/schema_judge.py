@@ -1,13 +1,13 @@
 """Whether a value is valid: the `jsonschema` library without what a hostile schema could abuse.
 
-Clients write both the schema and the values of its enums. So references are followed inside the schema only and nothing
-is fetched, patterns are matched in linear time, an enum is looked up instead of searched, and steps are limited. Forms
-of earlier drafts are read as `schema_source` reads them.
+References are followed inside the schema only, patterns are matched in linear time, an enum is looked up instead of
+searched, and steps are limited. Forms of earlier drafts are read as `schema_source` reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from bough.constrained.automata import TooLarge, matches
@@ -44,14 +44,13 @@ def found_in(pattern: str, text: str) -> bool:
 
 
 class Judge:
-    """The judge of one schema document."""
-
     def __init__(self, root: Any) -> None:
         from jsonschema import Draft202012Validator, validators
         from referencing import Registry
 
         self._left = MAX_STEPS
         self._enums: dict[int, frozenset[Any]] = {}
+        newer = Draft202012Validator.VALIDATORS
         ours: dict[str, Keyword] = {
             "pattern": _pattern,
             "patternProperties": _pattern_properties,
@@ -59,12 +58,12 @@ class Judge:
             "unevaluatedProperties": _unevaluated,
             "unevaluatedItems": _unevaluated,
             "enum": self._enum,
-            "items": _items(Draft202012Validator.VALIDATORS["items"]),
-            "required": _required(Draft202012Validator.VALIDATORS["required"]),
+            "items": partial(_items, newer["items"]),
+            "required": partial(_required, newer["required"]),
             "dependencies": _dependencies,
-            **{name: _bound(name, Draft202012Validator.VALIDATORS[name]) for name in BOUNDS},
+            **{name: partial(_bound, name, newer[name]) for name in BOUNDS},
         }
-        keywords = {**Draft202012Validator.VALIDATORS, **ours}
+        keywords = {**newer, **ours}
         judged: Any = validators.extend(
             Draft202012Validator, {name: self._counted(check, COSTS.get(name, 1)) for name, check in keywords.items()}
         )  # type: ignore[no-untyped-call]
@@ -75,7 +74,6 @@ class Judge:
         self._parts: dict[int, Any] = {}  # by part of the schema
 
     def accepts(self, part: Any, value: Any) -> bool:
-        """Whether a value is valid against a part of the schema, references followed."""
         from referencing.exceptions import Unresolvable
 
         if id(part) not in self._parts:
@@ -143,25 +141,19 @@ def _unevaluated(validator: Any, subschema: Any, instance: Any, schema: Any) -> 
     yield from ()
 
 
-def _items(newer: Keyword) -> Keyword:
-    def check(validator: Any, items: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if not isinstance(items, list):
-            yield from newer(validator, items, instance, schema) or ()
-        elif isinstance(instance, list):
-            for item, subschema in zip(instance, items, strict=False):
-                yield from validator.descend(item, subschema)
-            for item in instance[len(items) :]:
-                yield from validator.descend(item, schema.get("additionalItems", True))
-
-    return check
+def _items(newer: Keyword, validator: Any, items: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if not isinstance(items, list):
+        yield from newer(validator, items, instance, schema) or ()
+    elif isinstance(instance, list):
+        for item, subschema in zip(instance, items, strict=False):
+            yield from validator.descend(item, subschema)
+        for item in instance[len(items) :]:
+            yield from validator.descend(item, schema.get("additionalItems", True))
 
 
-def _required(newer: Keyword) -> Keyword:
-    def check(validator: Any, required: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if isinstance(required, list):
-            yield from newer(validator, required, instance, schema) or ()
-
-    return check
+def _required(newer: Keyword, validator: Any, required: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(required, list):
+        yield from newer(validator, required, instance, schema) or ()
 
 
 def _dependencies(validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
@@ -179,14 +171,11 @@ def _dependencies(validator: Any, rules: Mapping[str, Any], instance: Any, schem
 BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
-def _bound(keyword: str, newer: Keyword) -> Keyword:
-    def check(validator: Any, bound: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if bound is True and BOUNDS[keyword] in schema:
-            bound = schema[BOUNDS[keyword]]
-        if not isinstance(bound, bool):
-            yield from newer(validator, bound, instance, schema) or ()
-
-    return check
+def _bound(keyword: str, newer: Keyword, validator: Any, bound: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if bound is True and BOUNDS[keyword] in schema:
+        bound = schema[BOUNDS[keyword]]
+    if not isinstance(bound, bool):
+        yield from newer(validator, bound, instance, schema) or ()
 
 
 def _evolve(validator: Any, **changes: Any) -> Any:

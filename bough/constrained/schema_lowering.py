@@ -1,26 +1,34 @@
-"""Any JSON schema in a few plain forms that back ends enforce as they stand; what does not fit is named by its path.
+"""Any JSON schema in a few plain forms that back ends enforce; what does not fit is named by its path.
 
-A place in the answer must satisfy several subschemas at once: the one that describes it, those behind its `$ref` and
-`allOf`, one branch of each `anyOf`. Lowering walks such sets of subschemas ("parts") and writes one plain schema for
-each: an `anyOf`, an `enum`, or one type with its own keywords (`type_forms`, `object_form`). A set that meets itself in
-a recursive schema becomes a definition. Keywords that cannot be enforced become gaps; the values of an `enum` are
-checked against everything while lowering, so an `enum` leaves no gap.
+A place in the answer must satisfy several subschemas at once ("parts"): its own, those behind `$ref` and `allOf`, one
+branch of each `anyOf`. Lowering writes one plain schema for such a set: an `anyOf`, an `enum`, or one type. A set that
+meets itself becomes a definition. Keywords that cannot be enforced become gaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, islice
 from typing import Any
 
-from bough.constrained.disjoint import are_disjoint
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
-from bough.constrained.schema_judge import Undecided
-from bough.constrained.schema_parts import NO_KEYWORDS, Part, Parts, Plain, any_of, constant
+from bough.constrained.schema_judge import Undecided, same
 from bough.constrained.schema_shapes import problems, unknown
 from bough.constrained.schema_source import NotInSchema, SchemaSource, join
-from bough.constrained.type_forms import array_form, number_form, plain_form, string_form
+from bough.constrained.type_forms import (
+    NO_KEYWORDS,
+    Part,
+    Parts,
+    Plain,
+    any_of,
+    array_form,
+    constant,
+    number_form,
+    plain_form,
+    string_form,
+)
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 APPLICATORS = frozenset({"$ref", "allOf", "$dynamicRef", "$recursiveRef"})
@@ -29,6 +37,7 @@ ANNOTATIONS = frozenset(
 )
 EARLIER_FORMS = {"divisibleBy": "multipleOf", "disallow": "not", "extends": "allOf"}
 EARLIER = EARLIER_FORMS.keys()
+LARGE = frozenset({"properties", "anyOf", "items", "prefixItems", "additionalProperties"})  # shared as a definition
 CONTENT = frozenset({"contentEncoding", "contentMediaType", "contentSchema"})
 FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
     "object": object_form,
@@ -43,15 +52,12 @@ FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A keyword that is not enforced."""
-
     path: str
     reason: str
     says_nothing: bool = False  # nobody else would enforce it either
 
 
 def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
-    """A schema in plain forms, and what of it is not enforced."""
     source = SchemaSource(schema, field)
     try:
         for pointer, problem in problems(schema):
@@ -64,8 +70,6 @@ def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ..
 
 
 class Lowering:
-    """One walk over one schema."""
-
     def __init__(self, source: SchemaSource) -> None:
         self.source = source
         self._gaps: dict[str, Gap] = {}
@@ -76,7 +80,6 @@ class Lowering:
         self._definitions: dict[str, Plain] = {}
 
     def run(self) -> tuple[Plain, tuple[Gap, ...]]:
-        """The plain schema and its gaps."""
         plain = self.lower([("", NO_KEYWORDS)])
         if plain is None:
             raise self.source.error("", "allows no value at all")
@@ -117,7 +120,7 @@ class Lowering:
 
     def _again(self, key: Parts) -> Plain | None:
         plain = self._done[key]
-        if plain is None or not _is_large(plain):
+        if plain is None or LARGE.isdisjoint(plain):
             return plain
         reference = self._reference(key)
         self._definitions.setdefault(self._names[key], plain)
@@ -148,10 +151,10 @@ class Lowering:
             for keyword in ("$dynamicRef", "$recursiveRef"):
                 if keyword in node:
                     self.gap(part[0], keyword)
-        return tuple(sorted((part for part in seen if self._says_something(part)), key=lambda part: part[0]))
+        silent = APPLICATORS | ANNOTATIONS
+        return tuple(sorted((p for p in seen if self.node(p).keys() - silent - p[1]), key=lambda part: part[0]))
 
     def _target(self, reference: str, pointer: str) -> str | None:
-        """Where a reference leads; what leads out of the schema is not followed, and says nothing."""
         try:
             target = self.source.target(reference)
             self.source.at(target)
@@ -160,14 +163,13 @@ class Lowering:
             return None
         return target
 
-    def _says_something(self, part: Part) -> bool:
-        return bool(self.node(part).keys() - APPLICATORS - ANNOTATIONS - part[1])
-
     def _lower(self, parts: Parts) -> Plain | None:
         self._note_earlier_drafts(parts)
         values = self._values(parts)
         if values is not None:
-            return self._one_of_values(values)
+            simple = [value for value in values if not isinstance(value, dict | list)]
+            nested = [constant(value) for value in values if isinstance(value, dict | list)]
+            return any_of([*([{"enum": simple}] if simple else []), *nested])
         for part in parts:
             for keyword in ("anyOf", "oneOf"):
                 if keyword in self.node(part) and keyword not in part[1]:
@@ -193,17 +195,10 @@ class Lowering:
             if "const" in node or "enum" in node:
                 values = [node["const"]] if "const" in node else list(node["enum"])
                 require_choices(len(values), f"{self.source.field}#{join(part[0], 'enum')}")
-                plain = all(self._only_enum_and_type(other) for other in parts)
-                return [value for value in values if self._fits(value, parts, plain)]
+                if len(parts) == 1 and node.keys() <= {"enum", "const", *ANNOTATIONS}:
+                    return values
+                return [value for value in values if all(self.accepts(other[0], value, "enum") for other in parts)]
         return None
-
-    def _only_enum_and_type(self, part: Part) -> bool:
-        return self.node(part).keys() <= {"enum", "const", "type", *ANNOTATIONS}
-
-    def _fits(self, value: Any, parts: Parts, plain: bool) -> bool:
-        if plain and len(parts) == 1 and "type" not in self.node(parts[0]):
-            return True
-        return all(self.accepts(part[0], value, "enum") for part in parts)
 
     def accepts(self, pointer: str, value: Any, keyword: str) -> bool:
         """Whether a value is valid; one that cannot be judged passes, and leaves a gap at the keyword."""
@@ -213,16 +208,9 @@ class Lowering:
             self.gap(pointer, keyword, f"cannot be enforced: the schema {error}")
             return True
 
-    def _one_of_values(self, values: list[Any]) -> Plain | None:
-        simple = [value for value in values if not isinstance(value, dict | list)]
-        options: list[Plain] = [{"enum": simple}] if simple else []
-        options += [constant(value) for value in values if isinstance(value, dict | list)]
-        return any_of(options)
-
     # ---- types
 
     def types(self, parts: Parts) -> tuple[str, ...]:
-        """The types that all parts allow; `integer` only where `number` is not."""
         allowed = list(TYPES)
         for part in parts:
             node = self.node(part)
@@ -274,5 +262,91 @@ def _negated_types(node: Plain) -> set[str]:
     return set() if "integer" in named else named
 
 
-def _is_large(plain: Plain) -> bool:
-    return any(keyword in plain for keyword in ("properties", "anyOf", "items", "prefixItems", "additionalProperties"))
+# ---- whether plain schemas exclude each other: `oneOf` is `anyOf` where they do
+#
+# They do when their types differ, when their values do, or when all ask for a property on which they exclude each
+# other, which is how people write tagged unions. Anything else counts as not known. All are looked at together:
+# comparing each with each would take hours for the thousands that a client may send.
+
+MAX_STEPS = 8
+MAX_COMPARED = 48  # objects that are compared each with each, where no property tells all of them apart
+MAX_LEAVES = 20_000
+Owned = tuple[int, dict[str, Any]]  # a schema, and the option that it belongs to
+
+
+def are_disjoint(options: Sequence[dict[str, Any]], definitions: Mapping[str, dict[str, Any]]) -> bool:
+    return _told_apart(list(enumerate(options)), definitions, MAX_STEPS)
+
+
+def _told_apart(schemas: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:
+    if steps == 0:
+        return False
+    owner_of_value: dict[Any, int] = {}
+    owners_of_kind: dict[str, set[int]] = {}  # of schemas that give a type
+    value_kinds: dict[str, set[int]] = {}  # of schemas that give values
+    objects: list[Owned] = []
+    leaves = list(islice(_leaves(schemas, definitions, steps), MAX_LEAVES))
+    if len(leaves) == MAX_LEAVES:
+        return False
+    for owner, schema in leaves:
+        if "enum" in schema:
+            for value in schema["enum"]:
+                if owner_of_value.setdefault(same(value), owner) != owner:
+                    return False
+                value_kinds.setdefault(_kind(value), set()).add(owner)
+        elif "type" not in schema:
+            return len({one for one, _ in schemas}) == 1
+        else:
+            kind = "number" if schema["type"] == "integer" else schema["type"]
+            owners_of_kind.setdefault(kind, set()).add(owner)
+            if kind == "object":
+                objects.append((owner, schema))
+    for kind, owners in owners_of_kind.items():
+        everyone = owners | value_kinds.get(kind, set())
+        if len(everyone) > 1 and (kind != "object" or value_kinds.get(kind)):
+            return False
+    return _objects_apart(objects, definitions, steps)
+
+
+def _leaves(schemas: Sequence[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> Iterator[Owned]:
+    """The schemas with references and alternatives followed, each to a small depth."""
+    for owner, schema in schemas:
+        if "$ref" in schema:
+            target = definitions.get(schema["$ref"].rpartition("/")[2])
+            inner = [(owner, {} if target is None or steps == 0 else target)]
+            yield from _leaves(inner, definitions, steps - 1) if inner[0][1] else inner
+        elif "anyOf" in schema:
+            options = [(owner, option) for option in schema["anyOf"]]
+            yield from _leaves(options, definitions, steps - 1) if steps else [(owner, {})]
+        else:
+            yield owner, schema
+
+
+def _objects_apart(objects: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:
+    """Whether objects of different owners exclude each other: by one property for all, or each by one with each."""
+    if len({owner for owner, _ in objects}) < 2:
+        return True
+    shared = set.intersection(*({*schema.get("required", ())} for _, schema in objects))
+    for name in sorted(shared):
+        values = [(owner, schema["properties"][name]) for owner, schema in objects if name in schema["properties"]]
+        if len(values) == len(objects) and _told_apart(values, definitions, steps - 1):
+            return True
+    if len(objects) == 2 or len(objects) > MAX_COMPARED:
+        return False
+    pairs = ([one, other] for one, other in combinations(objects, 2) if one[0] != other[0])
+    return all(_objects_apart(pair, definitions, steps - 1) for pair in pairs)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"

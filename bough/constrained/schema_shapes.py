@@ -1,8 +1,7 @@
 """Whether a document is a JSON schema at all: each keyword with a value of the shape that it asks for.
 
-What the meta-schema says, as a table: a validator over the meta-schema takes milliseconds for each subschema, and a
-client may send ten thousand. Forms of earlier drafts that are read as they meant (tuples in `items`, true as an
-exclusive bound) pass. Keywords that nobody knows are no mistake either, but may be misspelt ones: they are told.
+A table, because a validator over the meta-schema takes milliseconds for each subschema. Forms of earlier drafts pass.
+Unknown keywords may be misspelt ones: they are reported.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", 
 
 def problems(node: Any, pointer: str = "") -> Iterator[Problem]:
     """What is wrong with a schema and those in it, one after the other."""
-    if isinstance(node, bool):
-        return
-    if not isinstance(node, dict):
+    if not isinstance(node, dict | bool):
         yield pointer, f"{_shown(node)} is not a schema (an object, true or false)"
-        return
-    for keyword, value in node.items():
+    for keyword, value in node.items() if isinstance(node, dict) else ():
         path = join(pointer, keyword)
         if keyword in SHAPES:
             holds, wanted = SHAPES[keyword]
             if not holds(value):
                 yield path, f"{_shown(value)} is not {wanted}"
-        elif keyword in SCHEMAS or (keyword == "items" and not isinstance(value, list)):
-            yield from problems(value, path)
-        elif keyword in LISTS or keyword == "items":
-            yield from _in_list(value, path)
-        elif keyword in MAPS:
-            yield from _in_map(value, path)
+        elif keyword in LISTS and value == []:
+            yield path, "[] should be non-empty"
+        elif keyword in LISTS and not isinstance(value, list):
+            yield path, f"{_shown(value)} is not a list of schemas"
+        elif keyword in MAPS and not isinstance(value, dict):
+            yield path, f"{_shown(value)} is not an object of schemas"
+        for place, part in _schemas_in(keyword, value, path):
+            yield from problems(part, place)
 
 
 def unknown(node: Any, pointer: str = "") -> list[str]:
@@ -47,38 +45,20 @@ def unknown(node: Any, pointer: str = "") -> list[str]:
 
 
 def _keywords(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
-    """Every keyword of a valid schema and those in it, with its place."""
-    if not isinstance(node, dict):
-        return
-    for keyword, value in node.items():
+    for keyword, value in node.items() if isinstance(node, dict) else ():
         path = join(pointer, keyword)
         yield path, keyword
-        if keyword in SCHEMAS or (keyword == "items" and isinstance(value, dict)):
-            inner = [(path, value)]
-        elif keyword in LISTS or keyword in MAPS or keyword == "items":
-            steps = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
-            inner = [(join(path, step), part) for step, part in steps]
-        else:
-            continue
-        for place, part in inner:
+        for place, part in _schemas_in(keyword, value, path):
             yield from _keywords(part, place)
 
 
-def _in_list(value: Any, path: str) -> Iterator[Problem]:
-    if not isinstance(value, list) or (not value and not path.endswith("/items")):
-        yield path, f"{_shown(value)} is not a list of schemas" if value else "[] should be non-empty"
-        return
-    for index, part in enumerate(value):
-        yield from problems(part, join(path, index))
-
-
-def _in_map(value: Any, path: str) -> Iterator[Problem]:
-    if not isinstance(value, dict):
-        yield path, f"{_shown(value)} is not an object of schemas"
-        return
-    for name, part in value.items():
-        if not (path.endswith("/dependencies") and _is_strings(part)):
-            yield from problems(part, join(path, name))
+def _schemas_in(keyword: str, value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, list) and (keyword in LISTS or keyword == "items"):
+        return [(join(path, index), part) for index, part in enumerate(value)]
+    if isinstance(value, dict) and keyword in MAPS:
+        named = [(name, part) for name, part in value.items() if keyword != "dependencies" or not _is_strings(part)]
+        return [(join(path, name), part) for name, part in named]
+    return [(path, value)] if keyword in SCHEMAS or keyword == "items" else []
 
 
 def _shown(value: Any) -> str:

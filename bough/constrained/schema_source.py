@@ -20,8 +20,6 @@ class NotInSchema(Exception):
 
 
 class SchemaSource:
-    """One schema document."""
-
     def __init__(self, root: Any, field: str) -> None:
         self.root = root
         self.field = field
@@ -33,7 +31,6 @@ class SchemaSource:
         self._judge: Judge | None = None
 
     def at(self, pointer: str) -> Any:
-        """The part at a pointer."""
         if pointer in self._parts:
             return self._parts[pointer]
         found = self.root
@@ -47,7 +44,6 @@ class SchemaSource:
         return found
 
     def target(self, reference: str) -> str:
-        """The pointer that a `$ref` names."""
         if reference == "#":
             return ""
         if reference.startswith("#/"):

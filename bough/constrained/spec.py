@@ -1,8 +1,7 @@
 """From what clients write to a `GrammarSpec`: one canonical text for each meaning, so that the cache finds it again.
 
-Schemas come as an object, as JSON text or as a pydantic model; tags as an object or text; choices as a list. Keys keep
-the order in which they were written, because that is the order in which the answer's properties are generated. Whether
-a back end can enforce the result is left to `prepare`.
+Keys keep their order, which is the order of the answer's properties. `prepare` decides whether a back end can enforce
+it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ def structural_tag_spec(
 
 
 def choice_spec(choices: Sequence[str], *, field: str = "guided_choice") -> GrammarSpec:
-    """One of the given texts, word for word."""
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise RequestError(f"{field} must be a non-empty list of strings.", field=field)
     return GrammarSpec("choice", json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False))

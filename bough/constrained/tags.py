@@ -1,14 +1,13 @@
 """Structural tags: free text with structured stretches in it, in either of the forms that clients write.
 
-The short form, `{type, structures: [{begin, schema, end}], triggers}`, is the long one's `triggered_tags`. The long
-form is a tree of formats; each is checked by name and field, and the schemas, patterns and grammars in it are lowered
-like those that stand alone. What comes out is always the long form, with schemas and grammars as rules.
+The short form, `{type, structures: [{begin, schema, end}], triggers}`, becomes the long one: a tree of formats, checked
+by name and field, with its schemas and grammars lowered to rules.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +55,6 @@ LONG = ("type", "format")
 
 
 def lower_tag(tag: Json, any_whitespace: bool, backend: str, field: str) -> tuple[Json, tuple[Gap, ...]]:
-    """The tag in its long form, and what of its schemas is not enforced."""
     lowering = _TagLowering(any_whitespace, backend, field)
     if tag.get("type") not in ("structural_tag", None):
         raise lowering.error("/type", f"must be 'structural_tag', not {tag['type']!r}")
@@ -84,8 +82,6 @@ def xgrammar_tag(found: Any) -> Any:
 
 
 class _TagLowering:
-    """One walk over one tag."""
-
     def __init__(self, any_whitespace: bool, backend: str, field: str) -> None:
         self.gaps: list[Gap] = []
         self._any_whitespace = any_whitespace
@@ -128,21 +124,20 @@ class _TagLowering:
         if kind not in FIELDS:
             raise self.error(path, f"has an unknown type, {kind!r}; known are: {', '.join(FIELDS)}")
         self._check_fields(found, kind, path)
-        make: dict[str, Callable[[], Json]] = {
-            "json_schema": lambda: self._schema(
-                found["json_schema"], f"{path}/json_schema", found.get("style", "json")
-            ),
-            "regex": lambda: {"type": "regex", "pattern": self._pattern(found["pattern"], f"{path}/pattern")},
-            "grammar": lambda: {
-                "type": "grammar",
-                "rules": parse_ebnf(found["grammar"], f"{self._field}#{path}/grammar"),
-            },
-            "triggered_tags": lambda: self._triggered(self._inside(found, path, depth), path),
-        }
-        return make[kind]() if kind in make else self._inside(found, path, depth)
+        match kind:
+            case "json_schema":
+                return self._schema(found["json_schema"], f"{path}/json_schema", found.get("style", "json"))
+            case "regex":
+                tree = parse_regex(found["pattern"], field=f"{self._field}#{path}/pattern")
+                require_positions(positions(tree), self._field)
+                return {"type": "regex", "pattern": pattern_text(tree)}
+            case "grammar":
+                return {"type": "grammar", "rules": parse_ebnf(found["grammar"], f"{self._field}#{path}/grammar")}
+            case "triggered_tags":
+                return self._triggered(self._inside(found, path, depth), path)
+        return self._inside(found, path, depth)
 
     def _inside(self, found: Json, path: str, depth: int) -> Json:
-        """The same format with the formats in it lowered."""
         inner = dict(found)
         if "content" in found:
             inner["content"] = self.format(found["content"], f"{path}/content", depth + 1)
@@ -199,15 +194,9 @@ class _TagLowering:
         return {"type": "json_schema", "json_schema": plain, "style": style}
 
     def _read(self, schema: Any, path: str) -> Any:
-        """A schema may come as JSON text, too."""
         if not isinstance(schema, str):
             return schema
         try:
             return {} if schema == ANY_JSON else json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise self.error(path, f"is not valid JSON: {error}") from None
-
-    def _pattern(self, pattern: str, path: str) -> str:
-        tree = parse_regex(pattern, field=f"{self._field}#{path}")
-        require_positions(positions(tree), self._field)
-        return pattern_text(tree)

@@ -6,28 +6,108 @@ None where no value of that type satisfies them all.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from bough.constrained.automata import TooLarge
-from bough.constrained.limits import MAX_ITEMS
-from bough.constrained.pattern_tree import Node
-from bough.constrained.regexes import parse_regex
-from bough.constrained.scalar_grammar import has_text, number_node, string_node
-from bough.constrained.schema_parts import (
-    NO_KEYWORDS,
-    Lowering,
-    Part,
-    Parts,
-    Plain,
-    least_and_most,
-    pattern_for,
-    read_pattern,
-    said,
-)
-from bough.constrained.schema_source import join
+from bough.constrained.limits import MAX_ITEMS, MAX_POSITIONS
+from bough.constrained.pattern_tree import Node, pattern_text, positions
+from bough.constrained.regexes import PatternError, parse_regex
+from bough.constrained.schema_grammar import has_text, number_node, string_node
+from bough.constrained.schema_source import SchemaSource, join
+
+Plain = dict[str, Any]
+Part = tuple[str, frozenset[str]]  # where a subschema stands, and the keywords of it that are dealt with elsewhere
+Parts = tuple[Part, ...]
+NO_KEYWORDS: frozenset[str] = frozenset()
+
+
+class Lowering(Protocol):
+    """What the forms of types ask of the walk over a schema (`schema_lowering`)."""
+
+    source: SchemaSource
+
+    def gap(self, pointer: str, keyword: str, reason: str = ...) -> None:
+        """Records a keyword that is not enforced."""
+
+    def node(self, part: Part) -> dict[str, Any]: ...
+
+    def lower(self, parts: Iterable[Part]) -> Plain | None:
+        """What satisfies all the parts; None where nothing does."""
+
+    def accepts(self, pointer: str, value: Any, keyword: str) -> bool: ...
+
+
+def said(lowering: Lowering, parts: Parts, keyword: str) -> Iterator[tuple[str, Any]]:
+    """Where a keyword stands among the parts, and its value."""
+    for part in parts:
+        node = lowering.node(part)
+        if keyword in node:
+            yield part[0], node[keyword]
+
+
+def pattern_for(tree: Node) -> str:
+    """A pattern in a plain schema: anchored, and in the one dialect."""
+    return f"^(?:{pattern_text(tree)})$"
+
+
+def read_pattern(lowering: Lowering, pointer: str, keyword: str, pattern: str) -> Node | None:
+    """The tree of a client's pattern, which matches any part of a text; a gap where it cannot be enforced."""
+    try:
+        tree = parse_regex(pattern, search=True, field=lowering.source.field)
+    except PatternError as error:
+        lowering.gap(pointer, keyword, f"cannot be enforced: {error.reason}")
+        return None
+    if positions(tree) > MAX_POSITIONS:
+        lowering.gap(
+            pointer, keyword, f"cannot be enforced: its repeats written out, it has over {MAX_POSITIONS} parts"
+        )
+        return None
+    return tree
+
+
+def least_and_most(
+    lowering: Lowering, parts: Parts, least: str, most: str, limit: int = MAX_POSITIONS
+) -> tuple[int, int | None]:
+    """The tightest of counts that several parts give; a gap where one is too large to be counted."""
+    found: dict[str, list[int]] = {least: [], most: []}
+    for keyword, values in found.items():
+        for pointer, value in said(lowering, parts, keyword):
+            if value > limit:
+                lowering.gap(pointer, keyword, f"cannot be enforced: nothing is counted beyond {limit} here")
+            else:
+                values.append(int(value))
+    return max(found[least], default=0), min(found[most], default=None)
+
+
+def constant(value: Any) -> Plain:
+    """One value, its objects and arrays spelt out, so that they are spaced like all others."""
+    if isinstance(value, dict):
+        properties = {name: constant(inner) for name, inner in value.items()}
+        return {
+            "type": "object", "properties": properties, "required": list(value), "additionalProperties": False,
+        }  # fmt: skip
+    if isinstance(value, list):
+        items = [constant(inner) for inner in value]
+        return {
+            "type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items),
+        }  # fmt: skip
+    return {"enum": [value]}
+
+
+def any_of(options: list[Plain]) -> Plain | None:
+    """One of the options, nested alternatives joined; None if there is none."""
+    inners = [inner for option in options for inner in (option["anyOf"] if option.keys() == {"anyOf"} else [option])]
+    flat = list({json.dumps(inner): inner for inner in inners}.values())
+    if {} in flat:
+        return {}
+    if not flat:
+        return None
+    return flat[0] if len(flat) == 1 else {"anyOf": flat}
+
 
 # ---- `format` as patterns: they allow no text that the format forbids, and may forbid a few that it allows (29
 # February, quoted local parts of addresses). Other formats cannot be enforced.
@@ -161,19 +241,16 @@ def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     lengths: Plain = {"minLength": least} if least else {}
     if most is not None:
         lengths["maxLength"] = most
-    plain = {"type": name, **_all_of([pattern_for(tree) for tree in _patterns(lowering, parts)]), **lengths}
+    patterns = list(dict.fromkeys(pattern_for(tree) for tree in _patterns(lowering, parts)))
+    plain = {"type": name, **lengths}
+    if len(patterns) == 1:
+        plain["pattern"] = patterns[0]
+    elif patterns:
+        plain["allOf"] = [{"pattern": pattern} for pattern in patterns]
     return plain if has_text(string_node(plain)) else None
 
 
-def _all_of(patterns: list[str]) -> Plain:
-    different = list(dict.fromkeys(patterns))
-    if len(different) == 1:
-        return {"pattern": different[0]}
-    return {"allOf": [{"pattern": pattern} for pattern in different]} if patterns else {}
-
-
 def _patterns(lowering: Lowering, parts: Parts) -> list[Node]:
-    """The trees of all patterns and formats."""
     found = []
     for pointer, pattern in said(lowering, parts, "pattern"):
         tree = read_pattern(lowering, pointer, "pattern", pattern)
@@ -196,20 +273,15 @@ def array_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     least, most = least_and_most(lowering, parts, "minItems", "maxItems", MAX_ITEMS)
     layouts = [_layout(lowering, part) for part in parts]
     prefix: list[Plain] = []
+    rest: Plain | None = None
     for index in range(max(len(first) for first, _ in layouts)):
-        item = lowering.lower(_at(layouts, index))
+        said_here = (first[index] if index < len(first) else then for first, then in layouts)
+        item = lowering.lower([part for part in said_here if part is not None])
         if item is None:
             break
         prefix.append(item)
     else:
         rest = lowering.lower([then for _, then in layouts if then is not None])
-        return _array(lowering, parts, prefix, rest, least, most)
-    return _array(lowering, parts, prefix, None, least, most)
-
-
-def _array(
-    lowering: Lowering, parts: Parts, prefix: list[Plain], rest: Plain | None, least: int, most: int | None
-) -> Plain | None:
     if rest is None:
         most = len(prefix) if most is None else min(most, len(prefix))
     if most is not None:
@@ -217,7 +289,7 @@ def _array(
         if least > most:
             return None
     _note_gaps(lowering, parts, most)
-    plain: Plain = {"type": "array"}
+    plain: Plain = {"type": name}
     if prefix:
         plain["prefixItems"] = prefix
     plain["items"] = False if rest is None or (prefix and most == len(prefix)) else rest
@@ -235,11 +307,6 @@ def _layout(lowering: Lowering, part: Part) -> Layout:
         keyword, then = ("items", "additionalItems")
     first = [(join(pointer, keyword, index), NO_KEYWORDS) for index in range(len(node.get(keyword, ())))]
     return first, (join(pointer, then), NO_KEYWORDS) if then in node else None
-
-
-def _at(layouts: list[Layout], index: int) -> list[Part]:
-    found = [first[index] if index < len(first) else then for first, then in layouts]
-    return [part for part in found if part is not None]
 
 
 def _note_gaps(lowering: Lowering, parts: Parts, most: int | None) -> None:

@@ -39,7 +39,6 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @property
     def mask_words(self) -> int:
-        """32-bit words of one row of a mask."""
         return (len(self.pieces) + 31) // 32
 
 
@@ -63,7 +62,6 @@ def read_vocabulary(tokenizer: HasPieces, stop_ids: Iterable[int], size: int | N
 
 
 def allow_only(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
-    """A mask of these tokens and nothing else."""
     mask.fill(0)
     allow_also(tokens, mask)
 
@@ -75,7 +73,6 @@ def allow_also(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
 
 
 def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The ids whose bit is set, ascending."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     return np.flatnonzero(bits)
 

@@ -1,19 +1,22 @@
-"""The process in which grammars are prepared, or compiled, that might take too long: it can be ended, a thread cannot.
+"""Processes in which grammars are prepared or compiled, because a process can be ended, and a thread cannot.
 
-It reads a hello, then one spec after the other, and answers each with an outcome, all as msgpack over one connection.
-With a vocabulary in the hello it loads the back end and compiles. Without one it prepares, which needs no back end;
-grammars for llguidance are checked then too. Each spec has a child process with a timer that ends it: what was loaded
-stays, and the next spec does not wait. The worker ends when the connection does, so it does not outlive the engine.
+A worker reads a hello, then one spec after the other, and answers each with an outcome, as msgpack over one connection.
+With a vocabulary in the hello it compiles, without one it prepares. Each spec has a child process with a timer, so that
+what was loaded stays. `WorkerPool` starts workers and hands them out.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import resource
 import signal
+import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -28,16 +31,12 @@ MEMORY_BYTES = 4 << 30  # what one spec may take beyond what the libraries thems
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first message to a worker."""
-
     backend: str
     vocabulary: Vocabulary | None  # None: it prepares
     timeout_s: float  # for each spec
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a spec gave, or the reason why there is nothing."""
-
     payload: bytes = b""
     error: str | None = None
     field: str | None = None
@@ -72,7 +71,10 @@ def _in_child(task: Callable[[], None]) -> int:
 
 def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: float, connection: Connection) -> None:
     """Writes what comes of a spec; the clock ends the process unless that comes in time."""
-    _limit_memory()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     outcome = _outcome(work, spec)
@@ -110,11 +112,104 @@ def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome
         return Outcome(error=f"The grammar cannot be read ({type(error).__name__}: {error}); please report it.")
 
 
-def _limit_memory() -> None:
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+# ---- in the engine: the worker processes, and who gets one
+
+START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
+GRACE_S = 30.0  # beyond a spec's own time, until a worker is given up that says nothing
+
+
+class WorkerPool:
+    """Called from threads, each of which waits for its own spec. `doing` names what is done to it, `setting` the flag
+    that bounds it, where one does."""
+
+    def __init__(self, hello: Hello, size: int, doing: str, setting: str | None = None) -> None:
+        self._hello = msgspec.msgpack.encode(hello)
+        self._timeout_s = hello.timeout_s
+        self._doing = doing
+        self._limit = f"{hello.timeout_s:g} s" if setting is None else f"{hello.timeout_s:g} s ({setting})"
+        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(None)  # a place without a process yet
+        self._running: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, spec: GrammarSpec) -> bytes:
+        """What a worker makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
+        worker = self._free.get()
+        try:
+            if worker is None:
+                worker = self._start()
+            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
+        except (TimeoutError, EOFError, ConnectionError):
+            self._end(worker)
+            worker, outcome = None, Outcome(ended=signal.SIGKILL)
+        finally:
+            self._free.put(worker)
+        if outcome.ended:
+            late = outcome.ended == signal.SIGALRM
+            reason = f"takes longer than {self._limit}" if late else "needs more memory or stack than it may have"
+            raise RequestError(f"The grammar is too complex: {self._doing} it {reason}; make it smaller.")
+        if outcome.error is not None:
+            raise RequestError(outcome.error, field=outcome.field)
+        return outcome.payload
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            running, self._running = self._running, set()
+        for worker in running:
+            worker.end()
+
+    def _start(self) -> _Worker:
+        worker = _Worker()
+        with self._lock:
+            if self._closed:
+                worker.end()
+                raise EOFError("the engine is closing")
+            self._running.add(worker)
+        try:
+            worker.ask(self._hello, START_TIMEOUT_S)
+        except (TimeoutError, EOFError, ConnectionError):
+            self._end(worker)
+            if self._closed:
+                raise
+            raise ChildProcessError("a process for grammars did not start") from None
+        return worker
+
+    def _end(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            worker.end()
+            with self._lock:
+                self._running.discard(worker)
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bough.constrained.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that its children can be ended with it
+            )
+        self._asked = threading.Lock()
+
+    def ask(self, message: bytes, timeout_s: float) -> Outcome:
+        with self._asked:
+            self._connection.send_bytes(message)
+            if not self._connection.poll(timeout_s):
+                raise TimeoutError
+            return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Outcome)
+
+    def end(self) -> None:
+        """Kills the process. The connection is closed only after a waiting `ask` has noticed."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with self._asked:
+            self._connection.close()
 
 
 if __name__ == "__main__":

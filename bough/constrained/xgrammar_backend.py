@@ -1,9 +1,7 @@
 """Masks by xgrammar: a pushdown automaton whose masks are mostly worked out when the grammar is compiled.
 
-Its masks are the cheapest of the three (microseconds) and its compiles the dearest (up to seconds), so they run in a
-process that can be ended. A serialised grammar can be a hundred times what it holds: only what took long to compile
-crosses processes in that form; other grammars are compiled again where they are used. Importing this module imports
-torch, which xgrammar loads; no tensor is used.
+Its masks are the cheapest of the three (microseconds) and its compiles the dearest (up to seconds). A serialised
+grammar can be a hundred times what it holds, so only what took long to compile crosses processes in that form.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compil
 
 
 class Crossing(msgspec.Struct, frozen=True):
-    """A grammar on its way to another process."""
-
     spec: GrammarSpec
     compiled: str | None = None  # None: it is quick to compile
 
@@ -51,32 +47,26 @@ class XGrammarBackend:
         crossing = msgspec.msgpack.decode(payload, type=Crossing)
         if crossing.compiled is None:
             return self.matchers(crossing.spec)
-        return self._matchers(xgrammar.CompiledGrammar.deserialize_json(crossing.compiled, self._info))
+        compiled = xgrammar.CompiledGrammar.deserialize_json(crossing.compiled, self._info)
+        return lambda: XGrammarMatcher(compiled, self._vocabulary)
 
     def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
-        return self._matchers(self._compile(spec))
-
-    def _matchers(self, compiled: xgrammar.CompiledGrammar) -> Callable[[], Matcher]:
+        compiled = self._compile(spec)
         return lambda: XGrammarMatcher(compiled, self._vocabulary)
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         try:
-            return self._read(spec)
+            match spec.kind:
+                case "regex":
+                    return self._compiler.compile_regex(spec.text)
+                case "structural_tag":
+                    return self._compiler.compile_structural_tag(spec.text)
+            return self._compiler.compile_grammar(spec.text)
         except (RuntimeError, ValueError) as error:
             raise refusal(error) from None
 
-    def _read(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
-        match spec.kind:
-            case "regex":
-                return self._compiler.compile_regex(spec.text)
-            case "structural_tag":
-                return self._compiler.compile_structural_tag(spec.text)
-        return self._compiler.compile_grammar(spec.text)
-
 
 class XGrammarMatcher:
-    """One request's place in the grammar."""
-
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._inner = xgrammar.GrammarMatcher(compiled)
         self._stops = vocabulary.stop_ids

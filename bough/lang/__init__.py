@@ -1,9 +1,7 @@
-"""The frontend language: programs that write with a model. `gen`, `select`, `fork` and ordinary Python make one
-program, which runs in this process, against a server or against another vendor's API.
+"""The frontend language: programs that write with a model, in this process, against a server or another vendor's API.
 
-`primitives` is what programs are made of, `program` how they are run, `state` what they hold in their hand,
-`interpreter` what happens then, `backends` where. Names and their meaning are SGLang's: a program written for it runs
-after `import bough as sgl`.
+`primitives` is what programs are made of, `program` how they are run, `state` what they hold, `interpreter` what
+happens then, `backends` where. Names are SGLang's: its programs run after `import bough as sgl`.
 """
 
 from __future__ import annotations

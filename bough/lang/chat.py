@@ -1,18 +1,19 @@
 """How roles become text, piece by piece, so that a state's text only ever grows and its prefix can be reused.
 
-A chat template renders whole conversations. So it is run on the *roles*, with marks in place of the contents: what
-stands between two marks belongs between two messages. The result depends on the roles alone and is cached. Templates
-that rewrite older messages (some drop the thinking of earlier turns) cannot do so here.
+A chat template is run on the roles, with marks in place of the contents: what stands between two marks belongs between
+two messages. Templates that rewrite older messages cannot do so here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 from bough.tokenizer.chat_template import ChatTemplate
 
 MARK = "[[bough-message-{}]]"
@@ -24,20 +25,15 @@ class ChatFormat(Protocol):
     @property
     def stop(self) -> tuple[str, ...]:
         """Where an assistant's message ends, if no token of the model says so."""
-        ...
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
         """What to write when the last of the roles begins; `generated`: the model is to write it."""
-        ...
 
     def closing(self, roles: tuple[str, ...]) -> str:
         """What to write when it ends."""
-        ...
 
 
 class NoChat:
-    """Of a model without a chat template."""
-
     stop: tuple[str, ...] = ()
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
@@ -51,8 +47,6 @@ class NoChat:
 
 
 class TemplateFormat:
-    """The model's own template."""
-
     stop: tuple[str, ...] = ()
 
     def __init__(self, template: ChatTemplate, first_token: str = "") -> None:
@@ -100,7 +94,6 @@ class TemplateFormat:
             return ""  # what follows comes with the user's message
 
     def _without_closing(self, roles: tuple[str, ...], text: str) -> str:
-        """The message before has been closed already."""
         pairs = enumerate(zip(text, self.closing(roles[:-1]), strict=False))
         written = next((i for i, (a, b) in pairs if a != b), None)
         return text[len(self.closing(roles[:-1])) if written is None else written :]
@@ -184,3 +177,85 @@ class Document:
             parts += [{"type": "image", "image": source}] if source is not None else []
             start = place
         return parts
+
+
+# Formats by name, for servers that do not tell their template, and for APIs, where they are only for reading --------
+
+Around = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFormat:
+    """What stands around the messages of each role; a first message that is not the system's may get a default one."""
+
+    around: Mapping[str, Around]
+    stop: tuple[str, ...] = ()
+    default_system: str | None = None
+
+    def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
+        before, _ = self.around[roles[-1]]
+        if len(roles) == 1 and roles[0] != "system" and self.default_system is not None:
+            left, right = self.around["system"]
+            return f"{left}{self.default_system}{right}{before}"
+        return before
+
+    def closing(self, roles: tuple[str, ...]) -> str:
+        return self.around[roles[-1]][1]
+
+
+def _marks(before: str, after: str) -> dict[str, Around]:
+    return {role: (before.format(role), after) for role in ("system", "user", "assistant")}
+
+
+FORMATS: dict[str, NamedFormat] = {
+    "default": NamedFormat({"system": ("SYSTEM:", "\n"), "user": ("USER:", "\n"), "assistant": ("ASSISTANT:", "\n")}),
+    "chatml": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
+    "qwen": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
+    "llama-2-chat": NamedFormat(
+        {"system": ("<<SYS>>\n", "\n<</SYS>>\n\n"), "user": ("[INST] ", " [/INST]"), "assistant": ("", " </s><s>")}
+    ),
+    "llama-3-instruct": NamedFormat(
+        _marks("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"), ("<|eot_id|>",)
+    ),
+    "gemma-it": NamedFormat(
+        {
+            "system": ("", ""),
+            "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
+            "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
+        }
+    ),
+    "mistral": NamedFormat(
+        {
+            "system": ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
+            "user": ("[INST] ", " [/INST]"),
+            "assistant": ("", "</s>"),
+        }
+    ),
+    "deepseek-v3": NamedFormat(
+        {"system": ("", ""), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")},
+        ("<｜end▁of▁sentence｜>",),
+    ),
+}
+
+# Which name a model's path suggests; the first that matches.
+PATHS = (
+    (r"llama-?2.*chat|codellama.*instruct", "llama-2-chat"),
+    (r"llama-?3.*instruct", "llama-3-instruct"),
+    (r"deepseek-?(v3|r1)(?!.*(base|distill))", "deepseek-v3"),
+    (r"qwen.*(chat|instruct)|qwen-?3", "qwen"),
+    (r"gemma.*it", "gemma-it"),
+    (r"mistral|mixtral|pixtral", "mistral"),
+    (r"smollm|chatml|yi-.*chat|hermes", "chatml"),
+)
+
+
+def format_by_name(name: str) -> NamedFormat:
+    if name not in FORMATS:
+        near = difflib.get_close_matches(name, FORMATS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SettingsError(f"Unknown chat template {name!r}.{hint} Known: {', '.join(FORMATS)}.")
+    return FORMATS[name]
+
+
+def format_by_path(path: str) -> NamedFormat:
+    return FORMATS[next((name for pattern, name in PATHS if re.search(pattern, path, re.IGNORECASE)), "default")]

@@ -1,8 +1,7 @@
-"""A traced program as data: what happens in each state, in order, and where states branch; and pictures of it, in
-Graphviz's language and as SVG.
+"""A traced program as data, and pictures of it, in Graphviz's language and as SVG.
 
-In a picture each state is a column of boxes from top to bottom. Branches stand side by side under the place where they
-begin. What a model writes is marked, and dashed lines lead from a variable to where it is used.
+Each state is a column of boxes; branches stand side by side under the place where they begin. Dashed lines lead from a
+variable to where it is used.
 """
 
 from __future__ import annotations
@@ -28,15 +27,11 @@ class Node:
 
 @dataclass(slots=True)
 class Fork:
-    """Branches, side by side."""
-
     lanes: list[Lane]
 
 
 @dataclass(slots=True)
 class Lane:
-    """What one state does."""
-
     items: list[Node | Fork] = field(default_factory=list)
 
 
@@ -50,21 +45,29 @@ class Graph:
     stopped: str | None = None
 
     def pretty(self) -> str:
-        """The graph as lines of text."""
         lines = [f"{self.program}({', '.join(self.parameters)})", *_lines(self.lane, "  ")]
         return "\n".join([*lines, *([f"  … {self.stopped}"] if self.stopped else [])])
 
     def nodes(self) -> list[Node]:
-        """All nodes, branches after what comes before them."""
         return list(_nodes(self.lane))
 
     def to_dot(self) -> str:
-        """The graph in Graphviz's language."""
-        return _dot(lay_out(self))
+        layout = lay_out(self)
+        lines = ["digraph program {", "  node [shape=box, style=filled, fontname=sans];"]
+        for i, box in enumerate(layout.boxes):
+            text = label(box.node).replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'  n{i} [label="{text}", fillcolor="{COLOURS.get(box.node.kind, OTHER_COLOUR)}"];')
+        for start, end, value in layout.lines:
+            lines.append(f"  n{start} -> n{end}{' [style=dashed, constraint=false]' if value else ''};")
+        return "\n".join([*lines, "}"])
 
     def to_svg(self) -> str:
-        """The graph as a picture."""
-        return _svg(lay_out(self))
+        layout = lay_out(self)
+        width = layout.columns * (WIDTH + GAP_X) + GAP_X
+        height = (max(box.row for box in layout.boxes) + 1) * (HEIGHT + GAP_Y) + GAP_Y
+        size = f'width="{width}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+        return "\n".join([head, *_svg_lines(layout), *map(_svg_box, layout.boxes), "</svg>"])
 
 
 def _lines(lane: Lane, indent: str) -> Iterator[str]:
@@ -90,8 +93,6 @@ def _nodes(lane: Lane) -> Iterator[Node]:
 
 @dataclass(slots=True)
 class Box:
-    """A node with its place in the picture."""
-
     node: Node
     column: int
     row: int
@@ -99,8 +100,6 @@ class Box:
 
 @dataclass(slots=True)
 class Layout:
-    """All boxes, and the lines between them: by number, and whether they carry a value."""
-
     boxes: list[Box] = field(default_factory=list)
     lines: list[tuple[int, int, bool]] = field(default_factory=list)
     columns: int = 1
@@ -156,24 +155,6 @@ def label(node: Node) -> str:
     text = node.name if node.kind in ("text", "program", "stopped") else f"{node.kind} {node.name}".strip()
     text = " ".join(text.split()) or repr(text)
     return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
-
-
-def _dot(layout: Layout) -> str:
-    lines = ["digraph program {", "  node [shape=box, style=filled, fontname=sans];"]
-    for i, box in enumerate(layout.boxes):
-        text = label(box.node).replace("\\", "\\\\").replace('"', '\\"')
-        lines.append(f'  n{i} [label="{text}", fillcolor="{COLOURS.get(box.node.kind, OTHER_COLOUR)}"];')
-    for start, end, value in layout.lines:
-        lines.append(f"  n{start} -> n{end}{' [style=dashed, constraint=false]' if value else ''};")
-    return "\n".join([*lines, "}"])
-
-
-def _svg(layout: Layout) -> str:
-    width = layout.columns * (WIDTH + GAP_X) + GAP_X
-    height = (max(box.row for box in layout.boxes) + 1) * (HEIGHT + GAP_Y) + GAP_Y
-    size = f'width="{width}" height="{height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
-    return "\n".join([head, *_svg_lines(layout), *map(_svg_box, layout.boxes), "</svg>"])
 
 
 def _corner(box: Box) -> tuple[int, int]:

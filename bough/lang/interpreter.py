@@ -1,11 +1,8 @@
 """Runs one state of a program: takes its expressions in order and sees that each is done.
 
-`submit` returns at once. Text and roles are written immediately while the queue is empty; from the first generation on,
-expressions queue up and a task on the background loop works them off. Each variable has a slot that is filled in its
-turn. A branch begins with what its parent has written by then.
-
-Owns the variables, the queue and the failure of its state. Any thread or event loop may read: a reader outside of the
-program, which follows a stream, waits for its end, one inside for what has been submitted.
+Text and roles are written at once while the queue is empty; from the first generation on, a task on the background loop
+works the queue off. Each variable has a slot. A branch begins with what its parent has written by then. Any thread or
+event loop may read.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ REASONING_SUFFIX = "_reasoning_content"
 
 
 class Executor:
-    """One state's interpreter."""
-
     def __init__(self, options: RunOptions, *, branch: bool = False) -> None:
         """A branch waits until its parent has come to the place where it begins."""
         self.options = options
@@ -59,7 +54,6 @@ class Executor:
             self.sync()
 
     def fork(self, count: int) -> list[Executor]:
-        """Branches that go on from what is written when the queue has come to this point."""
         children = [Executor(self.options, branch=True) for _ in range(count)]
         for child in children:
             child.slots = dict(self.slots)
@@ -81,7 +75,6 @@ class Executor:
         self.changes.notify()
 
     def end(self) -> None:
-        """Nothing more will be submitted, here or to branches."""
         self.ended = True
         for child in self.children:
             child.end()
@@ -117,7 +110,6 @@ class Executor:
             child.cancel(reason, site, otherwise)
 
     def _waits_at(self) -> Site | None:
-        """The line of what is being waited for, here or in a branch."""
         with self._lock:
             step = self._doing or (self._queue[0] if self._queue else None)
         if step is not None and step.site is not None:
@@ -125,7 +117,6 @@ class Executor:
         return next((site for child in self.children if (site := child._waits_at()) is not None), None)
 
     def _give_up(self, failure: Failure) -> None:
-        """What this branch began from has failed."""
         self.fail(failure)
         self._abort()
         for child in self.children:
@@ -167,7 +158,6 @@ class Executor:
         return waiter
 
     def sync(self, *, outside: bool = False) -> None:
-        """Waits for it."""
         if self._busy or not self.ended:
             self.until_idle(outside=outside).result()
 
@@ -183,7 +173,6 @@ class Executor:
         return self.changes.since(version)
 
     def slot(self, name: str) -> Slot:
-        """A variable that is there or will come."""
         slot = self.slots.get(name)
         if slot is None:
             known = ", ".join(map(repr, self.slots)) or "none"
@@ -193,13 +182,11 @@ class Executor:
         return slot
 
     def usage(self) -> Usage:
-        """With that of the branches."""
         return sum((child.usage() for child in self.children), self._writer.usage)
 
     # The queue --------------------------------------------------------------------------------------------------------
 
     def _step(self, expr: Expr, site: Site | None) -> Step:
-        """With the variables that it fills, which exist from now on."""
         if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
             thinks = isinstance(expr, Gen) and expr.reasoning is not None
             thoughts = self._promise(expr.name + REASONING_SUFFIX) if thinks else None
@@ -281,7 +268,6 @@ class Executor:
             self.changes.notify()
 
     def _rest(self) -> None:
-        """The queue is empty. Called with the lock."""
         self._busy, self._doing = False, None
         self._wake()
 

@@ -1,8 +1,6 @@
 """The event loop on which programs wait for their back ends: one for the process, in a thread of its own.
 
-A program's state waits for generations here, as a task; so a thousand branches cost a thousand tasks and no thread, a
-time-out or a cancellation reaches the request itself, and what is submitted together leaves together. Owns the thread
-and its loop; it is begun when first used and ends with the process.
+A thousand branches are a thousand tasks and no thread, and a cancellation reaches the request itself.
 """
 
 from __future__ import annotations

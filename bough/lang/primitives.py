@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bough.core.errors import RequestError
@@ -84,7 +85,6 @@ def gen_int(
     stop: str | Sequence[str] | None = None,
     **arguments: Any,
 ) -> Expr:
-    """`gen` of a whole number, with its arguments."""
     return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=int)
 
 
@@ -95,7 +95,6 @@ def gen_string(
     stop: str | Sequence[str] | None = None,
     **arguments: Any,
 ) -> Expr:
-    """`gen` of a text in quotes, with its arguments."""
     return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=str)
 
 
@@ -115,12 +114,10 @@ def select(
 
 
 def image(expr: str | bytes) -> Expr:
-    """A picture, for models that see."""
     return Image(expr)
 
 
 def video(path: str, num_frames: int) -> Expr:
-    """So many frames of a film, for models that see."""
     return Video(path, num_frames)
 
 
@@ -171,44 +168,12 @@ def _dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, .
 # Roles ----------------------------------------------------------------------------------------------------------------
 
 
-def in_role(role: str, expr: ExprLike | None) -> Expr:
-    """A whole message."""
+def in_role(role: str, expr: ExprLike | None = None) -> Expr:
     items = () if expr is None else items_of(expr)
     generated = any(isinstance(item, Gen | Select) for item in items)
     return Row((RoleBegin(role, generated), *items, RoleEnd(role)))
 
 
-def system(expr: ExprLike | None = None) -> Expr:
-    return in_role("system", expr)
-
-
-def user(expr: ExprLike | None = None) -> Expr:
-    return in_role("user", expr)
-
-
-def assistant(expr: ExprLike | None = None) -> Expr:
-    return in_role("assistant", expr)
-
-
-def system_begin() -> Expr:
-    return RoleBegin("system")
-
-
-def system_end() -> Expr:
-    return RoleEnd("system")
-
-
-def user_begin() -> Expr:
-    return RoleBegin("user")
-
-
-def user_end() -> Expr:
-    return RoleEnd("user")
-
-
-def assistant_begin() -> Expr:
-    return RoleBegin("assistant")
-
-
-def assistant_end() -> Expr:
-    return RoleEnd("assistant")
+system, user, assistant = (partial(in_role, role) for role in ("system", "user", "assistant"))
+system_begin, user_begin, assistant_begin = (partial(RoleBegin, role) for role in ("system", "user", "assistant"))
+system_end, user_end, assistant_end = (partial(RoleEnd, role) for role in ("system", "user", "assistant"))

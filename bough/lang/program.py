@@ -1,8 +1,4 @@
-"""`@function`: a Python function that writes with a model, and the ways to run it.
-
-A program's body is ordinary code that runs in a thread: the caller's for `run`, one of its own for a stream, a batch or
-an event loop. This module binds arguments and hands over to `running` and `tracer`.
-"""
+"""`@function`: a Python function that writes with a model, and the ways to run it. The body runs in a thread."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from bough.lang.config import as_backend, global_config
+from bough.lang.expressions import refuse_while_tracing
 from bough.lang.graph import Graph
-from bough.lang.placeholders import refuse_while_tracing
 from bough.lang.running import Batch, BatchResults, Run, new_state, raise_failure
 from bough.lang.state import ProgramState, StateBase
 from bough.lang.steps import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments, Body, RunOptions
@@ -42,7 +38,6 @@ class Program(Body):
         return self.run(*args, **kwargs)
 
     def bind(self, **kwargs: Any) -> Program:
-        """The program with some of its arguments set."""
         known = {parameter.name for parameter in self.parameters}
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters)
         unknown = [name for name in kwargs if name not in known and not takes_any]
@@ -80,35 +75,31 @@ class Program(Body):
         """Runs the program and gives its final state; raises a `ProgramError` if it failed. With `stream=True` it
         returns at once, and the state is read while the program runs. `use_thread=False` does one thing at a time.
         After `timeout_s` everything that is being waited for is aborted; Python code of the body itself is not."""
-        options = self._options(_sampling(locals()), stream, backend, use_thread)
-        state = new_state(options)
-        work = Run(state, self.func, args, {**self.bound, **kwargs}, timeout_s)
+        work = self._new_run(args, kwargs, locals())
         if stream:
             work.start_thread()
         else:
-            work.finish()
-        return state
+            work.complete()
+            raise_failure(work.state)
+        return work.state
 
     async def async_run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` for event loops, with its arguments; the body runs in a thread. Cancelling it aborts the program."""
         arguments = {name: kwargs.pop(name) for name in RUN_NAMES if name in kwargs}
-        options = self._options(
-            {**SAMPLING_DEFAULTS, **_sampling(arguments)},
-            bool(arguments.get("stream")),
-            arguments.get("backend"),
-            arguments.get("use_thread", True),
-        )
-        state = new_state(options)
-        work = Run(state, self.func, args, {**self.bound, **kwargs}, arguments.get("timeout_s"))
+        work = self._new_run(args, kwargs, arguments)
         done = work.start_thread()
-        if not options.stream:
+        if not arguments.get("stream"):
             try:
                 await asyncio.wrap_future(done)
             except asyncio.CancelledError as reason:
-                state._executor.cancel(reason)
+                work.state._executor.cancel(reason)
                 raise
-            raise_failure(state)
-        return state
+            raise_failure(work.state)
+        return work.state
+
+    def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> Run:
+        options = self._options(given, bool(given.get("stream")), given.get("use_thread", True))
+        return Run(new_state(options), self.func, args, {**self.bound, **kwargs}, given.get("timeout_s"))
 
     @overload
     def run_batch(
@@ -151,21 +142,19 @@ class Program(Body):
         """Runs the program for each set of arguments (a dict, or a tuple in the order of the parameters), in parallel.
         A failing one keeps the others' results: its state says why, and `errors` of the result has them by index. With
         `generator_style` the states are given one by one, in order."""
-        options = self._options(_sampling(locals()), False, backend, True)
-        batch = Batch(self, options, batch_kwargs, num_threads, timeout_s)
+        batch = self._new_batch(batch_kwargs, locals())
         batch.start()
-        return batch.in_turn(progress_bar) if generator_style else batch.gather(progress_bar)
+        return batch.in_turn(progress_bar) if generator_style else batch.checked(list(batch.in_turn(progress_bar)))
 
     async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]) -> BatchResults:
         """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
         batch = self._async_batch(batch_kwargs, kwargs)
         await batch.async_start()
-        return await batch.async_gather(kwargs.get("progress_bar", False))
+        return batch.checked([state async for state in batch.async_in_turn(kwargs.get("progress_bar", False))])
 
     async def async_iter_batch(
         self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]
     ) -> AsyncIterator[ProgramState]:
-        """`run_batch(generator_style=True)` for event loops."""
         batch = self._async_batch(batch_kwargs, kwargs)
         await batch.async_start()
         async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
@@ -175,8 +164,11 @@ class Program(Body):
         unknown = kwargs.keys() - BATCH_NAMES
         if unknown:
             raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
-        options = self._options({**SAMPLING_DEFAULTS, **_sampling(kwargs)}, False, kwargs.get("backend"), True)
-        return Batch(self, options, batch_kwargs, kwargs.get("num_threads", "auto"), kwargs.get("timeout_s"))
+        return self._new_batch(batch_kwargs, kwargs)
+
+    def _new_batch(self, batch_kwargs: Sequence[Any], given: Mapping[str, Any]) -> Batch:
+        options = self._options(given, False, True)
+        return Batch(self, options, batch_kwargs, given.get("num_threads", "auto"), given.get("timeout_s"))
 
     # Looking ahead ----------------------------------------------------------------------------------------------------
 
@@ -194,12 +186,14 @@ class Program(Body):
             chosen.cache_prefix(prefix)
         return prefix
 
-    def _options(self, sampling: Mapping[str, Any], stream: bool, backend: Any, use_thread: bool) -> RunOptions:
+    def _options(self, given: Mapping[str, Any], stream: bool, use_thread: bool) -> RunOptions:
         refuse_while_tracing(f"runs program {self.name!r}")
-        given = {name: value for name, value in sampling.items() if value is not None}
+        named = {**SAMPLING_DEFAULTS, **{name: given[name] for name in SAMPLING_NAMES if name in given}}
+        sampling = {name: value for name, value in named.items() if value is not None}
         if not global_config.skip_special_tokens_in_output:
-            given["skip_special_tokens"] = False
-        return RunOptions(self.name, as_backend(backend), given, stream, use_thread, self.num_api_spec_tokens)
+            sampling["skip_special_tokens"] = False
+        backend = as_backend(given.get("backend"))
+        return RunOptions(self.name, backend, sampling, stream, use_thread, self.num_api_spec_tokens)
 
     def __repr__(self) -> str:
         return f"<program {self.name}({', '.join(parameter.name for parameter in self.parameters)})>"
@@ -210,10 +204,6 @@ SAMPLING_DEFAULTS = {
     for name, parameter in inspect.signature(Program.run).parameters.items()
     if name in SAMPLING_NAMES
 }
-
-
-def _sampling(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name in SAMPLING_NAMES if name in arguments}
 
 
 @overload

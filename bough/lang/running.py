@@ -1,9 +1,7 @@
 """Runs of a program: one, or many at once.
 
-`Run` starts the body, waits for what it has begun, and records what went wrong; it owns its thread and its time-out.
-`Batch` traces the beginning of the program before its first run: what is the same for all runs is computed once, ahead
-of them, and runs start in the order of the arguments that the program writes first, so that runs with a common prefix
-stand together. Results come back in the order in which the arguments were given.
+`Run` starts the body, waits for what it has begun, and records what went wrong. `Batch` traces the beginning of the
+program first: what all runs share is computed once, and runs with a common prefix start together.
 """
 
 from __future__ import annotations
@@ -37,15 +35,12 @@ def new_state(options: RunOptions) -> ProgramState:
 
 
 def raise_failure(state: ProgramState) -> None:
-    """Raises why the program failed, with its state attached."""
     error = state.error()
     if error is not None:
         raise error
 
 
 class Run:
-    """A body with its arguments and its state."""
-
     def __init__(
         self,
         state: ProgramState,
@@ -59,11 +54,6 @@ class Run:
         self._args = args
         self._kwargs = kwargs
         self._timeout_s = timeout_s
-
-    def finish(self) -> None:
-        """In the caller's thread, to the end; raises if the program failed."""
-        self.complete()
-        raise_failure(self.state)
 
     def complete(self) -> None:
         """In the caller's thread, to the end. What goes wrong is in the state; only an interrupt is raised."""
@@ -117,14 +107,11 @@ class BatchResults(list[ProgramState]):
 
     @property
     def errors(self) -> dict[int, ProgramError]:
-        """Why some of them failed, by index."""
         found = {i: state.error() for i, state in enumerate(self)}
         return {i: error for i, error in found.items() if error is not None}
 
 
 class Batch:
-    """One call of `run_batch`."""
-
     def __init__(
         self,
         program: Body,
@@ -143,7 +130,6 @@ class Batch:
         self._done: list[Future[None]] = []
 
     def start(self) -> None:
-        """Caches the common beginning, then starts all runs."""
         prefix = self._plan()
         if prefix is not None:
             loop.wait_for(self._cache(prefix))
@@ -170,15 +156,13 @@ class Batch:
         if not self._items:
             return
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"bough-batch-{self._program.name}")
-        futures = {i: pool.submit(self._run(i).complete) for i in self._order}
+        runs = [
+            Run(state, self._program.func, (), item, self._timeout_s)
+            for state, item in zip(self._states, self._items, strict=True)
+        ]
+        futures = {i: pool.submit(runs[i].complete) for i in self._order}
         self._done = [futures[i] for i in range(len(self._items))]
         pool.shutdown(wait=False)
-
-    def gather(self, progress_bar: bool) -> BatchResults:
-        return self._checked(list(self.in_turn(progress_bar)))
-
-    async def async_gather(self, progress_bar: bool) -> BatchResults:
-        return self._checked([state async for state in self.async_in_turn(progress_bar)])
 
     def in_turn(self, progress_bar: bool) -> Iterator[ProgramState]:
         """Each state when it is done; leaving early aborts the rest."""
@@ -206,14 +190,10 @@ class Batch:
         return tqdm(pairs, desc=self._program.name)
 
     def _cancel(self) -> None:
-        """Ends what has not ended."""
         for state, done in zip(self._states, self._done, strict=True):
             if not done.done():
                 done.cancel()
                 state.cancel()
-
-    def _run(self, i: int) -> Run:
-        return Run(self._states[i], self._program.func, (), self._items[i], self._timeout_s)
 
     async def _cache(self, prefix: str) -> None:
         if global_config.verbosity:
@@ -224,7 +204,8 @@ class Batch:
             reason = f"{type(error).__name__} {error}".rstrip()
             logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)
 
-    def _checked(self, states: list[ProgramState]) -> BatchResults:
+    def checked(self, states: list[ProgramState]) -> BatchResults:
+        """The results of the batch; says in the log if some failed."""
         results = BatchResults(states)
         errors = results.errors
         if errors:
@@ -234,7 +215,6 @@ class Batch:
 
 
 def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
-    """A tuple holds the arguments in the order of the parameters."""
     if isinstance(item, Mapping):
         return dict(item)
     values = item if isinstance(item, list | tuple) else (item,)
@@ -245,14 +225,13 @@ def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:
 
 
 def _compare(items: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
-    """Arguments that are the same for all, and the names of the others."""
     first, *others = items
-    common = {name: value for name, value in first.items() if all(_same(value, item.get(name)) for item in others)}
+
+    def same(a: Any, b: Any) -> bool:
+        return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
+
+    common = {name: value for name, value in first.items() if all(same(value, item.get(name)) for item in others)}
     return common, {name for item in items for name in item} - common.keys()
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, str | int | float) and a == b)
 
 
 def _thread_count(asked: int | Literal["auto"], items: int) -> int:

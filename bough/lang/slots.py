@@ -1,18 +1,18 @@
-"""Where values wait until they exist: a slot for each variable, the news that a text has grown, and why a value will
-never come.
+"""Where values wait until they exist: a slot for each variable, the news that a text has grown, and failures.
 
-Programs run in threads, values come on the event loop, and readers may be threads or coroutines: all wait on the same
-`Future`s.
+Threads and coroutines wait on the same `Future`s.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any
 
 from bough.core.errors import ProgramError
@@ -23,8 +23,6 @@ SHOWN_CHARACTERS = 400  # of the text so far: its end, where the failure is
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of a program."""
-
     file: str
     line: int
     function: str  # programs may call programs
@@ -44,7 +42,6 @@ class Failure:
     reported: bool = False  # a caller has received it
 
     def report(self) -> ProgramError:
-        """The error for one who asks."""
         self.reported = True
         return self.to_error()
 
@@ -69,29 +66,23 @@ class Failure:
 
 def calling_site() -> Site | None:
     """The line outside this package that called into it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return _first(walk_stack(sys._getframe(1)), lambda file: not file.startswith(PACKAGE))
 
 
 def raising_site(error: BaseException, file: str) -> Site | None:
     """The innermost line of the given file on an error's way."""
-    trace: TracebackType | None = error.__traceback__
-    found = None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            found = Site(file, trace.tb_lineno, trace.tb_frame.f_code.co_name)
-        trace = trace.tb_next
-    return found
+    return _first(reversed([*walk_tb(error.__traceback__)]), file.__eq__)
 
 
 def running_site(thread: int, file: str) -> Site | None:
     """The innermost line of the given file at which a thread is."""
     frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back
-    return None if frame is None else Site(file, frame.f_lineno, frame.f_code.co_name)
+    return None if frame is None else _first(walk_stack(frame), file.__eq__)
+
+
+def _first(frames: Iterable[tuple[FrameType, int]], wanted: Callable[[str], bool]) -> Site | None:
+    sites = (Site(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
+    return next((site for site in sites if wanted(site.file)), None)
 
 
 class Slot:
@@ -109,7 +100,6 @@ class Slot:
 
     @classmethod
     def of(cls, value: Any) -> Slot:
-        """A variable that has its value already."""
         slot = cls()
         slot.fill(value)
         return slot
@@ -126,7 +116,6 @@ class Slot:
             self.filled.set_result(None)
 
     def check(self) -> None:
-        """When it is filled: raises if there is no value."""
         if self.failure is not None:
             raise self.failure.report()
 

@@ -1,7 +1,6 @@
-"""What a program holds in its hand: `s`, and the branches that `s.fork(n)` gives.
+"""The state `s` of a program, and the branches that `s.fork(n)` gives.
 
-A state is a thin handle on its executor. Writing returns at once; reading a variable or the text waits for it, and
-raises a `ProgramError` if it will never come.
+Writing returns at once; reading waits, and raises a `ProgramError` if the value will never come.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bough.core.errors import ProgramError
-from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
+from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, StopTracing
 from bough.lang.interpreter import Executor
-from bough.lang.placeholders import StopTracing
 from bough.lang.primitives import in_role
 from bough.lang.slots import Slot
 from bough.lang.steps import Usage
@@ -95,8 +93,6 @@ State = TypeVar("State", bound=StateBase)
 
 
 class GroupBase(Generic[State]):
-    """The branches of a fork."""
-
     def __init__(self, states: Sequence[State], parent: State) -> None:
         self.states = list(states)
         self._parent = parent
@@ -131,8 +127,6 @@ class GroupBase(Generic[State]):
 
 
 class ProgramState(StateBase):
-    """One state of a running program."""
-
     def __init__(self, executor: Executor, *, outside: bool = False) -> None:
         """`outside`: for those who follow a stream. Their reading waits for the program, which itself cannot."""
         super().__init__()
@@ -174,12 +168,10 @@ class ProgramState(StateBase):
         return self._filled(name).meta
 
     def text(self) -> str:
-        """Everything that stands in this state."""
         self._wait()
         return self._executor.document.text
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages that are complete."""
         self._wait()
         return list(self._executor.document.messages)
 
@@ -243,7 +235,6 @@ class ProgramState(StateBase):
     # For event loops --------------------------------------------------------------------------------------------------
 
     async def async_get_var(self, name: str) -> Any:
-        """`get_var` for event loops."""
         executor = self._executor
         while self._outside and not (declared := executor.declared(name)).done():
             await asyncio.wrap_future(declared)
@@ -253,7 +244,6 @@ class ProgramState(StateBase):
         return slot.value
 
     async def async_sync(self) -> None:
-        """`sync` for event loops."""
         await asyncio.wrap_future(self._executor.until_idle(outside=self._outside))
         self._executor.raise_failure()
 
@@ -266,8 +256,6 @@ class ProgramState(StateBase):
 
 
 class ProgramStateGroup(GroupBase[ProgramState]):
-    """The branches of a running state."""
-
     def join(self, mode: str = "gather_variable") -> None:
         """Waits for the branches. `gather_variable`: the parent gets each of their new variables as a list over the
         branches; `concate_and_append`: it goes on with their texts, one after the other."""
@@ -293,8 +281,6 @@ class ProgramStateGroup(GroupBase[ProgramState]):
 
 
 class Reader:
-    """What is new since it last looked."""
-
     def __init__(self, executor: Executor, name: str | None, *, outside: bool) -> None:
         """`outside`: it follows a running program from outside, to its end."""
         self._executor = executor

@@ -53,7 +53,6 @@ class Step:
     thoughts: Slot | None = None  # for a model's reasoning, where it is kept apart
 
     def drop(self, failure: Failure) -> None:
-        """It will not be done: branches that would have begun here fail, too."""
         if isinstance(self.expr, ForkPoint):
             self.expr.fail(failure)
 
@@ -68,7 +67,6 @@ class Usage:
     completion_tokens: int = 0
 
     def add(self, meta: Mapping[str, Any]) -> None:
-        """One request's meta information."""
         self.requests += 1
         self.prompt_tokens += meta.get("prompt_tokens") or 0
         self.cached_tokens += meta.get("cached_tokens") or 0
@@ -80,8 +78,6 @@ class Usage:
 
 
 class Body:
-    """The function that a program runs, and those of its arguments that are bound."""
-
     def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any]) -> None:
         self.func = func
         self.bound = dict(bound)

@@ -1,8 +1,7 @@
 """Runs programs without a model, to see what they would do.
 
-Arguments that are not given and values that a model would write are placeholders. A program that looks into one
-(`if s["x"] == …`) is followed up to there. `trace_program` records the whole graph; `trace_start` stops at the first
-call of a model, and finds what is constant and which arguments come first. A trace ends after so many lines of Python.
+What is not known is a placeholder. A program that looks into one (`if s["x"] == …`) is followed up to there.
+`trace_program` records the whole graph; `trace_start` stops at the first call of a model.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from bough.core.errors import BoughError
+from bough.lang import expressions as ex
 from bough.lang.chat import ChatFormat, Document
-from bough.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, as_expr, walk
+from bough.lang.expressions import Expr, Placeholder, StopTracing, Text
 from bough.lang.graph import Fork, Graph, Lane, Node
-from bough.lang.placeholders import WRITTEN, Placeholder, StopTracing, split, tracing
 from bough.lang.state import GroupBase, StateBase
 from bough.lang.steps import Body
 
@@ -33,12 +32,11 @@ class Start:
     arguments: list[str] = field(default_factory=list)
 
     def text(self, chat_format: ChatFormat) -> str:
-        """The constant beginning as the back end will see it."""
         document = Document(chat_format)
         for expr in self.constant:
-            if isinstance(expr, RoleBegin):
+            if isinstance(expr, ex.RoleBegin):
                 document.begin(expr.role, generated=expr.generated)
-            elif isinstance(expr, RoleEnd):
+            elif isinstance(expr, ex.RoleEnd):
                 document.end(expr.role)
             elif isinstance(expr, Text):
                 document.text += expr.value
@@ -50,21 +48,19 @@ class Start:
 
 
 class TraceState(StateBase):
-    """Plays the state: records what is added to it."""
-
-    def __init__(self, lane: Lane, names: set[str] | None = None) -> None:
+    def __init__(self, lane: Lane, names: Collection[str] = (), values: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._lane = lane
-        self._names = set(names or ())
-        self._values: dict[str, Any] = {}
+        self._names = set(names)
+        self._values = dict(values or {})
 
     def _submit(self, value: object) -> None:
-        for expr in walk(as_expr(value)):
-            for part in split(expr) if isinstance(expr, Text) else (expr,):
+        for expr in ex.walk(ex.as_expr(value)):
+            for part in ex.split(expr) if isinstance(expr, Text) else (expr,):
                 self._record(part)
 
     def _record(self, expr: Expr) -> None:
-        if isinstance(expr, Gen | Select | ScopeEnd) and expr.name is not None:
+        if isinstance(expr, ex.Gen | ex.Select | ex.ScopeEnd) and expr.name is not None:
             self._names.add(expr.name)
         self._lane.items.append(_node(expr))
 
@@ -109,12 +105,7 @@ class TraceState(StateBase):
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> TraceGroup:
         lanes = [Lane() for _ in range(size)]
         self._lane.items.append(Fork(lanes))
-        return TraceGroup([self._branch(lane) for lane in lanes], self)
-
-    def _branch(self, lane: Lane) -> TraceState:
-        branch = TraceState(lane, self._names)
-        branch._values = dict(self._values)
-        return branch
+        return TraceGroup([TraceState(lane, self._names, self._values) for lane in lanes], self)
 
     def _look(self, what: str) -> None:
         """Somebody reads what only a run would know."""
@@ -130,7 +121,7 @@ class StartState(TraceState):
     def _record(self, expr: Expr) -> None:
         if isinstance(expr, Placeholder):
             self._start.arguments.append(expr._name.split("[")[0])
-        elif not isinstance(expr, Text | RoleBegin | RoleEnd):
+        elif not isinstance(expr, Text | ex.RoleBegin | ex.RoleEnd):
             raise StopTracing("calls a model")
         elif not self._start.arguments:
             self._start.constant.append(expr)
@@ -146,8 +137,6 @@ class StartState(TraceState):
 
 
 class TraceGroup(GroupBase[TraceState]):
-    """Plays the group of a fork."""
-
     def join(self, mode: str = "gather_variable") -> None:
         self._parent._lane.items.append(Node("join", mode))
         self._parent._names.update(*(state._names for state in self.states))
@@ -158,20 +147,19 @@ def _node(expr: Expr) -> Node:
         return Node("text", expr.value)
     if isinstance(expr, Placeholder):
         return Node("argument" if expr._kind == "arg" else "variable", expr._name)
-    if isinstance(expr, Gen):
+    if isinstance(expr, ex.Gen):
         details = ", ".join(f"{name}={value!r}" for name, value in expr.sampling.items())
         return Node("gen", expr.name or "", details)
-    if isinstance(expr, Select):
+    if isinstance(expr, ex.Select):
         return Node("select", expr.name or "", " | ".join(expr.choices))
-    if isinstance(expr, RoleBegin | RoleEnd):
-        return Node("begin" if isinstance(expr, RoleBegin) else "end", expr.role)
-    if isinstance(expr, ScopeBegin | ScopeEnd):
-        return Node("scope" if isinstance(expr, ScopeBegin) else "scope end", expr.name)
+    if isinstance(expr, ex.RoleBegin | ex.RoleEnd):
+        return Node("begin" if isinstance(expr, ex.RoleBegin) else "end", expr.role)
+    if isinstance(expr, ex.ScopeBegin | ex.ScopeEnd):
+        return Node("scope" if isinstance(expr, ex.ScopeBegin) else "scope end", expr.name)
     return Node(type(expr).__name__.lower(), "")
 
 
 def trace_program(program: Body, given: Mapping[str, Any]) -> Graph:
-    """The graph of a program, as far as it can be known."""
     lane = Lane()
     ended = _play(program, TraceState(lane), given)
     return Graph(program.name, [parameter.name for parameter in program.parameters], lane, ended)
@@ -193,14 +181,14 @@ def _play(program: Body, state: TraceState, given: Mapping[str, Any], varied: Co
     left_open = {p.name: Placeholder("arg", p.name) for p in named if p.name in varied}
     arguments = {**needed, **program.bound, **left_open, **given}
     try:
-        with tracing(), _limited_lines():
+        with ex.tracing(), _limited_lines():
             program.func(state, **arguments)
     except StopTracing as stop:
         return stop.reason
     except BoughError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  # the body meets placeholders that it was not written for
-        shown = WRITTEN.sub(r"<\2>", str(error))
+        shown = ex.WRITTEN.sub(r"<\2>", str(error))
         return f"{type(error).__name__}: {shown}"
     return None
 

@@ -1,8 +1,4 @@
-"""Does what expressions say: writes text and roles into the document, and asks the back end for the rest.
-
-Owns the document of one state, and what it has cost. Who calls it, when, and what becomes of errors is the executor's
-matter; here one step is done after the other.
-"""
+"""Does what expressions say: writes text and roles into one state's document, and asks the back end for the rest."""
 
 from __future__ import annotations
 
@@ -10,19 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang import speculation
 from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
 from bough.lang.chat import Document
+from bough.lang.choices import normalized
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
-from bough.lang.scoring import normalized
 from bough.lang.slots import Changes, Slot
 from bough.lang.steps import RunOptions, Settle, Step, Usage
 from bough.parsers import AnswerFormat, reasoning_format
 
 
 class Writer:
-    """One state's pen."""
-
     def __init__(self, options: RunOptions, document: Document, changes: Changes) -> None:
         self.options = options
         self.backend = options.backend
@@ -34,7 +27,6 @@ class Writer:
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
 
     def go_on_from(self, other: Writer) -> None:
-        """A branch begins with what its parent has written."""
         self.document = other.document.copy()
         self.start = len(self.document.text)
         self._scopes = dict(other._scopes)
@@ -156,15 +148,19 @@ class Writer:
         own = next(dict(item.sampling) for item in items if isinstance(item, Gen))
         own |= {"max_new_tokens": self.options.num_api_spec_tokens, "stop": (), "n": 1}
         request = self._request(own)
-        attempts = speculation.attempts(request.sampling)
+        attempts = 1 if request.sampling.get("temperature") == 0 else ATTEMPTS  # it would write the same again
         for _ in range(attempts):
             output = await self.backend.generate(request)
             self.usage.add(output.metas[0])
-            texts = speculation.match(items, output.texts[0])
+            texts = match(items, output.texts[0])
             if texts is not None:
                 break
         else:
-            raise speculation.no_match(items, attempts)
+            form = "".join(item.value if isinstance(item, Text) else f"<{item.name}>" for item in items)
+            raise RequestError(
+                f"The model did not keep to the form {form!r} in {attempts} attempt{'s' * (attempts > 1)}; show it the "
+                "form in the prompt, or raise num_api_spec_tokens."
+            )
         for part, text in zip(pattern, texts, strict=True):
             self.document.text += text
             if part.slot is not None:
@@ -180,3 +176,48 @@ def _without_reasoning(model_type: str, prompt: str, output: GenOutput, thoughts
         thoughts.fill(thinking[0] if len(thinking) == 1 else thinking)
     pairs = zip(parsed, output.texts, strict=True)
     return GenOutput([p.text if p.text == text else p.text.lstrip() for p, text in pairs], output.metas)
+
+
+# API speculative execution: one call for a whole assistant message with several generations in it. Chat APIs cannot
+# continue a message. For `"Name:" + gen("name") + "\\nAge:" + gen("age")` the model writes freely, the program's own
+# text is searched in what it wrote, and what stands between are the variables.
+
+
+ATTEMPTS = 4
+
+
+def match(items: Sequence[Text | Gen], written: str) -> list[str] | None:
+    """The text of each item as the model wrote it, or None if it wrote something else."""
+    found: list[str] = []
+    at = 0
+    if isinstance(items[0], Text):
+        written = written.lstrip()  # as the program's own text is
+    for i, item in enumerate(items):
+        if isinstance(item, Text):
+            value = item.value.lstrip() if at == 0 else item.value  # a message does not begin with a space
+            if not written.startswith(value, at):
+                return None
+            found.append(item.value)
+            at += len(value)
+            continue
+        end = _end_of(item, items[i + 1] if i + 1 < len(items) else None, written, at)
+        if end is None:
+            return None
+        found.append(written[at:end])
+        at = end
+    return found
+
+
+def _end_of(item: Gen, following: Text | Gen | None, written: str, at: int) -> int | None:
+    """Where a generation ends: before the program's next text, or at its own stop."""
+    stops = item.sampling.get("stop") or ()
+    stops = (*((stops,) if isinstance(stops, str) else stops), *item.ends)
+    ends = [place for stop in stops if (place := written.find(stop, at)) >= 0]
+    if isinstance(following, Text):
+        place = written.find(following.value, at)
+        if place < 0:
+            return None
+        ends.append(place)
+    if following is not None and not ends:
+        return None  # nothing tells two generations apart
+    return min(ends, default=len(written))

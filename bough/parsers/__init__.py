@@ -1,8 +1,7 @@
 """Tool-call and reasoning formats: text in, events out, in any chunking.
 
-`answer` reads one request's answer; `registry` and `reasoning` know the formats by name; `forcing` makes the grammar of
-a call that must come. A format is a grammar (`formats/`) over a stream that may stop anywhere (`source`). Nothing here
-raises on account of what a model writes: what is no call is text.
+A format is a grammar (`formats/`) over a stream that may stop anywhere (`source`). Nothing here raises on account of
+what a model writes: what is no call is text.
 """
 
 from __future__ import annotations

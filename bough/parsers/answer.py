@@ -39,18 +39,14 @@ class AnswerFormat:
 
     @property
     def plain(self) -> bool:
-        """Whether an answer is nothing but text, whatever it is."""
         return self.reasoning is None and self.tool_format is None
 
     def parse(self, text: str) -> Parsed:
-        """A whole answer."""
         parser = AnswerParser(self)
         return collect([*parser.feed(text), *parser.finish()])
 
 
 class AnswerParser:
-    """Reads one answer as it comes."""
-
     def __init__(self, form: AnswerFormat) -> None:
         self._form = form
         self._splitter: StreamParser | None = None
@@ -70,12 +66,10 @@ class AnswerParser:
             self._caller = StreamParser(lambda source: tool_format.read(source, calls))
 
     def feed(self, text: str) -> list[Event]:
-        """The events that more text brings."""
         split = [Text(text)] if self._splitter is None else self._splitter.feed(text)
         return self._shown(self._buffer.pass_on(self._called(split)))
 
     def finish(self) -> list[Event]:
-        """The events that the end of the answer brings."""
         events = self._called([] if self._splitter is None else self._splitter.finish())
         if self._caller is not None:
             events += self._caller.finish()
@@ -83,7 +77,6 @@ class AnswerParser:
         return [*shown, *self._thought()]
 
     def _called(self, events: Iterable[Event]) -> list[Event]:
-        """What the second parser makes of the first one's text."""
         if self._caller is None:
             return list(events)
         read: list[Event] = []
@@ -110,9 +103,8 @@ class AnswerParser:
 
 
 class CallBuffer:
-    """Holds a call back until it is complete: what begins like a call may turn out to be text, and a stream cannot take
-    back what it has shown. Calls of `eager` tools, which cannot go wrong or whose client wants them as they come, are
-    passed on at once. Numbers the calls that are shown."""
+    """Holds a call back until it is complete, because it may turn out to be text, and a stream takes nothing back.
+    Calls of `eager` tools are passed on at once. Numbers the calls that are shown."""
 
     def __init__(self, eager: Collection[str]) -> None:
         self._eager = eager
@@ -121,7 +113,6 @@ class CallBuffer:
         self._index = -1
 
     def pass_on(self, events: Iterable[Event]) -> list[Event]:
-        """The events that may be shown."""
         return [shown for event in events for shown in self._pass(event)]
 
     def _pass(self, event: Event) -> list[Event]:

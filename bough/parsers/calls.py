@@ -1,8 +1,4 @@
-"""The calls of one answer while they are being read: which tools there are, and which call is open.
-
-Formats ask it to begin a call (a name that is no tool's is malformed), hand it arguments, and end it; when a format
-finds that what it reads is no call, `give_up` makes text of it.
-"""
+"""The calls of one answer while they are being read: which tools there are, and which call is open."""
 
 from __future__ import annotations
 
@@ -45,18 +41,15 @@ class Calls:
         return CallEnd(self._index)
 
     def give_up(self, source: Source) -> Event:
-        """What was read since the mark is text."""
         text, name, self._name = source.since_mark(), self._name, None
         return Text(text) if name is None else CallFailed(self._index, text)
 
     def schema_of(self, parameter: str) -> Any:
-        """The schema of a parameter of the open call; None where nothing is known of it."""
         assert self._name is not None
         properties = self._tools[self._name].get("properties")
         return properties.get(parameter) if isinstance(properties, Mapping) else None
 
     def json_arguments(self, source: Source) -> Steps[None]:
-        """Arguments that the model writes as a JSON object."""
         yield from source.skip_space()
         if (yield from source.peek()) != "{":
             raise MalformedError("no object")
@@ -78,7 +71,6 @@ class NamedArguments:
         return f"{opening}{to_json(name)}: "
 
     def value(self, name: str, value: Any) -> CallArguments:
-        """An argument whose value is known."""
         return self._calls.arguments(self._open(name) + to_json(value))
 
     def raw(self, source: Source, name: str, ends: Markers, *, is_text: bool | None = None) -> Steps[None]:
@@ -87,20 +79,18 @@ class NamedArguments:
         schema = self._calls.schema_of(name)
         if expects_text(schema) if is_text is None else is_text:
             yield self._calls.arguments(self._open(name) + '"')
-            if (yield from source.passage(ends, lambda text: self._calls.arguments(_escaped(text)))) is None:
+            if (yield from source.passage(ends, lambda text: self._calls.arguments(to_json(text)[1:-1]))) is None:
                 raise MalformedError("a value without an end")
             yield self._calls.arguments('"')
         else:
             text, _ = yield from source.until(ends)
             yield self._calls.arguments(self._open(name) + json_of(text, schema))
 
-    def end(self) -> CallArguments:
-        return self._calls.arguments("}" if self._names else "{}")
-
-
-def _escaped(text: str) -> str:
-    """The text as it stands inside a JSON string."""
-    return to_json(text)[1:-1]
+    def end(self, source: Source, closing: str = "") -> Steps[None]:
+        """Ends the call, behind the text that closes it."""
+        yield from source.expect(closing)
+        yield self._calls.arguments("}" if self._names else "{}")
+        yield self._calls.end()
 
 
 Block = Callable[[Source, Calls, str], Steps[None]]
@@ -119,28 +109,19 @@ def read_blocks(
         yield from attempt(source, calls, block(source, calls, marker))
 
 
-def read_list(source: Source, calls: Calls, call: OneCall, separator: str, closing: str) -> Steps[None]:
-    """Calls with a separator between them, and what closes them. Should a later one be malformed, the earlier hold."""
-    while True:
-        yield from source.skip_space()
-        yield from call(source, calls)
-        source.mark()
-        yield from source.skip_space()
-        if not (yield from source.skip(separator)):
-            break
-    yield from source.skip_end(closing)
-
-
-def read_section(source: Source, calls: Calls, opening: str, call: OneCall, closing: str) -> Steps[None]:
-    """Calls that each begin with `opening`, and what closes them. Should a later one be malformed, the earlier hold."""
-    while True:
+def read_calls(
+    source: Source, calls: Calls, call: OneCall, closing: str, *, opening: str = "", separator: str = ""
+) -> Steps[None]:
+    """Calls with an opening each, or a separator between them, and what closes them. If a later one is malformed, the
+    earlier ones hold."""
+    more = True
+    while more:
         yield from source.skip_space()
         yield from source.expect(opening)
         yield from call(source, calls)
         source.mark()
         yield from source.skip_space()
-        if not (yield from source.starts(opening)):
-            break
+        more = (yield from source.skip(separator)) if separator else (yield from source.starts(opening))
     yield from source.skip_end(closing)
 
 

@@ -1,7 +1,6 @@
 """What a parser makes of a model's text: a stream of events, and what they amount to in the end.
 
-A call is shown while it is written: name, arguments piece by piece, end. Text that began like a call and turned out to
-be none comes as `CallFailed` with everything that the model wrote there, so that nothing is lost.
+Text that began like a call and turned out to be none comes as `CallFailed`, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is said to the user."""
-
     text: str
 
 
@@ -43,8 +40,6 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call is complete and its arguments are a JSON object."""
-
     index: int
 
 
@@ -61,8 +56,6 @@ Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | CallFailed
 
 @dataclass(slots=True)
 class Call:
-    """A complete call."""
-
     name: str
     arguments: str  # the JSON of an object
     id: str | None = None
@@ -70,15 +63,12 @@ class Call:
 
 @dataclass(slots=True)
 class Parsed:
-    """What an answer amounts to."""
-
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
 
 
 def collect(events: Iterable[Event]) -> Parsed:
-    """All events of an answer together."""
     parsed = Parsed()
     text: list[str] = []
     reasoning: list[str] = []

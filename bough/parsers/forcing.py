@@ -1,9 +1,8 @@
-"""Grammars of calls, as fields of sampling parameters: for calls that must come (`tool_choice` `required`, or a tool by
-name), and for the calls of tools that are `strict`, once the model begins one.
+"""Grammars of calls, as sampling parameters: for calls that must come, and for calls of `strict` tools once one begins.
 
-Where a format writes arguments as JSON, the grammar is that format with each tool's own schema in the place of the
+Where a format writes arguments as JSON, the grammar is that format with each tool's schema in the place of the
 arguments. In other formats a call that must come is an element of a JSON list, which `JsonList` reads; those that write
-arguments one by one can be watched all the same, if the schemas allow it (`named_content`).
+arguments one by one can be watched, if the schemas allow it (`named_content`).
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ WITHOUT_NAMES = frozenset({"type", "properties", "required", "title", "descripti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a tool's parameters, by its JSON pointer."""
-
     tool: str
     pointer: str = ""
 
@@ -53,7 +50,6 @@ def forced_format(tool_format: ToolFormat | None) -> ToolFormat:
 
 
 def forced_openings(tool_format: ToolFormat | None, names: Iterable[str]) -> tuple[str, ...]:
-    """What such an answer may begin with."""
     shape = forced_format(tool_format).shape
     if shape is None:
         return ("[",)
@@ -202,7 +198,7 @@ def _moved(schema: Any, name: str) -> Any:
 
 
 def _pointer(name: str) -> str:
-    return f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
+    return f"#/$defs/{_step(name)}"
 
 
 # ---- arguments that stand one by one
@@ -219,6 +215,7 @@ NOTHING = {"type": "regex", "pattern": "\\n?"}
 
 def named_content(shape: Shape, schema: Schema) -> dict[str, Any] | None:
     """The arguments of one call, in the order of the schema; None where the schema says more than can be said so."""
+    assert shape.argument is not None, "a format that writes arguments as JSON"
     properties, required = schema.get("properties"), schema.get("required", [])
     if not OF_ARGUMENTS.issuperset(schema) or not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
@@ -231,7 +228,8 @@ def named_content(shape: Shape, schema: Schema) -> dict[str, Any] | None:
         value = _value(inner)
         if value is None or not NAME.fullmatch(name):
             return None
-        tag = _argument_tag(shape, name, value)
+        begin = shape.argument(name, value["type"] != "json_schema")
+        tag = {"type": "tag", "begin": begin, "content": value, "end": shape.argument_end}
         elements.append(tag if name in required else {"type": "optional", "content": tag})
     return {"type": "sequence", "elements": elements} if elements else NOTHING
 
@@ -244,12 +242,6 @@ def schema_places(schema: Schema) -> Iterator[tuple[str, str]]:
         if value is not None and value["type"] == "json_schema":
             inside = "" if name in required else "/content"
             yield f"/elements/{i}{inside}/content/json_schema", f"/properties/{_step(name)}"
-
-
-def _argument_tag(shape: Shape, name: str, value: dict[str, Any]) -> dict[str, Any]:
-    assert shape.argument is not None
-    is_text = value["type"] != "json_schema"
-    return {"type": "tag", "begin": shape.argument(name, is_text), "content": value, "end": shape.argument_end}
 
 
 def _value(schema: Any) -> dict[str, Any] | None:

@@ -1,8 +1,4 @@
-"""JSON while it is being written: where a value ends, and at which character a text stops being JSON.
-
-A value is passed on as it arrives, so it is checked by a parser that can pause anywhere. It accepts what `json.loads`
-accepts, except NaN and infinities.
-"""
+"""JSON while it is being written, by a parser that can pause anywhere. NaN and infinities are no JSON here."""
 
 from __future__ import annotations
 
@@ -114,25 +110,15 @@ class JsonValue:
         return found[0]
 
 
-def json_value(source: Source, show: Show) -> Steps[None]:
-    """Shows the JSON that comes next, as it comes."""
-    value = JsonValue()
-    while True:
-        end = value.scan(source.text, source.at)
-        if end > source.at:
-            yield show(source.take(end))
-        if value.done:
-            return
-        if value.failed:
-            raise MalformedError("no JSON")
-        yield from source.more()
-
-
-def json_text(source: Source) -> Steps[str]:
-    """The JSON that comes next, when it is complete."""
+def json_value(source: Source, show: Show | None = None) -> Steps[str]:
+    """The JSON that comes next: with `show` passed on as it comes, else given back when it is complete."""
     value, pieces = JsonValue(), []
     while True:
-        pieces.append(source.take(value.scan(source.text, source.at)))
+        piece = source.take(value.scan(source.text, source.at))
+        if show is None:
+            pieces.append(piece)
+        elif piece:
+            yield show(piece)
         if value.done:
             return "".join(pieces)
         if value.failed:

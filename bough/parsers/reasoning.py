@@ -1,7 +1,6 @@
-"""How models set their thinking apart from their answer, by the names that SGLang's users know (`--reasoning-parser`).
+"""How models set their thinking apart from their answer, by SGLang's names (`--reasoning-parser`).
 
-The table is all there is to know of a format: the markers, and whether an answer begins inside of the thinking because
-the prompt has opened it. Where the prompt can be seen, `thinks_from_start` looks at it instead of believing the table.
+Where the prompt can be seen, `thinks_from_start` looks at it instead of believing the table.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class ReasoningFormat:
         yield from self._answer(source)
 
     def _answer(self, source: Source) -> Steps[None]:
-        """What comes behind the thinking."""
         if not self.framing:
             yield from source.rest(Text)
             return

@@ -1,8 +1,7 @@
 """The text of a stream as a grammar reads it: it may wait for more in the middle of a word.
 
-A grammar is a generator. It yields events, and `None` when it needs more text; `StreamParser` then resumes it. A
-question whose answer depends on text that has not come yet waits for it, so any chunking gives the same events. A
-source owns the unused text and, behind a mark, what was used: if a call turns out to be none, its text is still there.
+A grammar is a generator. It yields events, and `None` when it needs more text; so any chunking gives the same events. A
+source owns the unused text and, behind a mark, what was used, in case that a call turns out to be none.
 """
 
 from __future__ import annotations
@@ -28,11 +27,8 @@ class MalformedError(Exception):
 
 
 class Markers:
-    """Texts of which the first to come ends a passage. None may be part of another.
-
-    `before` are characters that belong to a marker where they stand directly before it; `most` is how many. Without a
-    bound, an answer of nothing but such characters would have to be held back as a whole.
-    """
+    """Texts of which the first to come ends a passage. None may be part of another. Up to `most` characters of `before`
+    belong to a marker behind them; without a bound, an answer of such characters would be held back as a whole."""
 
     def __init__(self, *texts: str, before: str = "", most: int = MOST_SPACE) -> None:
         for text in texts:
@@ -67,8 +63,6 @@ class Markers:
 
 
 class Source:
-    """What has come of a stream and is not used yet."""
-
     def __init__(self) -> None:
         self.closed = False
         self.text = ""  # what has come; before `at` it has been used
@@ -81,7 +75,6 @@ class Source:
 
     @property
     def empty(self) -> bool:
-        """Whether everything that has come is used."""
         return self.at == len(self.text)
 
     # ---- the mark
@@ -98,7 +91,6 @@ class Source:
     # ---- reading
 
     def take(self, end: int) -> str:
-        """Uses the text up to a place in it."""
         taken, self.at = self.text[self.at : end], end
         if self._used is not None:
             self._used.append(taken)
@@ -111,13 +103,11 @@ class Source:
         yield None
 
     def peek(self) -> Steps[str]:
-        """The next character, or nothing at the end of the stream."""
         while self.empty and not self.closed:
             yield None
         return self.text[self.at : self.at + 1]
 
     def starts(self, text: str) -> Steps[bool]:
-        """Whether this comes next."""
         while self._may_become(text, self.at):
             yield None
         return self.text.startswith(text, self.at)
@@ -138,7 +128,6 @@ class Source:
         return not self.closed and length < len(text) and self.text.startswith(text[:length], at)
 
     def skip(self, text: str) -> Steps[bool]:
-        """Uses this text if it comes next."""
         if not (yield from self.starts(text)):
             return False
         self.take(self.at + len(text))
@@ -154,12 +143,17 @@ class Source:
             return True
         return False
 
+    def close(self, text: str) -> Steps[bool]:
+        """Skips what closes a block that is complete, and space before it. A failure behind it takes nothing back."""
+        self.mark()
+        yield from self.skip_space()
+        return (yield from self.skip_end(text))
+
     def expect(self, text: str) -> Steps[None]:
         if not (yield from self.skip(text)):
             raise MalformedError(f"no {text!r}")
 
     def skip_space(self) -> Steps[None]:
-        """Uses all white space that comes next."""
         yield from self.word(BLANKS)
 
     def word(self, characters: re.Pattern[str]) -> Steps[str]:
@@ -194,7 +188,6 @@ class Source:
             yield None
 
     def rest(self, show: Show) -> Steps[None]:
-        """Shows everything that comes."""
         while True:
             if not self.empty:
                 yield show(self.take(len(self.text)))
@@ -222,19 +215,15 @@ class Source:
 
 
 class StreamParser:
-    """Runs one grammar over one stream."""
-
     def __init__(self, grammar: Callable[[Source], Steps[None]]) -> None:
         self._source = Source()
         self._steps = grammar(self._source)
 
     def feed(self, text: str) -> list[Event]:
-        """The events that more text brings."""
         self._source.append(text)
         return self._run()
 
     def finish(self) -> list[Event]:
-        """The events that the end of the stream brings."""
         self._source.closed = True
         return self._run()
 

@@ -59,7 +59,8 @@ def json_of(text: str, schema: Any) -> str:
         return to_json(text)
     kind = _kind(value)
     fits = kinds is None or kind in kinds or (kind == "integer" and "number" in kinds)
-    if kind == "number" and not fits and "integer" in (kinds or ()) and _is_whole(value):
+    is_whole = kind == "number" and value.is_integer() and abs(value) <= EXACT_FLOAT
+    if is_whole and not fits and "integer" in (kinds or ()):
         return str(int(value))
     return to_json(value if fits or "string" not in (kinds or ()) else text)
 
@@ -86,10 +87,6 @@ def _read(text: str) -> Any:
 def _finite(literal: str) -> float:
     value = float(literal)
     return value if math.isfinite(value) else _refuse(literal)
-
-
-def _is_whole(value: float) -> bool:
-    return value.is_integer() and abs(value) <= EXACT_FLOAT
 
 
 def _refuse(word: str) -> NoReturn:

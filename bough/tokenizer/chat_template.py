@@ -1,8 +1,7 @@
 """Chat templates: a model's own Jinja program that turns a conversation into its prompt.
 
-Templates come with model files, so they run in Jinja's immutable sandbox, with what `transformers` offers to them:
-`raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `break` and `continue`, the `generation` block,
-and the special tokens by name. A template that refuses a conversation answers that request with a 400.
+Templates come with model files, so they run in Jinja's immutable sandbox, with what `transformers` offers to them. A
+template that refuses a conversation answers that request with a 400.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def _environment() -> Environment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
 
 
@@ -144,12 +143,7 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
 def _with_continue_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The conversation with the mark after its last text."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if isinstance(content, str):

@@ -1,11 +1,8 @@
 """Tokens in, text out: the only process that sends a request's terminal message.
 
-Stop strings exist only in text, so they are found here: the text, ids and logprobs are cut at the match, the client
-gets its terminal delta, and the scheduler is told to stop; tokens that come later find no stream and are dropped. One
-message in (the tokens of a step) makes at most one message out (the deltas of that step).
-
-A request that was resumed comes with tokens that were delivered before. They go through the same decoder and the same
-search for stops, so that what follows is what would have followed; their text goes to the client as a replay.
+Stop strings are found here: the output is cut at the match, and the scheduler is told to stop; later tokens find no
+stream. One step's tokens make at most one message. A resumed request brings tokens that were delivered before; they go
+through the same decoder and the same search for stops, and their text goes out as a replay.
 """
 
 from __future__ import annotations
@@ -69,8 +66,6 @@ class Stream:
 
 
 class Detokenizer:
-    """Owns the open streams."""
-
     def __init__(self, tokenizer: Tokenizer | None, outlet: Outlet, stream_interval: int = 1) -> None:
         self._tokenizer = tokenizer
         self._outlet = outlet
@@ -78,7 +73,6 @@ class Detokenizer:
         self._streams: dict[int, Stream] = {}
 
     def handle(self, message: ToDetokenizer) -> bool:
-        """Deals with one message; False when it was the last."""
         match message:
             case Open():
                 self._streams[message.handle] = stream = self._open(message)
@@ -165,8 +159,7 @@ class Detokenizer:
             self._outlet.deltas(Deltas(deltas))
 
     def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
-        """Adds a token, which may be the request's last; a reason when its text completes a stop string or cannot be
-        searched."""
+        """Adds a token, perhaps the last; a reason when its text completes a stop string or cannot be searched."""
         stream.ids.append(token)
         if stream.decoder is None or (isinstance(end, FinishStop) and not stream.keep_stop_token):
             return None

@@ -1,9 +1,8 @@
 """A tokenizer built from the metadata of a GGUF file, which holds the vocabulary but no tokenizer program.
 
-Two kinds of vocabulary are served: `gpt2` (byte-level BPE with a list of merges) and `llama` (SentencePiece BPE, with a
-score for each token: the best-scored neighbours merge first). The file only names the rule that splits text into words
-(`tokenizer.ggml.pre`). A wrong rule would silently give ids that the model has never seen, so an unknown name is
-refused. The patterns are those of the models' `tokenizer.json` files under llama.cpp's names; "default" is llama.cpp's.
+Two kinds are served: `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece BPE with scores). The file only
+names the rule that splits text into words (`tokenizer.ggml.pre`); an unknown name is refused, because a wrong rule
+gives wrong ids. The patterns are those of the models' `tokenizer.json` files under llama.cpp's names.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ SPLIT_RULES: dict[str, SplitRule] = {
 
 
 def find_split_rule(name: str) -> SplitRule:
-    """The rule of that name; an unknown one is an error that lists the known ones."""
     rule = SPLIT_RULES.get(name)
     if rule is None:
         raise ModelError(
@@ -147,20 +145,17 @@ def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
 
 
 def special_token_ids(metadata: Metadata) -> dict[str, int]:
-    """By Hugging Face's names: the special tokens that the file declares."""
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
     given = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     return {f"{name}_token": int(token) for name, token in given.items() if token is not None}
 
 
 def end_ids(metadata: Metadata) -> tuple[int, ...]:
-    """The tokens that end a text, a turn or a message."""
     given = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return tuple(dict.fromkeys(int(token) for token in given if token is not None))
 
 
 def chat_templates(metadata: Metadata) -> dict[str, str]:
-    """The file's chat templates by name; the unnamed one is "default"."""
     templates = {"default": metadata.get("tokenizer.chat_template")}
     for name in metadata.get("tokenizer.chat_templates", ()):
         templates[name] = metadata.get(f"tokenizer.chat_template.{name}")

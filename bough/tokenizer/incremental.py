@@ -1,14 +1,9 @@
 """Text from tokens as they come: never half a character, never later than certain, the same in any chunking.
 
-Nearly every generating model uses byte-level BPE (a token is a run of bytes, written in GPT-2's printable alphabet) or
-SentencePiece with byte fallback (text with `▁` for a space, or one byte written `<0x0A>`). In both, the text is the
-concatenation of the tokens' bytes, and a table lookup costs tens of nanoseconds where a call into a tokenizer costs
-microseconds. `find_piece_rule` recognises the two; any other decoder is run over a window of recent tokens.
-
-For a prompt P and output ids O the joined text is `decode(O)` for byte-level BPE. For SentencePiece it is what O adds,
-`decode(P + O)[len(decode(P)):]`, so that a continuation keeps its leading space; where P shows no text, the first space
-is dropped, as the decoder does. Stray bytes show as U+FFFD and leave the valid characters beside them alone.
-`Tokenizer.decode` uses this class too, so streams and whole texts agree. Stop strings are left to `stops`.
+In byte-level BPE and in SentencePiece with byte fallback, text is the concatenation of the tokens' bytes, and a table
+lookup is far cheaper than a call into a tokenizer. Any other decoder is run over a window of recent tokens. With
+SentencePiece, a continuation keeps its leading space; where the prompt shows no text, the first space is dropped. Stray
+bytes show as U+FFFD.
 """
 
 from __future__ import annotations
@@ -26,10 +21,8 @@ SPACE_MARK = "▁"
 
 
 class TokenPieces(dict[int, "str | bytes"]):
-    """By token id: its text, if it is whole characters by itself, else its bytes. Hidden and unknown ids give no text.
-
-    Filled on first sight: a request meets a few hundred of a vocabulary's hundred thousands.
-    """
+    """By token id: its text, if it is whole characters, else its bytes; nothing for hidden and unknown ids. Filled on
+    first sight: a request meets a few hundred of a hundred thousand."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, token_bytes: Callable[[str], bytes], hidden: frozenset[int]
@@ -65,7 +58,8 @@ class PieceRule:
 
 def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
     """The rule of a tokenizer whose text is the concatenation of its tokens' bytes; None for any other."""
-    match _decoder_steps(backend):
+    state: dict[str, Any] = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    match state.get("decoders", [state]):
         case [{"type": "ByteLevel"}]:
             return PieceRule(_byte_level_bytes, drops_first_space=False)
         case [
@@ -75,19 +69,9 @@ def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
             *rest,
         ]:
             match rest:
-                case []:
-                    return PieceRule(_sentencepiece_bytes, drops_first_space=False)
-                case [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
-                    return PieceRule(_sentencepiece_bytes, drops_first_space=True)
+                case [] | [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+                    return PieceRule(_sentencepiece_bytes, drops_first_space=bool(rest))
     return None
-
-
-def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    if backend.decoder is None:
-        return []
-    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
-    return steps
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -129,15 +113,10 @@ class PieceSource(Protocol):
 
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
         """The table of contributions; None when this tokenizer's text is not a concatenation."""
-        ...
 
-    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """The ids that show in the text."""
-        ...
+    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]: ...
 
-    def backend_decode(self, ids: list[int]) -> str:
-        """All of these ids as text, by the tokenizer's own decoder."""
-        ...
+    def backend_decode(self, ids: list[int]) -> str: ...
 
 
 class IncrementalDecoder:

@@ -1,9 +1,7 @@
 """Finds a model's tokenizer among its files and puts it together.
 
-A Hugging Face folder has a `tokenizer.json` (read by the `tokenizers` library) and small JSON files beside it that name
-the special tokens and hold the chat template. An older folder has only a SentencePiece `tokenizer.model`:
-`transformers` converts that, and is imported for it alone, because it takes seconds. A GGUF file has everything in its
-metadata, which the caller reads.
+A Hugging Face folder has a `tokenizer.json` and small JSON files beside it. An older one has only a `tokenizer.model`:
+`transformers` converts that, and is imported for it alone. A GGUF file has everything in its metadata.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 def load_tokenizer(
     folder_or_gguf: Path, *, chat_template: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, or of a GGUF file whose `metadata` the caller has read.
-
-    `chat_template` is a file or the template itself, and replaces the model's own.
-    """
+    """The tokenizer of a Hugging Face folder, or of a GGUF file with this `metadata`. `chat_template`, a file or the
+    template itself, replaces the model's own."""
     if metadata is not None:
         return _from_gguf(metadata, chat_template)
     if (folder_or_gguf / "tokenizer.json").is_file():
@@ -153,7 +149,6 @@ def _make_template(given: str | None, own: Mapping[str, str], variables: Mapping
 
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """A file of its own counts before an entry in a JSON file, as in transformers."""
     file = folder / "chat_template.jinja"
     templates = _named_templates(config.get("chat_template"))
     templates |= _named_templates(_read_json(folder / "chat_template.json").get("chat_template"))
@@ -174,7 +169,6 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one when there is no such file."""
     if not path.is_file():
         return {}
     try:

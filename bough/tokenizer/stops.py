@@ -1,11 +1,8 @@
 """Stop strings and stop regexes over a stream of text.
 
-Only what may still become a stop is held back. For strings that is the longest suffix which begins one of them, so the
-outcome does not depend on how the text was cut. The match that is complete first counts; of those that end together,
-the longest. A regex is searched in the text so far and stops it at its earliest match that is not empty. It holds back
-at most `MAX_HELD` characters: a pattern such as `.*x` would otherwise hold a whole answer.
-
-Owns the held text of one request. A caller without stops makes no matcher.
+Only what may still become a stop is held back, so the outcome does not depend on how the text was cut. The match that
+is complete first counts; of those that end together, the longest. A regex stops at its earliest match that is not
+empty, and holds back at most `MAX_HELD` characters.
 """
 
 from __future__ import annotations
@@ -85,7 +82,6 @@ class StopMatcher:
         return StopOutcome(self._emit_up_to(len(self._text) - held), None)
 
     def flush(self) -> str:
-        """What was held back, when the text has ended without a stop."""
         return self._emit_up_to(len(self._text))
 
     def _stop(self, match: _Match) -> StopOutcome:

@@ -55,7 +55,6 @@ class TextBound:
         return text
 
     def _surely_fits(self, text: str) -> bool:
-        """No token has less than a byte."""
         most = BYTES_PER_TOKEN * self.tokens
         return len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most)
 

@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from bough.constrained import worker_pool, xgrammar_backend
+from bough.constrained import xgrammar_backend
 from bough.constrained.compiler import build_compiler
 from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
 from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
-from bough.constrained.worker import Hello
-from bough.constrained.worker_pool import WorkerPool
+from bough.constrained.worker import Hello, WorkerPool, _Worker
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
 
@@ -151,7 +150,7 @@ def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(xgrammar_backend, "QUICK_S", 0.0)
     backend = backend_of("xgrammar")
     payload = backend.compile(regex_spec("a+b"))
-    monkeypatch.setattr(backend, "_read", None)  # which would compile
+    monkeypatch.setattr(backend, "_compile", None)  # which would compile
     assert accepts(backend.load(payload)(), "aab")
 
 
@@ -201,7 +200,7 @@ class LateSelector(selectors.DefaultSelector):
 
 def test_whoever_waits_for_a_worker_notices_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selectors.DefaultSelector", LateSelector)
-    worker = worker_pool._Worker()
+    worker = _Worker()
     os.kill(worker._process.pid, signal.SIGSTOP)  # it will not answer
     threading.Timer(0.3, worker.end).start()
     with pytest.raises((EOFError, ConnectionError)):  # not a TimeoutError, long after

@@ -6,9 +6,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
-from bough.lang.chat import ChatFormat
-from bough.lang.named_templates import FORMATS
+from bough.lang.backends.base import Backend, GenOutput, GenRequest
+from bough.lang.chat import FORMATS, ChatFormat
+from bough.lang.choices import Scores
 
 
 class ScriptedBackend(Backend):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import bough as sgl
-from bough.lang.backends.base import GenOutput, GenRequest, Scores
+from bough.lang.backends.base import GenOutput, GenRequest
 from bough.lang.backends.in_process import EngineBackend
+from bough.lang.choices import Scores
 
 
 class Recording(EngineBackend):

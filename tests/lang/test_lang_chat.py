@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.chat import ChatFormat, Document, NoChat, TemplateFormat
-from bough.lang.named_templates import FORMATS, format_by_name, format_by_path
+from bough.lang.chat import FORMATS, ChatFormat, Document, NoChat, TemplateFormat, format_by_name, format_by_path
 from bough.tokenizer.chat_template import ChatTemplate
 
 CHATML = (

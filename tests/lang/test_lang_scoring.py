@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.errors import RequestError
-from bough.lang.choices import greedy_token_selection, token_length_normalized, unconditional_likelihood_normalized
-from bough.lang.scoring import normalized, plan_scoring
+from bough.lang.choices import (
+    greedy_token_selection,
+    normalized,
+    plan_scoring,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
 
 WORDS = ["is", " ", " yes", " no", "yes", "no", "!", " yes!"]
 

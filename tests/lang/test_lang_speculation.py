@@ -8,7 +8,7 @@ import pytest
 
 import bough as sgl
 from bough.lang.expressions import Gen, Text
-from bough.lang.speculation import match
+from bough.lang.writer import match
 from tests.fakes.lang_backend import ScriptedBackend
 
 FORM = [Text("Name:"), Gen("name", {"stop": "\n"}), Text("\nAge:"), Gen("age", {})]

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import bough as sgl
-from bough.lang.named_templates import FORMATS
+from bough.lang.chat import FORMATS
 from bough.lang.tracer import trace_start
 
 

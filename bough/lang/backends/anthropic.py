@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from bough.core.errors import RequestError
 from bough.lang.backends.base import GenOutput, GenRequest, image_data
 from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of
 
@@ -20,7 +19,7 @@ class Anthropic(ChatApiBackend):
     def __init__(self, model: str, **client_args: Any) -> None:
         super().__init__()
         sdk = load_sdk("anthropic", "anthropic")
-        self._client = sdk.AsyncAnthropic(**client_args)
+        self._complete = sdk.AsyncAnthropic(**client_args).messages.create
         self._refused = (sdk.APIStatusError,)
         self.model = model
 
@@ -45,12 +44,6 @@ class Anthropic(ChatApiBackend):
                 continue
             yield GenOutput([text], [meta_of(identity, reason, (prompt, cached, written))])
 
-    async def _create(self, **arguments: Any) -> Any:
-        try:
-            return await self._client.messages.create(**arguments)
-        except self._refused as error:
-            raise RequestError(f"{self.service}: {error}", status_code=error.status_code) from error
-
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
         fields = self.asked(request)
         messages = self.conversation(request)
@@ -72,7 +65,6 @@ class Anthropic(ChatApiBackend):
 
 
 def _blocks(content: Any) -> Any:
-    """A message's content in the API's form."""
     if isinstance(content, str):
         return content
     return [_image_block(part["image"]) if part["type"] == "image" else part for part in content]

@@ -1,13 +1,13 @@
 """What the interpreter asks of a back end, and the values that pass between them.
 
-A back end is asynchronous: everything that it does is called on the language's own event loop, and a cancelled call
-must end the request behind it. What it cannot do it refuses with a `RequestError` that says so. `cache_prefix`,
-`flush_cache` and `get_server_info` are for users, who wait.
+Everything asynchronous is called on the language's own event loop, and a cancelled call must end the request behind it.
+What a back end cannot do it refuses with a `RequestError`.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from typing import Any
 
 from bough.core.errors import RequestError
 from bough.lang.chat import ChatFormat
-from bough.lang.choices import Scored
+from bough.lang.choices import Scores
 from bough.lang.loop import wait_for
 
 LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
@@ -39,15 +39,6 @@ class GenOutput:
     """What came back, complete or, in a stream, up to now. With n > 1 there are several texts and metas."""
 
     texts: list[str]
-    metas: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The tokens of each choice with their logprobs, after the text and, where asked for, alone; what it cost."""
-
-    tokens: Sequence[Scored]
-    alone: Sequence[Scored] | None
     metas: list[dict[str, Any]]
 
 
@@ -89,15 +80,12 @@ class Backend(ABC):
     # For users --------------------------------------------------------------------------------------------------------
 
     def cache_prefix(self, text: str) -> None:
-        """Makes the text cheap to start from."""
         wait_for(self.async_cache_prefix(text))
 
     def flush_cache(self) -> bool:
-        """Forgets all cached prefixes; False, and nothing happens, while requests run."""
         return wait_for(self.async_flush_cache())
 
     def get_server_info(self) -> dict[str, Any]:
-        """Settings, limits and load of what is behind."""
         return wait_for(self.async_server_info())
 
 
@@ -109,7 +97,6 @@ ADDRESSES = ("http://", "https://", "data:")
 
 
 def image_url(source: str | bytes) -> str:
-    """A picture as an address: its own, or its bytes written out."""
     if isinstance(source, str) and source.startswith(ADDRESSES):
         return source
     media_type, data = image_data(source)
@@ -126,18 +113,11 @@ def _read(source: str) -> bytes:
     try:
         return Path(source).read_bytes()
     except OSError as error:
-        raw = _decoded(source)
-        if _media_type(raw) is None:
-            raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
-        return raw
-
-
-def _decoded(text: str) -> bytes:
-    """What a text in base64 stands for; nothing if it is not one."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
+        with contextlib.suppress(ValueError):
+            raw = base64.b64decode(source, validate=True)
+            if _media_type(raw) is not None:
+                return raw
+        raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
 
 
 def _media_type(raw: bytes) -> str | None:

@@ -1,21 +1,19 @@
 """What the back ends of chat APIs have in common: messages instead of text, and fewer knobs.
 
-Such an API answers with a whole message, so a generation must be the first thing in an assistant's message; programs
-that write more into one use `@function(num_api_spec_tokens=…)`. What an API has no word for is refused where it would
-change the meaning of a program, and left out with a warning where it only colours it.
+A generation must be the first thing in an assistant's message, unless `@function(num_api_spec_tokens=…)`. What an API
+has no word for is refused where it changes the meaning of a program, and else left out with a warning.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
 from bough.lang.backends.base import Backend, GenRequest, image_url
-from bough.lang.chat import ChatFormat
-from bough.lang.named_templates import FORMATS
+from bough.lang.chat import FORMATS, ChatFormat
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,6 @@ MEANT = {"regex", "json_schema", "stop_regex", "stop_token_ids"}  # without thes
 
 
 def load_sdk(module: str, extra: str) -> Any:
-    """A vendor's SDK, or how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -46,14 +43,21 @@ def load_sdk(module: str, extra: str) -> Any:
 
 
 class ChatApiBackend(Backend):
-    """A chat API of some vendor."""
-
     chat_only = True
     service = "This API"
     known: frozenset[str] = frozenset()  # sampling fields that it has a word for
 
+    _complete: Callable[..., Any]  # the SDK's call
+    _refused: tuple[type[Exception], ...]  # its errors that tell of a refusal
+
     def __init__(self) -> None:
         self._warned: set[str] = set()
+
+    async def _create(self, **arguments: Any) -> Any:
+        try:
+            return await self._complete(**arguments)
+        except self._refused as error:
+            raise RequestError(f"{self.service}: {error}", status_code=getattr(error, "status_code", 400)) from error
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -75,7 +79,6 @@ class ChatApiBackend(Backend):
         return {name: value for name, value in fields.items() if name in self.known}
 
     def conversation(self, request: GenRequest) -> list[Mapping[str, Any]]:
-        """The messages before the one that is to be written."""
         *before, last = request.messages or ({},)
         if last.get("role") != "assistant" or last.get("content"):
             raise RequestError(
@@ -91,7 +94,6 @@ def stops_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def image_parts(content: Any) -> Any:
-    """A message's content in OpenAI's form."""
     if isinstance(content, str):
         return content
     return [

@@ -1,7 +1,4 @@
-"""A server as a back end: Bough's, or any other that speaks SGLang's native API.
-
-What the server is and how it renders conversations is asked once, when the back end is made. Owns the connections.
-"""
+"""A server as a back end: Bough's, or any other that speaks SGLang's native API. Owns the connections."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
+from bough.lang.backends.base import Backend, GenOutput, GenRequest
 from bough.lang.backends.in_process import options_of, output_of
-from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
+from bough.lang.chat import ChatFormat, NoChat, TemplateFormat, format_by_name, format_by_path
+from bough.lang.choices import Scores, plan_scoring
 from bough.lang.loop import wait_for
-from bough.lang.named_templates import format_by_name, format_by_path
-from bough.lang.scoring import plan_scoring
 from bough.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -146,7 +142,6 @@ def _body(request: GenRequest) -> dict[str, Any]:
 
 
 def _refusal(response: httpx.Response) -> RequestError:
-    """The server's own words where it has some."""
     try:
         message = json.loads(response.content)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,4 @@
-"""The engine in this process as a back end. An `Engine` is wrapped when it is used as one; it owns nothing else.
-
-Requests of one turn of the loop reach the engine together, before any of them is answered, so the branches of a fork
-are prefilled and decoded as one batch.
-"""
+"""The engine in this process as a back end. Requests of one turn of the loop reach it together, as one batch."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores, image_url
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, image_url
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
-from bough.lang.scoring import plan_scoring
+from bough.lang.choices import Scores, plan_scoring
 
 if TYPE_CHECKING:
     from bough.launch.engine import Engine

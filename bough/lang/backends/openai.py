@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import GenOutput, GenRequest, Scores
+from bough.lang.backends.base import GenOutput, GenRequest
 from bough.lang.backends.chat_api import ChatApiBackend, image_parts, load_sdk, meta_of, stops_of
-from bough.lang.chat import ChatFormat
-from bough.lang.named_templates import format_by_name
+from bough.lang.chat import ChatFormat, format_by_name
+from bough.lang.choices import Scores
 
 TEXT_MODELS = ("davinci-002", "babbage-002", "gpt-3.5-turbo-instruct")
 REASONING_MODELS = re.compile(r"^(o\d|gpt-5)")  # they name the limit differently
@@ -100,12 +100,6 @@ class OpenAI(ChatApiBackend):
             raise RequestError("select() scores its choices after some text; add text to the state before it.")
         return Scores(tokens, None, [meta_of(answer.id, "stop", usage_of(answer.usage))])
 
-    async def _create(self, **arguments: Any) -> Any:
-        try:
-            return await self._complete(**arguments)
-        except self._refused as error:
-            raise RequestError(f"{self.service}: {error}", status_code=error.status_code) from error
-
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
         fields = self.asked(request)
         arguments = {name: fields[name] for name in FIELDS if name in fields}
@@ -145,7 +139,6 @@ class LiteLLM(OpenAI):
 
 
 def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    """Google's API is reached through LiteLLM."""
     raise SettingsError(
         f"There is no back end of its own for Vertex AI; use LiteLLM('vertex_ai/{model_name}') "
         "(pip install 'bough[litellm]')."
@@ -153,7 +146,6 @@ def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn: 
 
 
 def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    """Crusoe's API has OpenAI's form."""
     raise SettingsError(
         f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
         "address of its API (pip install 'bough[openai]')."
@@ -161,7 +153,6 @@ def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  #
 
 
 def usage_of(usage: Any) -> tuple[int | None, int | None, int | None]:
-    """(prompt, cached, completion) tokens."""
     if usage is None:
         return (0, 0, 0)
     details = getattr(usage, "prompt_tokens_details", None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from bough.parsers.calls import Calls
-from bough.parsers.source import Source, Steps
+from bough.parsers.calls import Calls, read_blocks
+from bough.parsers.source import Markers, Source, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,6 @@ class Shape:
 
     @property
     def markers(self) -> list[str]:
-        """The texts of the format itself."""
         inside = [] if self.argument is None else [self.argument("x", True), self.argument_end]
         return [text for text in (self.before, self.begin("x"), *inside, self.end, self.between, self.after) if text]
 
@@ -48,8 +47,21 @@ class ToolFormat(Protocol):
     @property
     def shape(self) -> Shape | None:
         """None for formats that no grammar is made for."""
-        ...
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         """A whole stream."""
-        ...
+
+
+class BlockFormat(ABC):
+    """A format whose calls stand in blocks, each behind a marker. Markers of `FRAMING` stand around text."""
+
+    OPENING: Markers
+    FRAMING: Collection[str] = ()
+    shape: Shape | None = None
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        yield from read_blocks(source, calls, self.OPENING, self.block, framing=self.FRAMING)
+
+    @abstractmethod
+    def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
+        """The block behind a marker."""

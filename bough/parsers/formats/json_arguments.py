@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from bough.parsers.calls import Calls, read_blocks, read_section
-from bough.parsers.formats.base import Shape
+from bough.parsers.calls import Calls, read_calls
+from bough.parsers.formats.base import BlockFormat, Shape
 from bough.parsers.formats.json_calls import call_list
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 
 
-class Mistral:
+class Mistral(BlockFormat):
     """`[TOOL_CALLS]` and then a JSON list of calls, or, in later models, `name[ARGS]{...}` for each call. A forced call
     is written in the later way, which names the tool before any JSON."""
 
@@ -18,10 +18,7 @@ class Mistral:
     NAME = re.compile(r"[\w.\-]*")
     shape = Shape(begin=lambda name: f"[TOOL_CALLS]{name}[ARGS]", end="", trigger="[TOOL_CALLS]")
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._block)
-
-    def _block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield from source.skip_space()
         if (yield from source.peek()) == "[":
             yield from call_list(source, calls)
@@ -36,7 +33,7 @@ class Mistral:
         yield calls.end()
 
 
-class DeepSeek:
+class DeepSeek(BlockFormat):
     """DeepSeek V3, R1 and V3.1: a section of calls, each with its name, a separator and its arguments. `fenced` is how
     V3 writes it: `function`, the separator, the name, and the arguments in a code block."""
 
@@ -61,11 +58,8 @@ class DeepSeek:
             trigger=self.SECTION,
         )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._section)
-
-    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, self.CALL, self._call, self.SECTION_END)
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_calls(source, calls, self._call, self.SECTION_END, opening=self.CALL)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         if self._fenced:
@@ -77,13 +71,12 @@ class DeepSeek:
             yield from source.expect(self.FENCE)
         yield from calls.json_arguments(source)
         yield calls.end()
-        yield from source.skip_space()
-        if self._fenced and (yield from source.skip_end(self.FENCE_END)):
-            yield from source.skip_space()
-        yield from source.skip_end(self.CALL_END)
+        if self._fenced:
+            yield from source.close(self.FENCE_END)
+        yield from source.close(self.CALL_END)
 
 
-class KimiK2:
+class KimiK2(BlockFormat):
     """A section of calls. A call is named by its id, `functions.name:0`, which clients must send back with the result,
     so it is kept."""
 
@@ -98,11 +91,8 @@ class KimiK2:
         trigger=SECTION,
     )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._section)
-
-    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, self.CALL, self._call, self.SECTION_END)
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_calls(source, calls, self._call, self.SECTION_END, opening=self.CALL)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         id = (yield from source.until(self.ID_END, MOST_NAME))[0].strip()
@@ -110,5 +100,4 @@ class KimiK2:
         yield calls.begin((name if colon and number.isdecimal() else id).removeprefix("functions."), id)
         yield from calls.json_arguments(source)
         yield calls.end()
-        yield from source.skip_space()
-        yield from source.skip_end(self.CALL_END)
+        yield from source.close(self.CALL_END)

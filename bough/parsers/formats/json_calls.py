@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from bough.parsers.calls import Calls, attempt, read_blocks, read_list
+from bough.parsers.calls import Calls, attempt, read_calls
 from bough.parsers.events import Text
-from bough.parsers.formats.base import Shape
-from bough.parsers.json_text import json_text
+from bough.parsers.formats.base import BlockFormat, Shape
+from bough.parsers.json_text import json_value
 from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
 from bough.parsers.values import read_json, to_json
 
@@ -42,11 +42,11 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
             elif name is not None:
                 yield from calls.json_arguments(source)
             elif first == "{":
-                waiting = yield from json_text(source)
+                waiting = yield from json_value(source)
             else:
                 raise MalformedError("arguments that are no object")
         elif key in IGNORED:
-            yield from json_text(source)
+            yield from json_value(source)
         else:
             raise MalformedError(f"what is {key!r}")
         yield from source.skip_space()
@@ -61,10 +61,9 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
 
 
 def call_list(source: Source, calls: Calls) -> Steps[None]:
-    """`[call, call]`."""
     yield from source.skip_space()
     yield from source.expect("[")
-    yield from read_list(source, calls, call_object, ",", "]")
+    yield from read_calls(source, calls, call_object, "]", separator=",")
 
 
 def _quoted_object(source: Source) -> Steps[str]:
@@ -91,14 +90,13 @@ def _key(source: Source) -> Steps[str]:
 def _string(source: Source) -> Steps[str]:
     if (yield from source.peek()) != '"':
         raise MalformedError("no string")
-    text = yield from json_text(source)
+    text = yield from json_value(source)
     value: str = json.loads(text)
     return value
 
 
 class JsonList:
-    """A list of calls as the whole answer: how a call is forced where the model's own format cannot be. A grammar makes
-    the model write it, so nothing stands around the list."""
+    """A list of calls as the whole answer: how a call is forced where the model's own format cannot be."""
 
     shape = None
 
@@ -109,11 +107,11 @@ class JsonList:
         yield from source.rest(Text)
 
 
-class TaggedJson:
+class TaggedJson(BlockFormat):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, others with other tags."""
 
     def __init__(self, opening: str, closing: str, *, arguments: str = "arguments") -> None:
-        self._opening = Markers(opening, before=SPACE)
+        self.OPENING = Markers(opening, before=SPACE)
         self._closing = closing
         self.shape = Shape(
             begin=lambda name: f'{opening}\n{{"name": {json.dumps(name)}, "{arguments}": ',
@@ -122,22 +120,17 @@ class TaggedJson:
             trigger=opening,
         )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self._opening, self._block)
-
-    def _block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield from source.skip_space()
         yield from call_object(source, calls)
-        source.mark()
-        yield from source.skip_space()
-        yield from source.skip_end(self._closing)
+        yield from source.close(self._closing)
 
 
 HERMES = TaggedJson("<tool_call>", "</tool_call>")
 INTERN_S1 = TaggedJson("<|action_start|> <|plugin|>", "<|action_end|>", arguments="parameters")
 
 
-class GigaChat:
+class GigaChat(BlockFormat):
     """GigaChat 3: a message of the role `function call`, or `<|function_call|>`, and then a call."""
 
     SEPARATOR, ROLE, INLINE = "<|message_sep|>", "function call<|role_sep|>", "<|function_call|>"
@@ -148,10 +141,7 @@ class GigaChat:
         trigger=ROLE,
     )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._call)
-
-    def _call(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
         if marker == self.SEPARATOR:
             yield from source.skip_space()
             if not (yield from source.skip(self.ROLE)) and not (yield from source.skip(self.INLINE)):
@@ -160,7 +150,7 @@ class GigaChat:
         yield from call_object(source, calls)
 
 
-class Llama3:
+class Llama3(BlockFormat):
     """Llama 3.1 and later: an answer that is a call, or calls behind `<|python_tag|>`, separated by semicolons."""
 
     OPENING = Markers("<|python_tag|>", before=SPACE)
@@ -169,14 +159,14 @@ class Llama3:
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         if (yield from source.starts_after_space("{")):
             source.mark()
-            yield from attempt(source, calls, self._calls(source, calls, ""))
-        yield from read_blocks(source, calls, self.OPENING, self._calls)
+            yield from attempt(source, calls, self.block(source, calls, ""))
+        yield from super().read(source, calls)
 
-    def _calls(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_list(source, calls, call_object, ";", "")
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_calls(source, calls, call_object, "", separator=";")
 
 
-class Cohere:
+class Cohere(BlockFormat):
     """Command A and 4: `<|START_ACTION|>` and a list of calls; text stands between markers, too. The ids that the model
     gives are numbers within an answer, so clients get others."""
 
@@ -192,16 +182,12 @@ class Cohere:
         trigger=ACTION,
     )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._list, framing=self.FRAMING)
-
-    def _list(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield from call_list(source, calls)
-        yield from source.skip_space()
-        yield from source.skip_end(self.ACTION_END)
+        yield from source.close(self.ACTION_END)
 
 
-class Apertus:
+class Apertus(BlockFormat):
     """`<|tools_prefix|>[{"name": {...}}]<|tools_suffix|>`: a call is an object whose one member has the tool's name."""
 
     PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
@@ -215,15 +201,11 @@ class Apertus:
         trigger=PREFIX,
     )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._list)
-
-    def _list(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield from source.skip_space()
         yield from source.expect("[")
-        yield from read_list(source, calls, self._call, ",", "]")
-        yield from source.skip_space()
-        yield from source.skip_end(self.SUFFIX)
+        yield from read_calls(source, calls, self._call, "]", separator=",")
+        yield from source.close(self.SUFFIX)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         yield from source.expect("{")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 
 from bough.parsers.calls import Calls
 from bough.parsers.events import Reasoning, Text
@@ -38,7 +39,6 @@ def read_messages(
 
 
 def skip_one(source: Source, ends: tuple[str, ...]) -> Steps[None]:
-    """Uses the marker that ends a call."""
     source.mark()
     yield from source.skip_space()
     for end in ends:
@@ -67,9 +67,7 @@ class Harmony(Framed):
     )
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
-        def message(marker: str) -> Steps[str | None]:
-            return self._message(source, calls, marker)
-
+        message = partial(self._message, source, calls)
         yield from read_messages(source, calls, self.HEADER, message, (START, CHANNEL))
 
     def _message(self, source: Source, calls: Calls, marker: str) -> Steps[str | None]:

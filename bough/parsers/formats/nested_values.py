@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from bough.parsers.calls import Calls, NamedArguments, read_blocks, read_list, read_section
+from bough.parsers.calls import Calls, NamedArguments, read_calls
+from bough.parsers.formats.base import BlockFormat
 from bough.parsers.json_text import MAX_DEPTH
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 from bough.parsers.values import json_of, kinds_of, read_json, to_json
@@ -19,28 +20,22 @@ JSON_WORDS = {"true": True, "false": False, "null": None}
 OPEN, CLOSE = "([{", ")]}"
 
 
-class Pythonic:
+class Pythonic(BlockFormat):
     """`[name(key="value"), other(n=1)]`: calls in Python's syntax (Llama 4, LFM2), anywhere or, if `marked`, behind
     `opening`. A value is passed on when it is complete, because Python spells it differently than JSON."""
 
-    shape = None
-
     def __init__(self, opening: str, closing: str, *, marked: bool) -> None:
         self._opening = opening
-        self._markers = Markers(opening, before=SPACE) if marked else Markers("[", opening, before=SPACE)
+        self.OPENING = Markers(opening, before=SPACE) if marked else Markers("[", opening, before=SPACE)
         self._closing = closing
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self._markers, self._list)
-
-    def _list(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
         if marker == self._opening:
             yield from source.skip_space()
             yield from source.expect("[")
-        yield from read_list(source, calls, _python_call, ",", "]")
+        yield from read_calls(source, calls, _python_call, "]", separator=",")
         if marker == self._opening:
-            yield from source.skip_space()
-            yield from source.skip_end(self._closing)
+            yield from source.close(self._closing)
 
 
 def _python_call(source: Source, calls: Calls) -> Steps[None]:
@@ -57,8 +52,7 @@ def _python_call(source: Source, calls: Calls) -> Steps[None]:
         yield arguments.value(key, _value_of(text))
         if (yield from source.skip(",")):
             yield from source.skip_space()
-    yield arguments.end()
-    yield calls.end()
+    yield from arguments.end(source)
 
 
 def _expression(source: Source) -> Steps[str]:
@@ -111,17 +105,12 @@ STRING_END, NAME_END, KEY_END = Markers(QUOTE), Markers("{"), Markers(":")
 BARE = re.compile(r"[^,}\]<]*")  # what stands without quotes
 
 
-class Gemma:
-    """`<|tool_call>call:name{key:<|"|>text<|"|>,n:[1,true]}<tool_call|>`: strings have quotes of their own, keys have
-    none."""
+class Gemma(BlockFormat):
+    """`<|tool_call>call:name{key:<|"|>text<|"|>,n:[1,true]}<tool_call|>`: strings have their own quotes, keys none."""
 
     OPENING = Markers("<|tool_call>", before=SPACE)
-    shape = None
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._call)
-
-    def _call(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield from source.skip_space()
         yield from source.expect("call:")
         name, _ = yield from source.until(NAME_END, MOST_NAME)
@@ -132,15 +121,11 @@ class Gemma:
                 yield from arguments.raw(source, key, STRING_END, is_text=True)
             else:
                 yield arguments.value(key, (yield from _value(source, 1)))
-        yield arguments.end()
-        yield calls.end()
-        source.mark()
-        yield from source.skip_space()
-        yield from source.skip_end("<tool_call|>")
+        yield from arguments.end(source)
+        yield from source.close("<tool_call|>")
 
 
 def _next_key(source: Source) -> Steps[str | None]:
-    """The key of the next member of an object; None at its end."""
     yield from source.skip_space()
     yield from source.skip(",")
     yield from source.skip_space()
@@ -201,18 +186,14 @@ TAG_END = Markers(">")
 ITEM = "item"
 
 
-class MiniMaxM3:
+class MiniMaxM3(BlockFormat):
     """Tags that begin with a token of their own. An argument is a tag by its name; objects and lists are tags inside of
     it, those of a list are called `item`. Values are written without quotes."""
 
     OPENING, NAME_END = Markers(SECTION, before=SPACE), Markers('">')
-    shape = None
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._section)
-
-    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, INVOKE, self._call, SECTION_END)
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_calls(source, calls, self._call, SECTION_END, opening=INVOKE)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         name, _ = yield from source.until(self.NAME_END, MOST_NAME)
@@ -224,9 +205,7 @@ class MiniMaxM3:
                 yield arguments.value(tag, (yield from _nested(source, tag, schema, 1)))
             else:
                 yield from arguments.raw(source, tag, Markers(f"{END_TAG}{tag}>"))
-        yield from source.expect(INVOKE_END)
-        yield arguments.end()
-        yield calls.end()
+        yield from arguments.end(source, INVOKE_END)
 
 
 def _next_tag(source: Source) -> Steps[str | None]:

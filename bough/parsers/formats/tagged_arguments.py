@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bough.parsers.calls import Calls, NamedArguments, read_blocks, read_section
-from bough.parsers.formats.base import Shape
+from bough.parsers.calls import Calls, NamedArguments, read_blocks, read_calls
+from bough.parsers.formats.base import BlockFormat, Shape
 from bough.parsers.formats.json_calls import call_object
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 
@@ -50,46 +50,36 @@ class Invoke:
         if self.json_calls and (yield from source.starts_after_space("{")):
             yield from source.skip_space()
             yield from call_object(source, calls)
-            source.mark()
-            yield from source.skip_space()
-            yield from source.skip_end(self.section_end)
+            yield from source.close(self.section_end)
         else:
             yield from self.read_invokes(source, calls)
 
     def read_invokes(self, source: Source, calls: Calls) -> Steps[None]:
-        """The calls of a section, and its end."""
         opening = f'{self.before_call}<{self.prefix}invoke name="'
-        yield from read_section(source, calls, opening, self._call, self.section_end)
+        yield from read_calls(source, calls, self._call, self.section_end, opening=opening)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         name, _ = yield from source.until(QUOTE, MOST_NAME)
         yield from source.until(TAG_END, MOST_NAME)
         yield calls.begin(name)
-        yield from self._arguments(source, calls)
-        yield calls.end()
-        if self.after_call:
-            yield from source.skip_space()
-            yield from source.skip_end(self.after_call)
-
-    def _arguments(self, source: Source, calls: Calls) -> Steps[None]:
-        """Up to the end of the invoke. Some models write a JSON object there instead of parameters."""
-        closing = f"</{self.prefix}invoke>"
-        value_end = Markers(f"</{self.prefix}parameter>")
+        closing, value_end = f"</{self.prefix}invoke>", Markers(f"</{self.prefix}parameter>")
         yield from source.skip_space()
-        if (yield from source.peek()) == "{":
+        if (yield from source.peek()) == "{":  # some models write a JSON object instead of parameters
             yield from calls.json_arguments(source)
             yield from source.skip_space()
             yield from source.expect(closing)
-            return
-        arguments = NamedArguments(calls)
-        while (yield from source.skip(f'<{self.prefix}parameter name="')):
-            name, _ = yield from source.until(QUOTE, MOST_NAME)
-            kind, _ = yield from source.until(TAG_END, MOST_NAME)
-            is_text = 'string="true"' in kind if "string=" in kind else None
-            yield from arguments.raw(source, name, value_end, is_text=is_text)
-            yield from source.skip_space()
-        yield from source.expect(closing)
-        yield arguments.end()
+            yield calls.end()
+        else:
+            arguments = NamedArguments(calls)
+            while (yield from source.skip(f'<{self.prefix}parameter name="')):
+                name, _ = yield from source.until(QUOTE, MOST_NAME)
+                kind, _ = yield from source.until(TAG_END, MOST_NAME)
+                is_text = 'string="true"' in kind if "string=" in kind else None
+                yield from arguments.raw(source, name, value_end, is_text=is_text)
+                yield from source.skip_space()
+            yield from arguments.end(source, closing)
+        if self.after_call:
+            yield from source.close(self.after_call)
 
 
 DOTS = Invoke("<dots_function_call>", "</dots_function_call>", json_calls=True)
@@ -119,7 +109,7 @@ def keys_and_values(source: Source, arguments: NamedArguments, word: str = "", *
         yield from source.skip_space()
 
 
-class Glm:
+class Glm(BlockFormat):
     """GLM 4.5 and later: `<tool_call>name`, then a key and a value for each argument."""
 
     OPENING = Markers("<tool_call>", before=SPACE)
@@ -133,32 +123,23 @@ class Glm:
         trigger="<tool_call>",
     )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._call)
-
-    def _call(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         name, marker = yield from source.until(self.NAME_END, MOST_NAME)
         yield calls.begin(name.strip())
         arguments = NamedArguments(calls)
         if marker == "<arg_key>":
             yield from keys_and_values(source, arguments, opened=True)
-            yield from source.expect("</tool_call>")
-        yield arguments.end()
-        yield calls.end()
+        yield from arguments.end(source, "</tool_call>" if marker == "<arg_key>" else "")
 
 
-class Hunyuan:
+class Hunyuan(BlockFormat):
     """A section of calls, `<tool_call>name<tool_sep>`, then a key and a value for each argument. Later tokenizers
     have a word in all of these tags (`<tool_calls:opensource>`): the first tag tells which. It has no grammar."""
 
     OPENING = Markers("<tool_calls", before=SPACE)
     WORD = re.compile(r"(:\w+)?")
-    shape = None
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._section)
-
-    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         word, _ = yield from source.until(TAG_END, MOST_NAME)
         if not self.WORD.fullmatch(word):
             raise MalformedError("another tag")
@@ -168,16 +149,13 @@ class Hunyuan:
             yield calls.begin(name.strip())
             arguments = NamedArguments(calls)
             yield from keys_and_values(source, arguments, word)
-            yield from source.expect(f"</tool_call{word}>")
-            yield arguments.end()
-            yield calls.end()
+            yield from arguments.end(source, f"</tool_call{word}>")
 
-        yield from read_section(source, calls, f"<tool_call{word}>", call, f"</tool_calls{word}>")
+        yield from read_calls(source, calls, call, f"</tool_calls{word}>", opening=f"<tool_call{word}>")
 
 
-class Qwen3Coder:
-    """`<function=name>` with a `<parameter=key>` for each argument. Values stand on lines of their own; the line breaks
-    around them are not part of them."""
+class Qwen3Coder(BlockFormat):
+    """`<function=name>` with a `<parameter=key>` for each argument, whose value stands on lines of its own."""
 
     OPENING = Markers("<tool_call>", "<function=", before=SPACE)  # the models leave the outer tag out at times
     VALUE_END = Markers("</parameter>", before="\n", most=1)
@@ -190,10 +168,7 @@ class Qwen3Coder:
         trigger="<tool_call>",
     )
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._call)
-
-    def _call(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
         if marker == "<tool_call>":
             yield from source.skip_space()
             yield from source.expect("<function=")
@@ -206,27 +181,19 @@ class Qwen3Coder:
             yield from source.skip("\n")
             yield from arguments.raw(source, key.strip(), self.VALUE_END)
             yield from source.skip_space()
-        yield from source.expect("</function>")
-        yield arguments.end()
-        yield calls.end()
-        source.mark()
-        yield from source.skip_space()
-        yield from source.skip_end("</tool_call>")
+        yield from arguments.end(source, "</function>")
+        yield from source.close("</tool_call>")
 
 
-class MiniCpm:
+class MiniCpm(BlockFormat):
     """MiniCPM 5: `<function name="...">` with a `<param name="...">` for each argument, or, where a value could be
     taken for tags, CDATA in it. No grammar is made for its calls."""
 
     OPENING = Markers("<function name=", before=SPACE)
     VALUE_END, CDATA_END = Markers("</param>"), Markers("]]>")
     QUOTED = re.compile(r"""\s*(["'])(?P<name>.*)\1\s*""")
-    shape = None
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._call)
-
-    def _call(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         yield calls.begin((yield from self._name(source)))
         arguments = NamedArguments(calls)
         yield from source.skip_space()
@@ -239,9 +206,7 @@ class MiniCpm:
             else:
                 yield from arguments.raw(source, name, self.VALUE_END)
             yield from source.skip_space()
-        yield from source.expect("</function>")
-        yield arguments.end()
-        yield calls.end()
+        yield from arguments.end(source, "</function>")
 
     def _name(self, source: Source) -> Steps[str]:
         """The name in quotes behind `name=`, up to the end of its tag."""
@@ -252,7 +217,7 @@ class MiniCpm:
         return found["name"]
 
 
-class KimiK3:
+class KimiK3(BlockFormat):
     """Elements made of special tokens, `<|open|>call tool="name"<|sep|>` up to `<|close|>call<|sep|>`, with an
     `argument` for each argument, which says its type. What is said to the user is the element `response`. No grammar is
     made for its calls."""
@@ -262,13 +227,9 @@ class KimiK3:
     OPENING = Markers(TOOLS, *FRAMING, before=SPACE)
     ATTRIBUTES_END, VALUE_END = Markers("<|sep|>"), Markers("<|close|>argument<|sep|>")
     ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-    shape = None
 
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, self.OPENING, self._section, framing=self.FRAMING)
-
-    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from read_section(source, calls, "<|open|>call ", self._call, "<|close|>tools<|sep|>")
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        yield from read_calls(source, calls, self._call, "<|close|>tools<|sep|>", opening="<|open|>call ")
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         attributes = yield from self._attributes(source)
@@ -282,9 +243,7 @@ class KimiK3:
             is_text = attributes["type"] == "string" if "type" in attributes else None
             yield from arguments.raw(source, attributes["key"], self.VALUE_END, is_text=is_text)
             yield from source.skip_space()
-        yield from source.expect("<|close|>call<|sep|>")
-        yield arguments.end()
-        yield calls.end()
+        yield from arguments.end(source, "<|close|>call<|sep|>")
 
     def _attributes(self, source: Source) -> Steps[dict[str, str]]:
         text, _ = yield from source.until(self.ATTRIBUTES_END, 2 * MOST_NAME)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bough.bench.load import Conversation, Prompt, Turn
+from bough.bench.backends import Conversation, Prompt, Turn
 from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
 

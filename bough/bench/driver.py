@@ -15,9 +15,19 @@ from dataclasses import dataclass
 import msgspec
 import uvloop
 
-from bough.bench.backends import PATHS, RequestTemplate, first_history, next_history, reader_of
+from bough.bench.backends import (
+    PATHS,
+    Arrival,
+    Conversation,
+    Prompt,
+    Record,
+    RequestTemplate,
+    Turn,
+    first_history,
+    next_history,
+    reader_of,
+)
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
-from bough.bench.load import Arrival, Conversation, Prompt, Record, Turn
 from bough.bench.processes import OnProgress
 
 LEAD_S = 0.5  # from starting client processes to their first request

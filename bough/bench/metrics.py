@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bough.bench.load import Record
+from bough.bench.backends import Record
 
 FloatArray = npt.NDArray[np.float64]
 PERCENTILES = (90, 95, 99)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bough.bench.load import Record
+from bough.bench.backends import Record
 from bough.bench.metrics import headline, table, tokens_by_second
 from bough.core.errors import SettingsError
 

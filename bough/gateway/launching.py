@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import logging
+import os
 import secrets
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.division import Share, gpu_of, share_of, this_machine
 from bough.gateway.processes import end_process, private_folder
 from bough.gateway.registry import LAUNCHED, Registry, RegistryListener
 from bough.gateway.worker import Worker
@@ -249,3 +252,59 @@ def _die_with_parent() -> None:
     """In the child: whatever ends the gateway ends it too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+# ---- how the engines of one machine share it
+
+USABLE = 0.9  # of the memory; the rest is for what libraries and other programs take
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    cores: int
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one engine is started with."""
+
+    flags: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def this_machine(engine_flags: Sequence[str]) -> Machine:
+    """Cores that this process may use, and the GPUs, unless the engines run on the CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = found if visible is None else tuple(filter(None, visible.split(",")))
+    words = [word for flag in engine_flags for word in flag.split("=")]
+    on_cpu = any(pair == ("--device", "cpu") for pair in itertools.pairwise(words))
+    return Machine(cores, () if on_cpu or not found else gpus)
+
+
+def gpu_of(number: int, machine: Machine) -> str | None:
+    """The device of the engine with that number; they are dealt out in turn."""
+    return machine.gpus[number % len(machine.gpus)] if machine.gpus else None
+
+
+def share_of(number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]) -> Share:
+    """The share of an engine while those with the numbers in `running` hold theirs. What the user gives stands."""
+    flags: list[str] = []
+    environment: dict[str, str] = {}
+    gpu = gpu_of(number, machine)
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    if not _gives(given, "mem-fraction-static") and not _gives(given, "max-total-tokens") and engines > 1:
+        mates = [other for other in range(engines) if gpu_of(other, machine) == gpu]
+        present = sum(other in mates for other in running if other != number) if gpu is not None else 0
+        flags += ["--mem-fraction-static", f"{USABLE * (present + 1) / len(mates):.3f}"]
+    if not _gives(given, "cpu-threads"):
+        flags += ["--cpu-threads", str(max(1, machine.cores // engines))]
+    return Share(tuple(flags), environment)
+
+
+def _gives(flags: Sequence[str], name: str) -> bool:
+    spellings = (f"--{name}", f"--{name.replace('-', '_')}")
+    return any(flag.partition("=")[0] in spellings for flag in flags)

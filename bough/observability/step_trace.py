@@ -13,12 +13,41 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, StepResult
+
+
+class Timeline(Protocol):
+    """Where the loop says what it is doing."""
+
+    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
+        """What happens inside the `with` block; phases may stand inside one another. `step` is the step it is about."""
+        ...
+
+    def ran(self, plan: BatchPlan, result: StepResult) -> None:
+        """A step is over; the result says when it was on the device."""
+        ...
+
+
+class Silence:
+    """Nobody listens."""
+
+    _nothing = nullcontext()
+
+    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
+        return self._nothing
+
+    def ran(self, plan: BatchPlan, result: StepResult) -> None:
+        pass
+
+
+# ---- the timeline as a file
+
 
 log = logging.getLogger(__name__)
 

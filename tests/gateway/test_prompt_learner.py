@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bough.gateway.cache_watch import ENOUGH_REFUSALS, PromptLearner, tokenize_body
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.prompt_learner import ENOUGH_REFUSALS, PromptLearner, tokenize_body
 from tests.fakes.routing import request
 
 SYSTEM = {"role": "system", "content": "Be brief."}

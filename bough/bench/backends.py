@@ -1,7 +1,6 @@
-"""How each kind of server is asked and how its streams are read: SGLang's native API, OpenAI's completions and chats.
+"""A load's conversations and records, the request bodies of each kind of server, and how its streams are read.
 
-A backend makes the body of a request from a conversation's history; a reader turns the events of one answer into the
-text and the times of a record. Readers believe the server's own token counts where it gives them.
+Readers use the server's own token counts where it gives them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Prompt = str | list[int] | list[Message]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user adds to a conversation, and how much is to be answered."""
+    """The user's part of a turn, and how many tokens to answer."""
 
     prompt: Prompt
     output_tokens: int
@@ -30,14 +29,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that follow each other; every prompt stands behind all that was said before."""
+    """Each prompt continues everything before it."""
 
     turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A conversation and the moment of its first turn, in seconds from the start."""
+    """A conversation and when it starts, in seconds from the start of the load."""
 
     at_s: float
     conversation: Conversation
@@ -87,7 +86,7 @@ PATHS: dict[Api, str] = {"native": "/generate", "completions": "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
-    """What is the same in all requests of a run."""
+    """What all requests of a run share."""
 
     api: Api
     model: str
@@ -112,7 +111,7 @@ class RequestTemplate:
 
 
 def first_history(api: Api, prompt: Prompt) -> Prompt:
-    """What a conversation begins with, in the API's form; refused where the API has none for it."""
+    """The first prompt in the API's form; refused if the API has none for it."""
     ids = isinstance(prompt, list) and all(isinstance(part, int) for part in prompt)
     if api == "chat":
         if ids:
@@ -124,7 +123,6 @@ def first_history(api: Api, prompt: Prompt) -> Prompt:
 
 
 def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
-    """The history with an answer and what the user says then."""
     if isinstance(history, str):
         return f"{history}{answer}{prompt}"
     said: list[Message] = [{"role": "assistant", "content": answer}, {"role": "user", "content": str(prompt).strip()}]
@@ -135,12 +133,12 @@ def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
 
 
 class Reader(Protocol):
-    """Takes the events of one answer. `now_s` is the time since it was asked for."""
+    """Takes the events of one response. `now_s` is the time since the request."""
 
     def event(self, data: bytes, now_s: float) -> None: ...
 
     def whole(self, data: bytes, now_s: float) -> None:
-        """The answer of a request that was not streamed."""
+        """A response that was not streamed."""
         ...
 
 
@@ -189,7 +187,7 @@ _OPENAI = msgspec.json.Decoder(_OpenAIEvent)
 
 
 class NativeReader:
-    """SGLang's own streams: every event shows the whole text and all counts so far."""
+    """SGLang's streams: every event has the whole text and all counts so far."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -208,7 +206,7 @@ class NativeReader:
 
 
 class OpenAIReader:
-    """OpenAI's streams: every event shows what is new; usage comes at the end, where the server gives it."""
+    """OpenAI's streams: every event has what is new; usage comes at the end."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

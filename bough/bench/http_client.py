@@ -1,8 +1,6 @@
-"""HTTP for load generators: many requests at once over kept-alive connections, each byte handed on when it arrives.
+"""HTTP for load generators: kept-alive connections to one server, parsed by httptools (in C).
 
-Owns the connections to one server. Parsing is httptools' (in C), and a stream's bytes reach their reader inside the
-event loop's own read, so the times that are taken there are those of arrival and the client costs little beside the
-server it measures.
+A stream's bytes reach their reader inside the event loop's read, so that times are those of arrival.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ OnData = Callable[[bytes], None]
 
 
 class HttpFailure(Exception):
-    """A request without a proper answer: a status other than 200, a broken connection, no answer in time."""
+    """No 200, a broken connection, or a timeout."""
 
 
 class ServerError(BoughError):
@@ -34,7 +32,7 @@ class ServerError(BoughError):
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """A first request to a server: without an answer there is nothing to measure."""
+    """The first request to a server."""
     try:
         yield
     except HttpFailure as error:
@@ -43,7 +41,7 @@ def reaching(url: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class HttpResponse:
-    """What came back; `body` stays empty when it was streamed to a reader."""
+    """`body` stays empty when it was streamed to a reader."""
 
     status: int = 0
     body: bytearray = field(default_factory=bytearray)
@@ -54,8 +52,6 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Opens as many connections as there are requests at once."""
-
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> None:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
@@ -69,7 +65,7 @@ class HttpClient:
         self._free: list[_Connection] = []
 
     async def post(self, path: str, body: Any, on_data: OnData | None = None) -> HttpResponse:
-        """Sends JSON, or bytes that are JSON already. With `on_data` the body of a 200 goes there as it comes."""
+        """Sends JSON, or bytes that are JSON. With `on_data` the body of a 200 goes there as it arrives."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return await self._request("POST", path, raw, on_data)
 
@@ -119,11 +115,11 @@ class HttpClient:
 
 
 class _StaleConnectionError(Exception):
-    """A kept connection ended before a byte of the answer came."""
+    """A kept connection ended before a byte of the response."""
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. The methods that begin with `on_` are called by the parser."""
+    """One request at a time; the parser calls the `on_` methods."""
 
     def __init__(self) -> None:
         self.reusable = False
@@ -184,7 +180,7 @@ class _Connection(asyncio.Protocol):
 
 
 class EventReader:
-    """Cuts a stream of server-sent events into their data, however its bytes were cut."""
+    """Splits a byte stream into the data of server-sent events."""
 
     __slots__ = ("_rest",)
 
@@ -192,7 +188,7 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that are complete; the mark of the end is left out."""
+        """The data of complete events, without the end mark."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         return [each for each in found if each != b"[DONE]"]

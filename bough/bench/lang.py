@@ -1,8 +1,6 @@
-"""`bough bench lang`: what the frontend language costs, and what sharing prefixes gains its programs.
+"""`bough bench lang`: the interpreter's CPU time per primitive, and what shared prefixes gain.
 
-First the interpreter alone, on a back end that answers at once: processor time for each primitive. Then a batch of
-few-shot questions and a tree of thought on the engine, against the same calls sent one by one to an engine without the
-prefix cache, in the same run, because only ratios mean much on a shared machine.
+Few-shot questions and a tree of thought run on the engine, and then the same calls one by one without the prefix cache.
 """
 
 from __future__ import annotations
@@ -63,8 +61,6 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 class InstantBackend(Backend):
-    """Answers everything at once with the same letter."""
-
     @property
     def chat_format(self) -> ChatFormat:
         return FORMATS["chatml"]
@@ -80,7 +76,7 @@ class InstantBackend(Backend):
 
 
 def interpreter_costs(count: int) -> dict[str, float]:
-    """Processor time of all threads for one primitive of each kind; the best of a few repeats."""
+    """CPU time of all threads per primitive of each kind; the best of a few repeats."""
     return {name: min(_cost_us(body, count) for _ in range(REPEATS)) for name, body in BODIES.items()}
 
 
@@ -160,8 +156,6 @@ def tree_of_thought(s: Any, problem: str, fan_out: int, depth: int, max_tokens: 
 
 
 class RecordingBackend(EngineBackend):
-    """Keeps its calls, in the order in which they came."""
-
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self.calls: list[Call] = []

@@ -1,11 +1,10 @@
-"""`bough bench online`: the two online loads on which servers are compared, over OpenAI's streamed completions.
+"""`bough bench online`: two online loads that compare servers, over OpenAI's streamed completions.
 
-W5  open loop: 1,024 requests, Poisson arrivals at --rate, prompts of 256-1024 random tokens, 128 outputs
-W6  chats: 128 users x 5 turns, closed loop; one 512-token system prompt, 64 new tokens a turn, 128 outputs, which join
-    the history
+W5: 1,024 requests, Poisson arrivals at --rate, prompts of 256-1024 random tokens, 128 outputs. W6: 128 users x 5 turns,
+closed loop, one 512-token system prompt, 64 new tokens a turn, 128 outputs.
 
-Prints one JSON line: output tokens per second, and median and p99 of the time to the first token, of the gap between
-two chunks and of the whole answer, in milliseconds. The draws of a seed are fixed: figures of any two servers compare.
+Prints one JSON line: output tokens per second, and median and p99 milliseconds to the first token, between chunks, and
+of the whole request. A seed fixes the load.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _reach(url: str) -> None:
-    """Any answer will do: whether the server can be used shows in the figures."""
     client = HttpClient(url)
     try:
         with reaching(url):
@@ -78,7 +76,7 @@ async def _reach(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of W5 and its moment, in seconds from the start."""
+    """A request of W5, in seconds from the start."""
 
     at_s: float
     prompt: list[int]
@@ -100,7 +98,6 @@ def w6_system_prompt(seed: int) -> list[int]:
 
 
 def w6_draw(seed: int, user: int) -> random.Random:
-    """Where one user's turns are drawn from."""
     return random.Random(5000 * seed + user)
 
 
@@ -168,7 +165,7 @@ _CHUNKS = msgspec.json.Decoder(_Chunk)
 
 @dataclass(slots=True)
 class Timed:
-    """A streamed answer, in seconds from when it was asked for."""
+    """A streamed response, in seconds from its request."""
 
     began: float
     first_s: float | None = None
@@ -189,7 +186,7 @@ class Timed:
 
 
 async def timed_completion(client: HttpClient, model: str, prompt: list[int]) -> Timed | str:
-    """One streamed completion; the reason if it failed, which is a figure too."""
+    """One streamed completion, or why it failed."""
     body = {
         "model": model,
         "prompt": prompt,

@@ -1,7 +1,6 @@
-"""`bough bench serving`: drives any server over HTTP and reports how it did.
+"""`bough bench serving`: measures any server with OpenAI's API or SGLang's own.
 
-Works with Bough, SGLang, vLLM, llama.cpp's server and everything else that speaks OpenAI's API or SGLang's own. The
-load is a data set with Poisson arrivals or a limit of requests at once; the figures are those of SGLang's tool.
+Flags and figures have the names of SGLang's tool.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """What can be wrong is found before anything is sent."""
     require_counts(args, COUNTS)
     require_above_zero(args, ("request_rate",))
     if not 0 <= args.random_range_ratio <= 1:
@@ -135,7 +133,7 @@ def data_options(args: argparse.Namespace) -> DataOptions:
 
 
 def shown_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What is needed to repeat the run, less what must not be shown."""
+    """What is needed to repeat the run, without secrets."""
     hidden = {"api_key", "output_file", "output_details", "plot", "html", "disable_tqdm"}
     settings = {name: value for name, value in vars(args).items() if name not in hidden}
     settings["request_rate"] = "inf" if args.request_rate == math.inf else args.request_rate
@@ -205,7 +203,6 @@ async def _flush_cache(target: Target) -> None:
 
 
 def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:
-    """The first prompt, a few tokens long; a server that cannot do that need not be measured."""
     first = conversation.turns[0]
     short = Conversation((Turn(first.prompt, min(WARMUP_TOKENS, first.output_tokens), first.input_tokens),))
     arrivals = [Arrival(0.0, short)] * requests

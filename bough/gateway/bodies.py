@@ -1,8 +1,6 @@
-"""Clients' bodies: read within limits, and counted while somebody holds them.
+"""Clients' bodies: read within limits, counted while they are held, and searched for what routing needs.
 
-Owns how many bytes of bodies the process holds. What counts is what has come, not what is announced, so that a client
-that announces much and sends nothing takes no room from others. A body that finds no room is refused and not left to
-wait: it would hold what it has meanwhile.
+Received bytes count, not announced ones. A body that does not fit is refused: a waiting one would hold its memory.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ class ClientLeftError(Exception):
 
 
 class Bodies:
-    """The bodies that one gateway process holds."""
-
     def __init__(self, settings: GatewaySettings) -> None:
         largest = settings.max_body_mb
         room = SHARE * largest if settings.max_bodies_mb is None else settings.max_bodies_mb
@@ -44,7 +40,6 @@ class Bodies:
         self._turn = asyncio.Lock()  # large bodies are looked into one after the other
 
     async def peek(self, body: bytes, headers: RawHeaders) -> Peek:
-        """What routing needs of a body. Others get their turn while a large one is gone through."""
         if len(body) > LARGE:
             async with self._turn:
                 body = await excerpt_of(body)
@@ -52,15 +47,12 @@ class Bodies:
 
 
 class HeldBody:
-    """The body of one request; it counts until it is released."""
-
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self._size = 0
 
     async def read(self, scope: Scope, receive: Receive, most: int) -> bytes:
-        """The whole body: it is looked at, and may have to be sent again. Raises a 413 for one larger than `most`, as
-        soon as that is known."""
+        """The whole body; it may have to be sent again. Raises a 413 as soon as it is known to exceed `most`."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 self._check(int(value), most)
@@ -82,8 +74,7 @@ class HeldBody:
         self._size = 0
 
     def _check(self, size: int, most: int) -> None:
-        """Whether the body may be as large as that. The last quarter of the room is for small ones, so that a few that
-        are large do not turn everybody away."""
+        """Refuses a body that is too large. The last quarter of the room is kept for small bodies."""
         if size > most:
             flag = " (--max-body-mb)" if most == self._bodies.largest else ""
             raise HttpError(413, f"The body is larger than {most // MIB} MiB{flag}.", "RequestTooLargeError", CLOSED)
@@ -122,8 +113,9 @@ CLOSING = {ord("{"): b"}", ord("["): b"]"}
 
 
 async def excerpt_of(body: bytes) -> bytes:
-    """A small body with the fields of a large one that routing reads; an empty one for what is no JSON object. Raises
-    a 413 for one of more values than can be gone through."""
+    """A small body with only the fields that routing reads; empty for what is no JSON object. A decoder would block the
+    event loop for seconds on millions of tiny values, so the body is searched in steps. Raises a 413 for too many
+    values."""
     steps = _excerpt(body)
     work = 0
     for _ in range(MOST_STEPS):
@@ -173,7 +165,6 @@ def _excerpt(body: bytes) -> Steps:
 
 
 def _string_end(body: bytes, at: int) -> Generator[int, None, int]:
-    """Where the string that has begun before `at` is over."""
     while at < len(body):
         quote = body.find(b'"', at, at + WINDOW)
         end = quote if quote >= 0 else min(at + WINDOW, len(body))
@@ -191,7 +182,6 @@ def _string_end(body: bytes, at: int) -> Generator[int, None, int]:
 
 
 def _name(written: bytes) -> str:
-    """A field's name, if it is one that is looked for."""
     try:
         name = msgspec.json.decode(written, type=str)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -200,7 +190,7 @@ def _name(written: bytes) -> str:
 
 
 def _cut(body: bytes, at: int) -> Steps:
-    """The beginning of a long value: as many whole values as fit, and everything that is open then closed."""
+    """The beginning of a long value: as many whole values as fit, with everything open closed."""
     raw = body[at : at + MOST_OF_FIELD].lstrip()
     if raw.startswith(b'"'):
         return raw[: max(1, raw.rfind(b" "))] + b'"'

@@ -1,7 +1,7 @@
-"""Keeps the `kv_events` policies informed: which caches to follow, and which prompts to learn.
+"""Keeps the `kv_events` policies informed: follows workers' cache events and learns the token ids of prompts.
 
-Listens to the registry (workers come into rotation and leave it) and to the policy table (a model's policy is made or
-changed). Owns the feed of cache events and the learner of prompts; with no model under `kv_events` both stand idle.
+A prompt's ids are fetched from the /tokenize of the worker that took it, while it computes; no request waits. A worker
+that refuses a few times in a row is not asked again: `kv_events` then goes by text, as `cache_aware` does.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 
 
 class TokenizeResponse(msgspec.Struct):
-    """What of the answer is needed."""
-
     tokens: list[int]
 
 
 def tokenize_body(path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What /tokenize has to be asked for the prompt of a request; None for those that it cannot tokenise."""
+    """The /tokenize request for a prompt; None for a prompt that it cannot tokenize."""
     messages, prompt = body.get("messages"), body.get("text") if path.endswith("/generate") else body.get("prompt")
     if isinstance(messages, list):
         system = body.get("system")  # Anthropic's place for it
@@ -50,8 +48,6 @@ def tokenize_body(path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class PromptLearner:
-    """Owns the tasks that fetch ids, and how often each worker refused."""
-
     def __init__(self, post: Post) -> None:
         self._post = post
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +55,7 @@ class PromptLearner:
         self._refusals: Counter[str] = Counter()  # in a row, by worker
 
     def sent(self, policy: KVEventsPolicy, worker_url: str, path: str, body: bytes, request: RoutingRequest) -> None:
-        """A request was sent to a worker: learns its prompt, if that teaches anything. Returns at once."""
+        """Starts to fetch the ids of a prompt that was sent, if they are unknown. Returns at once."""
         if len(self._tasks) >= MOST_WAITING or self._refusals[worker_url] >= ENOUGH_REFUSALS:
             return
         if len(body) > LARGE or not policy.curious(request):
@@ -104,7 +100,7 @@ SENT_JSON = ((b"Content-Type", b"application/json"),)
 
 
 class CacheWatch(RegistryListener):
-    """A listener of the registry. Made before requests come, on the gateway's event loop."""
+    """Listens to the registry and the policy table. Created on the gateway's event loop, before requests come."""
 
     def __init__(
         self, registry: Registry, policies: PolicyTable, upstream: Upstream, key_file: str | None = None
@@ -122,13 +118,12 @@ class CacheWatch(RegistryListener):
         await self._feed.close()
 
     def sent(self, worker: Worker, path: str, body: bytes, request: RoutingRequest) -> None:
-        """A request was sent to a worker. Returns at once."""
         policy = self._watching.get(request.model or None)
         if policy is not None:
             self._learner.sent(policy, worker.url, path, body, request)
 
     def built(self, model: str | None, policy: Policy) -> None:
-        """A model has got a policy, which replaces the one before."""
+        """A model has a policy, which replaces the previous one."""
         self.dropped(model)
         if isinstance(policy, KVEventsPolicy):
             self._watching[model] = policy
@@ -136,7 +131,6 @@ class CacheWatch(RegistryListener):
                 self.changed(worker)
 
     def dropped(self, model: str | None) -> None:
-        """The model's policy is gone."""
         before = self._watching.pop(model, None)
         if before is not None:
             for worker in self._registry:

@@ -1,7 +1,6 @@
-"""`bough gateway` as a process: from an open socket to its last answer.
+"""`bough gateway` as a process: listens, starts what provides workers, serves until a signal, drains.
 
-Owns the order of its life: listen, open the gateway, start what feeds it with workers, serve until a signal, drain,
-end. A second signal ends it at once.
+A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ log = logging.getLogger(__name__)
 
 
 def run_gateway(settings: GatewaySettings) -> None:
-    """Serves until a signal. Raises what kept it from starting."""
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
     listener = open_listener(settings)
@@ -57,8 +55,7 @@ async def serve(
     on_ready: Callable[[str], None],
     group: ProcessGroup | None = None,
 ) -> None:
-    """One gateway process on a socket, until SIGTERM or SIGINT; `group` is given to all but the first. Raises what
-    made it end otherwise."""
+    """One gateway process on a socket, until SIGTERM or SIGINT; all but the first are given a `group`."""
     ending = Ending()
     _take_signals(ending)
     edge = settings
@@ -89,7 +86,7 @@ async def serve(
 
 
 class Ending(asyncio.Event):
-    """Set when the gateway is to end; `cause` is what went wrong, if anything did."""
+    """Set when the gateway is to end; `cause` is what went wrong."""
 
     cause: BaseException | None = None
 
@@ -101,7 +98,7 @@ class Ending(asyncio.Event):
 async def _feed(
     gateway: Gateway, settings: GatewaySettings, ending: Ending, cleanup: contextlib.AsyncExitStack
 ) -> LocalEngines:
-    """Starts what the gateway gets workers from, besides its flags: engines of its own, a file, Kubernetes."""
+    """Starts the sources of workers besides the flags: launched engines, a file, Kubernetes."""
     engines = LocalEngines(settings, gateway.registry, ending.because_of)
     cleanup.push_async_callback(engines.close)
     engines.open()
@@ -120,7 +117,7 @@ async def _feed(
 def _start_processes(
     settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
 ) -> tuple[ProcessGroup, ChildProcesses]:
-    """Starts the further processes, on a copy of the socket that stays open when HTTP has closed its own."""
+    """Starts the other processes on a copy of the socket, which stays open when HTTP closes its own."""
     shared = listener.dup()
     cleanup.callback(shared.close)
     folder = Path(cleanup.enter_context(private_folder()))
@@ -133,7 +130,6 @@ def _start_processes(
 async def _management(
     gateway: Gateway, engines: LocalEngines, group: ProcessGroup | None, cleanup: contextlib.AsyncExitStack
 ) -> RouteTable:
-    """The gateway's own routes; with several processes, those of all of them."""
     own = Management(gateway, engines.restart)
     if group is None:
         return own
@@ -147,7 +143,6 @@ async def _management(
 
 
 async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
-    """The running gRPC server, if one is asked for."""
     if settings.grpc_port is None:
         return None
     try:
@@ -168,7 +163,7 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
-    """A source that cannot work (no cluster, no rights) ends the gateway, as nothing would feed it."""
+    """Ends the gateway if a source of workers cannot work (no cluster, no rights)."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         ending.because_of(error)
@@ -177,7 +172,7 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
 async def _listen_privately(
     gateway: Gateway, management: RouteTable, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
 ) -> None:
-    """The socket on which the gateway's other processes talk to this one; its folder lets nobody else in."""
+    """The unix socket for the gateway's other processes."""
     edge = ServerSettings(uds=str(group.socket_path()))
     listener = open_listener(edge)
     cleanup.callback(listener.close)
@@ -194,7 +189,6 @@ async def _listen_privately(
 
 
 async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
-    """Nobody is let in any more; those inside finish, up to a limit."""
     front.phase = Phase.DRAINING
     if front.active:
         log.info("stopping: %d requests may finish within %g s", front.active, limit_s)
@@ -205,7 +199,7 @@ async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
 
 
 async def _until(ending: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Until the end is wanted; whatever broke the HTTP server is raised."""
+    """Waits for the end; raises what broke the HTTP server."""
     waiting = asyncio.ensure_future(ending.wait())
     await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

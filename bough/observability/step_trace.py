@@ -1,9 +1,7 @@
-"""A timeline as a file in Chrome's trace format, which Perfetto and chrome://tracing show.
+"""The scheduler's timeline: host phases and device steps, as a file in Chrome's trace format (Perfetto).
 
-The file is one JSON array, written event by event without a buffer: whatever ends the process, what happened before is
-in the file, and the viewers take an array that lacks its end. Two lanes: the scheduler's loop, whose phases also tell
-their CPU time (`tdur`), and the device. Beyond `MAX_BYTES`, which is about what viewers can still show, nothing more is
-written.
+Events are written without a buffer, so a crash loses none; viewers accept an array without its end. Phases also have
+their CPU time (`tdur`). Nothing is written beyond `MAX_BYTES`, which is about what viewers can show.
 """
 
 from __future__ import annotations
@@ -23,19 +21,15 @@ from bough.core.plan import BatchPlan, StepResult
 
 
 class Timeline(Protocol):
-    """Where the loop says what it is doing."""
-
     def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
-        """What happens inside the `with` block; phases may stand inside one another. `step` is the step it is about."""
+        """The `with` block is a phase; phases may nest."""
         ...
 
-    def ran(self, plan: BatchPlan, result: StepResult) -> None:
-        """A step is over; the result says when it was on the device."""
-        ...
+    def ran(self, plan: BatchPlan, result: StepResult) -> None: ...
 
 
 class Silence:
-    """Nobody listens."""
+    """The default: records nothing."""
 
     _nothing = nullcontext()
 
@@ -57,12 +51,11 @@ LANES = {HOST_LANE: "scheduler loop", DEVICE_LANE: "device"}
 
 
 def default_trace_path(home: Path) -> Path:
-    """A file of this process's own."""
     return home / "traces" / f"steps-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
 
 
 class StepTrace:
-    """Owns the file. Times are those of `clock`, on which executors give the times of steps too."""
+    """Its clock is the one of the executors' step times."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, max_bytes: int = MAX_BYTES) -> None:
         try:
@@ -95,13 +88,13 @@ class StepTrace:
     def add(
         self, name: str, lane: int, start: float, end: float, details: dict[str, Any], cpu_s: float | None = None
     ) -> None:
-        """Something that lasted from `start` to `end`, and for how long its thread computed meanwhile."""
+        """An event from `start` to `end`, with its thread's CPU time."""
         at, lasted = 1e6 * (start - self._origin), 1e6 * (end - start)  # the format counts microseconds
         event = {"name": name, "ph": "X", "tid": lane, "ts": round(at, 3), "dur": round(lasted, 3)}
         self._write(event if cpu_s is None else {**event, "tdur": round(1e6 * cpu_s, 3)}, details)
 
     def close(self) -> None:
-        """Completes the array. Only this makes it valid JSON; viewers do not mind."""
+        """Completes the array: valid JSON needs it, viewers do not."""
         if not self._file.closed:
             self._file.write(b"\n]\n")
             self._file.close()
@@ -123,8 +116,6 @@ class StepTrace:
 
 
 class Phase:
-    """One phase of the loop, from the beginning of its `with` block to its end."""
-
     __slots__ = ("_began", "_began_cpu", "_name", "_step", "_trace")
 
     def __init__(self, trace: StepTrace, name: str, step: int | None) -> None:
@@ -143,11 +134,10 @@ class Phase:
 
 
 def count_work(plan: BatchPlan) -> tuple[int, int]:
-    """Rows that decode, and prompt tokens."""
+    """Decoding rows, and prompt tokens."""
     return int((plan.given < plan.query_lens).sum()), int(plan.given.sum())
 
 
 def name_batch(decodes: int, prompt_tokens: int) -> str:
-    """What a step computes, in words."""
     parts = [f"{decodes} decodes"] * bool(decodes) + [f"{prompt_tokens} prompt tokens"] * bool(prompt_tokens)
     return " + ".join(parts) or "empty"

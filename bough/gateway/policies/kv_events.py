@@ -1,9 +1,8 @@
-"""Routes a request to the worker that holds most of its prompt, as the workers themselves announce it.
+"""Routes a request to the worker that holds most of its prompt, as the workers publish it.
 
-Three sources, the surest first. The block indexes say what each publishing worker has cached, to the token, evictions
-included; they need token ids, which come with the request or are found in the book of earlier prompts. What was sent
-within the last seconds may be cached before the event of it has arrived, so it counts as cached. And where ids are not
-known, or for workers that publish nothing, the tree of sent texts decides as in `cache_aware`.
+Block indexes say exactly what each worker has cached, but need token ids: those of the request, or of an earlier prompt
+that begins the same (`PromptBook`). What was sent in the last seconds counts as cached before its event arrives.
+Without ids, and for workers that publish nothing, the tree of sent texts decides as in `cache_aware`.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """The packed ids of a whole prompt, kept as long as a page has them."""
+    """The packed ids of a whole prompt, kept while a page refers to them."""
 
     ids: bytes
     pages: int = 0
 
 
 class PromptBook:
-    """Owns the remembered beginnings; the ones unused for longest go first. Ids are bounded by themselves: one page of
-    its own is enough to keep all ids of a long prompt whose other pages are another one's by now."""
+    """Token ids of earlier prompts, found by text; least recently used first out. Beginnings are hashed every `STEP`
+    characters, and token positions are taken in proportion. Ids have a limit of their own: one page keeps all ids of
+    its prompt."""
 
     def __init__(self, most: int = 200_000, most_bytes: int = 1 << 28) -> None:
         self._most = most
@@ -48,7 +48,6 @@ class PromptBook:
         self._pages: OrderedDict[int, tuple[_Prompt, int]] = OrderedDict()  # hash → a whole prompt, tokens of it
 
     def learn(self, text: str, token_ids: Sequence[int]) -> None:
-        """Remembers the ids of a text."""
         try:
             prompt = _Prompt(pack(token_ids))
         except OverflowError:  # no tokenizer gives such ids
@@ -63,13 +62,11 @@ class PromptBook:
             self._release(self._pages.popitem(last=False)[1][0])
 
     def _release(self, prompt: _Prompt) -> None:
-        """A page of the prompt is gone."""
         prompt.pages -= 1
         if not prompt.pages:
             self._bytes -= len(prompt.ids)
 
     def find(self, text: str) -> Known | None:
-        """The longest beginning of a text that is known."""
         found, reached = None, 0
         for page, chars in _beginnings(text):
             if page not in self._pages:
@@ -80,8 +77,7 @@ class PromptBook:
 
 
 def _beginnings(text: str) -> Iterator[tuple[int, int]]:
-    """A hash of every beginning of a text, `STEP` characters longer each time, with its length; the whole comes last.
-    Each is made from the one before, so that a long text is gone through once."""
+    """(hash, length) of every beginning of a text in steps of `STEP` characters, the whole last."""
     page = 0
     for start in range(0, max(1, len(text)), STEP):
         piece = text[start : start + STEP]
@@ -93,8 +89,6 @@ def _beginnings(text: str) -> Iterator[tuple[int, int]]:
 
 
 class KVEventsPolicy(CacheAwarePolicy):
-    """Owns, for one model, the workers' block indexes and the book of prompts besides the tree of sent texts."""
-
     def __init__(
         self,
         cache_threshold: float = 0.1,
@@ -142,26 +136,23 @@ class KVEventsPolicy(CacheAwarePolicy):
     # ---- events and prompts
 
     def observe(self, worker_id: str, event: KVEvent) -> None:
-        """A worker has published an event."""
         self._indexes.setdefault(worker_id, BlockIndex()).apply(event)
 
     def restart(self, worker_id: str) -> None:
-        """A worker's events begin anew (it restarted, or some were lost): what was known of its cache holds no more."""
+        """The worker restarted or events were lost: its cache is unknown."""
         self._indexes[worker_id] = BlockIndex()
 
     def unobserved(self, worker_id: str) -> None:
-        """A worker's events are not followed any more."""
         self._indexes.pop(worker_id, None)
 
     def curious(self, request: RoutingRequest) -> bool:
-        """Whether the ids of this prompt would teach anything."""
+        """Whether the ids of this prompt are unknown."""
         if request.token_ids is not None:
             return False
         known = self._book.find(request.text)
         return known is None or len(request.text) - known.chars > STEP
 
     def learn(self, text: str, token_ids: Sequence[int]) -> None:
-        """The ids of a prompt that was sent."""
         self._book.learn(text, token_ids)
 
     def removed(self, worker_id: str) -> None:

@@ -1,10 +1,7 @@
-"""Which worker was sent which texts: a radix tree over characters, the gateway's guess at what workers have cached.
+"""Which worker was sent which texts: a radix tree over characters that approximates the workers' caches.
 
-It is approximate on purpose: the gateway has no tokenizer and does not see evictions, but a prefix in characters is a
-prefix in tokens, give or take the last one. Each node owns a piece of text and says which workers were sent it and
-when last. A worker that holds a node holds all nodes above it: `insert` marks whole paths and eviction takes a worker
-off its lowest nodes first. Text is compared in C, by whole pieces; only where two texts part is the place searched by
-halving.
+A worker that holds a node holds all nodes above it: `insert` marks whole paths, and eviction starts at the lowest
+nodes. Text is compared in C, in whole pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its t
 
 @dataclass(slots=True, eq=False)
 class TextNode:
-    """A piece of text below its parent's, with the workers that hold it and when each was last sent it."""
+    """A piece of text, with the workers that hold it and when each was last sent it."""
 
     text: str
     parent: TextNode | None
@@ -41,11 +38,7 @@ def common_length(left: str, right: str, start: int) -> int:
 
 
 class TextTree:
-    """Owns the nodes and, per worker, how many characters and nodes it holds and where its texts end.
-
-    `_ends` is what makes eviction cheap: the lowest nodes of a worker, those sent longest ago first, so that the oldest
-    is found without a walk over the tree.
-    """
+    """`_ends` holds each worker's lowest nodes, oldest first, so that eviction needs no walk over the tree."""
 
     def __init__(self, most_nodes: int = MOST_NODES) -> None:
         self._root = TextNode("", None, {})
@@ -56,7 +49,7 @@ class TextTree:
         self._stamp = 0.0
 
     def match(self, text: str, since: float = 0.0) -> dict[str, int]:
-        """How many leading characters of `text` each worker holds; only what it was sent at `since` or later counts."""
+        """How many leading characters of `text` each worker was sent at `since` or later."""
         held: dict[str, int] = {}
         node, depth = self._root, 0
         while depth < len(text):
@@ -74,7 +67,6 @@ class TextTree:
         return held
 
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
-        """Remembers that `worker` was sent `text`."""
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
         ends = self._ends.setdefault(worker, OrderedDict())
         node, depth = self._root, 0
@@ -110,14 +102,12 @@ class TextTree:
         return upper
 
     def evict(self, most_chars: int) -> None:
-        """Takes every worker that holds more than `most_chars`, or too many nodes, off the texts it was sent longest
-        ago."""
+        """Removes the oldest texts of every worker that holds too many characters or nodes."""
         for worker, size in self._sizes.items():
             if size > most_chars or self._counts[worker] > self._most_nodes:
                 self._shrink(worker, most_chars)
 
     def remove(self, worker: str) -> None:
-        """Forgets all that `worker` holds."""
         self._shrink(worker, 0)
         self._sizes.pop(worker, None)
         self._counts.pop(worker, None)
@@ -138,7 +128,6 @@ class TextTree:
                 ends[parent] = None  # behind the others: what several texts begin with is worth more than one of them
 
     def size(self, worker: str) -> int:
-        """How many characters `worker` holds."""
         return self._sizes.get(worker, 0)
 
     def nodes(self) -> Iterator[TextNode]:

@@ -11,7 +11,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
-from bough.gateway.management import Request, RouteTable
+from bough.gateway.management import Management, Request
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
 from bough.gateway.responses import Response
@@ -37,7 +37,7 @@ STORED = "/v1/responses/"
 
 
 class GatewayApp:
-    def __init__(self, gateway: Gateway, management: RouteTable, *, private: bool = False) -> None:
+    def __init__(self, gateway: Gateway, management: Management, *, private: bool = False) -> None:
         self._gateway = gateway
         self._private = private  # only the gateway's own processes can call
         self._management = management

@@ -82,10 +82,6 @@ class PromptLearner:
             self._refusals.pop(worker_url, None)
             policy.learn(text, tokens)
 
-    async def settle(self) -> None:
-        """Waits until everything asked for has come."""
-        await asyncio.gather(*self._tasks)
-
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()

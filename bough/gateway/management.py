@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -48,12 +48,6 @@ class Route:
     handler: Handler
     access: Access
     parameters: Mapping[str, str]
-
-
-class RouteTable(Protocol):
-    def find(self, method: str, path: str) -> Route | None: ...
-
-    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
 
 
 class NewWorker(msgspec.Struct):

@@ -23,14 +23,13 @@ from urllib.parse import quote
 from bough.core.child_environment import child_environment
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.gateway.call import Call
+from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Handler, Management, Request, Route
+from bough.gateway.management import Handler, Management, Request, Restart, Route
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import DISCOVERED
 from bough.gateway.responses import JSON, Response
-from bough.gateway.worker import Worker
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
 
@@ -105,28 +104,27 @@ class ProcessGroup:
         self._client.close()
 
 
-class SharedManagement:
+class SharedManagement(Management):
     """Management of all processes: the first answers, the others forward to it."""
 
-    def __init__(self, management: Management, group: ProcessGroup, *, private: bool = False) -> None:
-        self._own = management
+    def __init__(
+        self, gateway: Gateway, group: ProcessGroup, restart: Restart | None = None, *, private: bool = False
+    ) -> None:
+        super().__init__(gateway, restart)
         self._group = group
         self._private = private  # only the other processes can call
 
     def find(self, method: str, path: str) -> Route | None:
         if self._private and path == STATE:
             return Route(self._state, "open", {})
-        route = self._own.find(method, path)
+        route = super().find(method, path)
         if route is None or not path.startswith(SHARED):
             return route
         return dataclasses.replace(route, handler=self._shared(route.handler, method, path))
 
-    async def holder_of(self, call: Call, name: str) -> Worker | None:
-        return await self._own.holder_of(call, name)
-
     async def _state(self, request: Request) -> Response:
         """What was changed at run time, for a process that starts."""
-        gateway = self._own.gateway
+        gateway = self.gateway
         workers = [
             {"url": worker.url, "api_key": worker.api_key, "source": worker.source, "draining": worker.draining}
             for worker in gateway.registry
@@ -139,7 +137,7 @@ class SharedManagement:
         answer = await self._group.ask(0, "GET", STATE) if self._group.number else None
         if answer is None:
             return
-        gateway = self._own.gateway
+        gateway = self.gateway
         state = json.loads(answer.body)
         urls = {known["url"] for known in state["workers"]}
         for worker in gateway.registry:
@@ -239,7 +237,7 @@ class ChildProcesses:
     async def _keep(self, number: int) -> None:
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "bough.gateway.child", str(number), str(self._fd), str(self._folder),
+                sys.executable, "-P", "-m", "bough.gateway.service", str(number), str(self._fd), str(self._folder),
                 stdin=asyncio.subprocess.PIPE, pass_fds=(self._fd,), start_new_session=True,
                 env=child_environment(),
             )  # fmt: skip

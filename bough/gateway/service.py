@@ -11,13 +11,16 @@ import logging
 import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
-from bough.core.errors import SettingsError
+from bough.core.errors import BoughError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
@@ -25,7 +28,7 @@ from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods, follow
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management, RouteTable
+from bough.gateway.management import Management
 from bough.gateway.processes import ChildProcesses, ProcessGroup, SharedManagement, divided, private_folder
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, Phase, with_cors
@@ -33,7 +36,7 @@ from bough.server.browsers import BrowserRules
 from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of
 from bough.server.tracing import check_tracing
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a further process
 
 
 def run_gateway(settings: GatewaySettings) -> None:
@@ -129,15 +132,16 @@ def _start_processes(
 
 async def _management(
     gateway: Gateway, engines: LocalEngines, group: ProcessGroup | None, cleanup: contextlib.AsyncExitStack
-) -> RouteTable:
-    own = Management(gateway, engines.restart)
+) -> Management:
     if group is None:
-        return own
+        return Management(gateway, engines.restart)
     cleanup.callback(group.close)
     # The first process answers for all, to the others too; what it sends them concerns each alone.
-    private = own if group.number else SharedManagement(own, group, private=True)
+    private = Management(gateway)
+    if not group.number:
+        private = SharedManagement(gateway, group, engines.restart, private=True)
     await _listen_privately(gateway, private, group, cleanup)
-    shared = SharedManagement(own, group)
+    shared = SharedManagement(gateway, group, engines.restart)
     await shared.catch_up()
     return shared
 
@@ -170,7 +174,7 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
 
 
 async def _listen_privately(
-    gateway: Gateway, management: RouteTable, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, management: Management, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
 ) -> None:
     """The unix socket for the gateway's other processes."""
     edge = ServerSettings(uds=str(group.socket_path()))
@@ -219,3 +223,30 @@ def _take_signals(ending: asyncio.Event) -> None:
 
 def _announce(url: str) -> None:
     print(f"The gateway is served at {url}", flush=True)
+
+
+# ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER
+
+
+def main() -> None:
+    """Settings come as a line of JSON on standard input, which stays open: its end is the end of the first process."""
+    number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    settings = msgspec.json.decode(sys.stdin.readline(), type=GatewaySettings)
+    set_up_logging(f"gateway {number}", settings.log_level)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    group = ProcessGroup(folder, number, settings.processes)
+    try:
+        uvloop.run(serve(settings, socket.socket(fileno=fd), lambda url: None, group))
+    except BoughError as error:
+        log.error("%s", error)
+        os._exit(1)
+    os._exit(0)  # a daemon thread that reads standard input would hold up the interpreter's exit
+
+
+def _leave_with_parent() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

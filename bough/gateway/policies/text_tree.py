@@ -7,7 +7,6 @@ nodes. Text is compared in C, in whole pieces.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its text
@@ -86,7 +85,7 @@ class TextTree:
             ends.pop(node, None)
             depth += len(child.text)
             node = child
-        if node is not self._root and not _held_below(node, worker):
+        if node is not self._root and not held_below(node, worker):
             ends[node] = None
             ends.move_to_end(node)
 
@@ -124,36 +123,9 @@ class TextTree:
             self._counts[worker] -= 1
             if not node.holders:
                 del parent.children[node.text[0]]
-            if parent is not self._root and not _held_below(parent, worker):
+            if parent is not self._root and not held_below(parent, worker):
                 ends[parent] = None  # behind the others: what several texts begin with is worth more than one of them
 
-    def size(self, worker: str) -> int:
-        return self._sizes.get(worker, 0)
 
-    def nodes(self) -> Iterator[TextNode]:
-        """All nodes but the root, parents before children."""
-        waiting = list(self._root.children.values())
-        while waiting:
-            node = waiting.pop()
-            waiting.extend(node.children.values())
-            yield node
-
-    def check(self) -> None:
-        """Proves that pieces, holders and sizes agree."""
-        sizes: dict[str, int] = dict.fromkeys(self._sizes, 0)
-        counts: dict[str, int] = dict.fromkeys(self._counts, 0)
-        for node in self.nodes():
-            parent = node.parent
-            assert node.text and node.holders, "a node without text or holder"
-            assert parent is not None and parent.children[node.text[0]] is node, "a node that its parent does not know"
-            if parent is not self._root:
-                assert node.holders.keys() <= parent.holders.keys(), "a holder without the text before"
-            for worker in node.holders:
-                sizes[worker] += len(node.text)
-                counts[worker] += 1
-                assert (node in self._ends[worker]) != _held_below(node, worker), "an end that is none, or is not known"
-        assert sizes == self._sizes and counts == self._counts, "sizes that do not add up"
-
-
-def _held_below(node: TextNode, worker: str) -> bool:
+def held_below(node: TextNode, worker: str) -> bool:
     return any(worker in child.holders for child in node.children.values())

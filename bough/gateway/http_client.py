@@ -58,7 +58,8 @@ class Origin:
 
 
 class HttpClient:
-    def __init__(self) -> None:
+    def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, list[_Connection]] = {}  # the longest unused first
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -99,7 +100,7 @@ class HttpClient:
 
     async def _connect(self, origin: Origin) -> _Connection:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 if origin.socket_path is None:
                     return await self._connect_to_any(origin)
                 made = functools.partial(_Connection, self, origin)
@@ -116,7 +117,7 @@ class HttpClient:
         for *_, address in found:
             host = str(address[0])
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S / len(found)):
+                async with asyncio.timeout(self._connect_timeout_s / len(found)):
                     return (await loop.create_connection(made, host, origin.port, ssl=tls, server_hostname=name))[1]
             except OSError as error:
                 failure = error

@@ -13,6 +13,7 @@ from typing import Any
 
 import bough as sgl
 from bough.bench.number_checks import require_counts
+from bough.bench.offline import as_text
 from bough.lang import loop
 from bough.lang.backends.base import Backend, GenOutput, GenRequest, Scores
 from bough.lang.backends.in_process import EngineBackend
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     if not args.interpreter_only:
         results += _engine_runs(args, settings)
     for result in results:
-        print(json.dumps(result, ensure_ascii=False) if args.json else _as_text(result))
+        print(json.dumps(result, ensure_ascii=False) if args.json else as_text(result))
     return 0
 
 
@@ -222,9 +223,3 @@ def _shown(usage: Usage) -> dict[str, int]:
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _as_text(result: dict[str, Any]) -> str:
-    rows = {name: value for name, value in result.items() if name != "run"}
-    shown = {name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for name, value in rows.items()}
-    return "\n".join([f"{result['run']}:", *(f"  {name.replace('_', ' '):<24} {v:>12}" for name, v in shown.items())])

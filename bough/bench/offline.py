@@ -53,7 +53,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
             cached["speed_up"] = uncached["duration_s"] / cached["duration_s"]
         results += plain
     for result in results:
-        print(json.dumps(result) if args.json else _as_text(result))
+        print(json.dumps(result) if args.json else as_text(result))
     return 0
 
 
@@ -135,7 +135,7 @@ def started_s(stat: str, ticks_per_s: int) -> float:
     return int(stat.rpartition(")")[2].split()[START_FIELD]) / ticks_per_s
 
 
-def _as_text(result: dict[str, Any]) -> str:
+def as_text(result: dict[str, Any]) -> str:
     lines = [f"{result['run']}:"]
     for name, value in result.items():
         if name != "run":

@@ -88,13 +88,12 @@ def w5_arrivals(seed: int, rate: float, part: int, parts: int) -> list[Arrival]:
     arrivals, at_s = [], 0.0
     for _ in range(REQUESTS // parts):
         at_s += draw.expovariate(rate / parts)
-        arrivals.append(Arrival(at_s, [_token(draw) for _ in range(draw.randint(256, 1024))]))
+        arrivals.append(Arrival(at_s, tokens_of(draw, draw.randint(256, 1024))))
     return arrivals
 
 
 def w6_system_prompt(seed: int) -> list[int]:
-    draw = random.Random(7 * seed)
-    return [_token(draw) for _ in range(SYSTEM_TOKENS)]
+    return tokens_of(random.Random(7 * seed), SYSTEM_TOKENS)
 
 
 def w6_draw(seed: int, user: int) -> random.Random:
@@ -102,11 +101,7 @@ def w6_draw(seed: int, user: int) -> random.Random:
 
 
 def tokens_of(draw: random.Random, count: int) -> list[int]:
-    return [_token(draw) for _ in range(count)]
-
-
-def _token(draw: random.Random) -> int:
-    return draw.randint(0, LARGEST_TOKEN)
+    return [draw.randint(0, LARGEST_TOKEN) for _ in range(count)]
 
 
 async def _play(args: argparse.Namespace, part: int) -> list[Timed | str]:

@@ -190,12 +190,10 @@ class ConfigFile:
         self._gateway.clients = Clients([*flags, *own], settings.admin_api_key, **self._rates)
 
     def _tell_of_others(self, content: FileContent) -> None:
-        for name in sorted((content.settings.keys() | self._settings_before()) - set(CHANGEABLE)):
+        before = self._applied.settings if self._applied is not None else {}
+        for name in sorted((content.settings.keys() | before.keys()) - set(CHANGEABLE)):
             if self._changed(content, name):
                 log.warning("%s of %s holds from the gateway's next start", name, self._path)
-
-    def _settings_before(self) -> set[str]:
-        return set(self._applied.settings) if self._applied is not None else set()
 
     def _changed(self, content: FileContent, name: str) -> bool:
         """Whether the file's value has changed and no flag overrides it."""

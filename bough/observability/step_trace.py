@@ -10,10 +10,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from bough.core.errors import SettingsError
@@ -76,8 +75,14 @@ class StepTrace:
             self._note("thread_name", lane, name=name)
             self._note("thread_sort_index", lane, sort_index=lane)
 
-    def phase(self, name: str, step: int | None = None) -> Phase:
-        return Phase(self, name, step)
+    @contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        began, began_cpu = self.clock(), time.thread_time()
+        try:
+            yield
+        finally:
+            details = {} if step is None else {"step": step}
+            self.add(name, HOST_LANE, began, self.clock(), details, time.thread_time() - began_cpu)
 
     def ran(self, plan: BatchPlan, result: StepResult) -> None:
         if result.device_span is not None:
@@ -113,24 +118,6 @@ class StepTrace:
         self._left -= len(line)
         self._before = b",\n"
         self._file.write(line)
-
-
-class Phase:
-    __slots__ = ("_began", "_began_cpu", "_name", "_step", "_trace")
-
-    def __init__(self, trace: StepTrace, name: str, step: int | None) -> None:
-        self._trace, self._name, self._step = trace, name, step
-        self._began = self._began_cpu = 0.0
-
-    def __enter__(self) -> None:
-        self._began, self._began_cpu = self._trace.clock(), time.thread_time()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        details = {} if self._step is None else {"step": self._step}
-        computed = time.thread_time() - self._began_cpu
-        self._trace.add(self._name, HOST_LANE, self._began, self._trace.clock(), details, computed)
 
 
 def count_work(plan: BatchPlan) -> tuple[int, int]:

@@ -1,7 +1,6 @@
-"""How each kind of server is asked and how its streams are read: SGLang's native API, OpenAI's completions and chats.
+"""A load's conversations and records, the request bodies of each kind of server, and how its streams are read.
 
-A backend makes the body of a request from a conversation's history; a reader turns the events of one answer into the
-text and the times of a record. Readers believe the server's own token counts where it gives them.
+Readers use the server's own token counts where it gives them.
 """
 
 from __future__ import annotations
@@ -13,8 +12,57 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from bough.bench.http_client import HttpFailure
-from bough.bench.load import Message, Prompt, Record
 from bough.core.errors import SettingsError
+
+Message = dict[str, str]  # role, content
+Prompt = str | list[int] | list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The user's part of a turn, and how many tokens to answer."""
+
+    prompt: Prompt
+    output_tokens: int
+    input_tokens: int  # as far as the data set knows; the server's own count is preferred
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Each prompt continues everything before it."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A conversation and when it starts, in seconds from the start of the load."""
+
+    at_s: float
+    conversation: Conversation
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. Times are seconds from the start of the load, or durations."""
+
+    began_s: float
+    prompt_tokens: int
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    first_s: float = 0.0  # to the first token
+    total_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)  # before each further token
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+# ---- how each kind of server is asked
+
 
 Api = Literal["native", "completions", "chat"]
 # The names that users know their servers by.
@@ -38,7 +86,7 @@ PATHS: dict[Api, str] = {"native": "/generate", "completions": "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class RequestTemplate:
-    """What is the same in all requests of a run."""
+    """What all requests of a run share."""
 
     api: Api
     model: str
@@ -63,7 +111,7 @@ class RequestTemplate:
 
 
 def first_history(api: Api, prompt: Prompt) -> Prompt:
-    """What a conversation begins with, in the API's form; refused where the API has none for it."""
+    """The first prompt in the API's form; refused if the API has none for it."""
     ids = isinstance(prompt, list) and all(isinstance(part, int) for part in prompt)
     if api == "chat":
         if ids:
@@ -75,7 +123,6 @@ def first_history(api: Api, prompt: Prompt) -> Prompt:
 
 
 def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
-    """The history with an answer and what the user says then."""
     if isinstance(history, str):
         return f"{history}{answer}{prompt}"
     said: list[Message] = [{"role": "assistant", "content": answer}, {"role": "user", "content": str(prompt).strip()}]
@@ -86,12 +133,12 @@ def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
 
 
 class Reader(Protocol):
-    """Takes the events of one answer. `now_s` is the time since it was asked for."""
+    """Takes the events of one response. `now_s` is the time since the request."""
 
     def event(self, data: bytes, now_s: float) -> None: ...
 
     def whole(self, data: bytes, now_s: float) -> None:
-        """The answer of a request that was not streamed."""
+        """A response that was not streamed."""
         ...
 
 
@@ -140,7 +187,7 @@ _OPENAI = msgspec.json.Decoder(_OpenAIEvent)
 
 
 class NativeReader:
-    """SGLang's own streams: every event shows the whole text and all counts so far."""
+    """SGLang's streams: every event has the whole text and all counts so far."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -159,7 +206,7 @@ class NativeReader:
 
 
 class OpenAIReader:
-    """OpenAI's streams: every event shows what is new; usage comes at the end, where the server gives it."""
+    """OpenAI's streams: every event has what is new; usage comes at the end."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

@@ -1,10 +1,7 @@
-"""`bough bench constrained`: what structured output costs, and what jump-forward gives back.
+"""`bough bench constrained`: the cost of structured output, and the gain of jump-forward.
 
-First the masks alone: many requests walk one schema over a vocabulary of the given size, and each step's work on the
-host is timed; no model runs. Then an engine answers the same prompts under a schema and freely, by turns, and a second
-engine does so without jump-forward. A free answer has as many tokens as the constrained one to the same prompt, so that
-both runs fill the batch alike; tokens that the grammar forces are output tokens like any other. Rates are medians over
-the rounds.
+First the masks alone, without a model: the host's work per step. Then an engine answers the same prompts constrained
+and free, with and without jump-forward; free answers are as long as the constrained ones.
 """
 
 from __future__ import annotations
@@ -80,7 +77,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def measure_masks(backend: str, requests: int, vocabulary_size: int, seed: int) -> dict[str, Any]:
-    """The host's work for one step of `requests` constrained rows: stepping over their tokens, filling their masks."""
+    """The host's work for one step of `requests` constrained rows: accepting tokens, filling masks."""
     rng = random.Random(seed)
     vocabulary = made_up_vocabulary(vocabulary_size, rng)
     prepared = prepare(json_schema_spec(RECORD), backend)
@@ -102,8 +99,7 @@ def measure_masks(backend: str, requests: int, vocabulary_size: int, seed: int) 
 
 
 def _walk(make: Callable[[], Matcher], requests: int, vocabulary: Vocabulary, rng: random.Random) -> list[float]:
-    """Microseconds of each step. What is chosen is chosen outside the clock, and so are the rows that take the place of
-    those that have ended: every step has all of them."""
+    """Microseconds of each step. Choosing tokens and replacing finished rows is not timed."""
     rows = [make() for _ in range(requests)]
     masks = np.zeros((requests, vocabulary.mask_words), np.int32)
     chosen: list[int | None] = [None] * requests
@@ -123,7 +119,7 @@ def _walk(make: Callable[[], Matcher], requests: int, vocabulary: Vocabulary, rn
 
 
 def made_up_vocabulary(size: int, rng: random.Random) -> Vocabulary:
-    """All bytes, and words of one to eight letters with what stands around words in JSON."""
+    """All bytes, and short words with the punctuation of JSON."""
     pieces = dict.fromkeys(bytes([byte]) for byte in range(256))
     while len(pieces) < size - 1:
         word = "".join(rng.choice("etaoinshrdlucmfwyp") for _ in range(rng.randint(1, 8)))
@@ -135,7 +131,6 @@ def made_up_vocabulary(size: int, rng: random.Random) -> Vocabulary:
 
 
 def measure_engine(settings: dict[str, Any], requests: int, output_len: int, rounds: int) -> dict[str, Any]:
-    """Tokens per second of the same prompts, constrained and free, with and without jump-forward."""
     prompts = [PROMPT.format(number=number) for number in range(requests)]
     jumping = _measure(settings, prompts, output_len, rounds)
     plain = _measure({**settings, "disable_jump_forward": True}, prompts, output_len, rounds)
@@ -155,8 +150,6 @@ def measure_engine(settings: dict[str, Any], requests: int, output_len: int, rou
 
 @dataclass(slots=True)
 class _Measured:
-    """What one engine did in all rounds."""
-
     bound_rate: float = 0.0
     free_rate: float = 0.0
     answers: int = 0
@@ -184,7 +177,6 @@ def _measure(settings: dict[str, Any], prompts: list[str], output_len: int, roun
 
 
 def _timed(engine: Any, prompts: list[str], sampling: list[dict[str, Any]]) -> tuple[float, list[dict[str, Any]]]:
-    """Output tokens per second, and the answers."""
     began = time.perf_counter()
     answers = engine.generate(prompts, sampling)
     seconds = time.perf_counter() - began
@@ -192,7 +184,6 @@ def _timed(engine: Any, prompts: list[str], sampling: list[dict[str, Any]]) -> t
 
 
 def _validate(answers: list[dict[str, Any]], measured: _Measured) -> None:
-    """Counts the answers that are whole and what the schema asks for."""
     import jsonschema
 
     for answer in answers:

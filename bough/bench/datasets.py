@@ -1,7 +1,7 @@
-"""The data sets of `bough bench serving`: made up or read from a file, and the same for the same seed.
+"""The data sets of `bough bench serving`, the same for the same seed.
 
-Text is made of common English words, nearly all of them one token in any vocabulary, so that loads need no tokenizer;
-with one (`--tokenizer`) prompts are cut to the exact number of tokens.
+Random text is made of common English words, nearly all of them one token, so no tokenizer is needed; with `--tokenizer`
+prompts have the exact number of tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bough.bench.load import Conversation, Prompt, Turn
+from bough.bench.backends import Conversation, Prompt, Turn
 from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -30,8 +30,6 @@ MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # what SGLang's and vLLM's to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """The flags that say what a load consists of, by their names."""
-
     dataset_name: str
     dataset_path: str | None
     num_prompts: int
@@ -50,7 +48,6 @@ class DataOptions:
 
 
 def make_dataset(options: DataOptions, tokenizer: Tokenizer | None = None) -> list[Conversation]:
-    """The conversations of a load, in the order of their arrival."""
     draw = random.Random(options.seed)
     conversations = DATASETS[options.dataset_name](options, draw, tokenizer)
     if not conversations:
@@ -69,7 +66,7 @@ def _random_ids(options: DataOptions, draw: random.Random, tokenizer: Tokenizer 
 
 
 def _shared_prefix(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    """Groups of prompts that begin alike, shuffled: what a prefix cache is for."""
+    """Groups of prompts that share a prefix, shuffled."""
     length = options.gsp_system_prompt_len + options.gsp_question_len
     conversations = []
     for _ in range(options.gsp_num_groups):
@@ -81,7 +78,7 @@ def _shared_prefix(options: DataOptions, draw: random.Random, tokenizer: Tokeniz
 
 
 def _multi_turn(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    """Users who talk on: each turn carries the whole history. All of them begin with the same system prompt."""
+    """Each turn carries the whole history; all conversations share a system prompt."""
     system = _text(draw, tokenizer, options.gsp_system_prompt_len)
     conversations = []
     for _ in range(options.num_prompts):
@@ -131,7 +128,6 @@ def _ids(options: DataOptions, draw: random.Random, count: int) -> list[int]:
 
 
 def _lengths(options: DataOptions, draw: random.Random) -> tuple[int, int]:
-    """Of one prompt and its answer."""
 
     def between(full: int) -> int:
         return draw.randint(max(1, int(full * options.random_range_ratio)), full)
@@ -146,7 +142,7 @@ def _path(options: DataOptions) -> str:
 
 
 def _counter(tokenizer: Tokenizer | None) -> Count:
-    """Tokens of a text; without a tokenizer about four characters count as one."""
+    """Counts the tokens of a text; without a tokenizer, four characters are one."""
     if tokenizer is None:
         return lambda text: max(1, len(text) // 4)
     return lambda text: len(tokenizer.encode_batch([text])[0])
@@ -156,7 +152,7 @@ def _counter(tokenizer: Tokenizer | None) -> Count:
 
 
 def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conversation]:
-    """The first question of each conversation, to be answered at the length of its answer, or at `output_len`."""
+    """The first question of each conversation."""
     entries = _parse(_read(path), path)
     if not isinstance(entries, list):
         raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
@@ -174,8 +170,7 @@ def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conv
 
 
 def _read_custom(path: str, count: Count, output_len: int) -> list[Conversation]:
-    """One request a line: {"prompt": text or token ids}, {"messages": [...]}, or {"conversations": [...]} in ShareGPT's
-    form; with `output_len` it says how much is to be answered."""
+    """One request a line: "prompt" (text or ids), "messages", or ShareGPT's "conversations", and maybe "output_len"."""
     found = []
     for number, line in enumerate(_read(path).splitlines(), 1):
         if line.strip():
@@ -206,7 +201,6 @@ def _tokens_in(prompt: Prompt, count: Count) -> int:
 
 
 def _texts(entry: Any) -> list[str]:
-    """The texts of a conversation in turn."""
     turns = entry.get("conversations") or entry.get("conversation") or () if isinstance(entry, dict) else ()
     texts = [turn.get("value", turn.get("content")) for turn in turns if isinstance(turn, dict)]
     return [text for text in texts if isinstance(text, str)]

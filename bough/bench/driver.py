@@ -1,6 +1,6 @@
-"""Sends a load and records what becomes of it: when its arrivals are due, or as a limit of requests at once allows.
+"""Sends a load and records what becomes of each request.
 
-All processes of a run count time from one moment on the machine's monotonic clock, so their records join.
+All processes of a run use one start on the monotonic clock, so their records join.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ from dataclasses import dataclass
 import msgspec
 import uvloop
 
-from bough.bench.backends import PATHS, RequestTemplate, first_history, next_history, reader_of
+from bough.bench.backends import (
+    PATHS,
+    Arrival,
+    Conversation,
+    Prompt,
+    Record,
+    RequestTemplate,
+    Turn,
+    first_history,
+    next_history,
+    reader_of,
+)
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
-from bough.bench.load import Arrival, Conversation, Prompt, Record, Turn
 from bough.bench.processes import OnProgress
 
 LEAD_S = 0.5  # from starting client processes to their first request
@@ -25,15 +35,13 @@ LEAD_S = 0.5  # from starting client processes to their first request
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server under load."""
-
     url: str
     headers: dict[str, str]
     template: RequestTemplate
 
 
 def poisson_arrivals(conversations: Sequence[Conversation], rate: float, seed: int) -> list[Arrival]:
-    """Independent users: the times between arrivals are exponential. At an infinite rate all come at once."""
+    """Exponential gaps between arrivals; at an infinite rate all come at once."""
     draw = random.Random(seed)
     at_s = 0.0
     arrivals = []
@@ -46,7 +54,7 @@ def poisson_arrivals(conversations: Sequence[Conversation], rate: float, seed: i
 def drive(
     target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, on_progress: OnProgress
 ) -> list[Record]:
-    """Plays the arrivals, with at most `at_once` conversations going on; `start` is on the monotonic clock."""
+    """Plays the arrivals, at most `at_once` conversations at a time; `start` is on the monotonic clock."""
     return uvloop.run(_drive(target, arrivals, at_once, start, on_progress))
 
 
@@ -92,7 +100,6 @@ async def _converse(
 
 
 async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, turn: Turn, start: float) -> Record:
-    """One request, and its record whatever becomes of it."""
     raw = msgspec.json.encode(template.body(history, turn.output_tokens))
     began = time.monotonic()
     record = Record(began - start, turn.input_tokens)

@@ -1,8 +1,6 @@
-"""`bough bench lang`: what the frontend language costs, and what sharing prefixes gains its programs.
+"""`bough bench lang`: the interpreter's CPU time per primitive, and what shared prefixes gain.
 
-First the interpreter alone, on a back end that answers at once: processor time for each primitive. Then a batch of
-few-shot questions and a tree of thought on the engine, against the same calls sent one by one to an engine without the
-prefix cache, in the same run, because only ratios mean much on a shared machine.
+Few-shot questions and a tree of thought run on the engine, and then the same calls one by one without the prefix cache.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 
 import bough as sgl
 from bough.bench.number_checks import require_counts
+from bough.bench.offline import as_text
 from bough.lang import loop
 from bough.lang.backends.base import Backend, GenOutput, GenRequest
 from bough.lang.backends.in_process import EngineBackend
@@ -55,7 +54,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     if not args.interpreter_only:
         results += _engine_runs(args, settings)
     for result in results:
-        print(json.dumps(result, ensure_ascii=False) if args.json else _as_text(result))
+        print(json.dumps(result, ensure_ascii=False) if args.json else as_text(result))
     return 0
 
 
@@ -63,8 +62,6 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 class InstantBackend(Backend):
-    """Answers everything at once with the same letter."""
-
     @property
     def chat_format(self) -> ChatFormat:
         return FORMATS["chatml"]
@@ -80,7 +77,7 @@ class InstantBackend(Backend):
 
 
 def interpreter_costs(count: int) -> dict[str, float]:
-    """Processor time of all threads for one primitive of each kind; the best of a few repeats."""
+    """CPU time of all threads per primitive of each kind; the best of a few repeats."""
     return {name: min(_cost_us(body, count) for _ in range(REPEATS)) for name, body in BODIES.items()}
 
 
@@ -160,8 +157,6 @@ def tree_of_thought(s: Any, problem: str, fan_out: int, depth: int, max_tokens: 
 
 
 class RecordingBackend(EngineBackend):
-    """Keeps its calls, in the order in which they came."""
-
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self.calls: list[Call] = []
@@ -228,9 +223,3 @@ def _shown(usage: Usage) -> dict[str, int]:
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _as_text(result: dict[str, Any]) -> str:
-    rows = {name: value for name, value in result.items() if name != "run"}
-    shown = {name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for name, value in rows.items()}
-    return "\n".join([f"{result['run']}:", *(f"  {name.replace('_', ' '):<24} {v:>12}" for name, v in shown.items())])

@@ -1,7 +1,7 @@
-"""From records to figures and printed lines, with the names and definitions of SGLang's `bench_serving`.
+"""From records to figures and text, with the names and definitions of SGLang's `bench_serving`.
 
-TTFT is the time to the first token, TPOT the mean time per further token of one request, ITL the gap before each
-further token, E2E the whole request. Concurrency is the mean number of requests in progress.
+TTFT: time to first token. TPOT: mean time per further token of a request. ITL: gap before each further token. E2E: the
+whole request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bough.bench.load import Record
+from bough.bench.backends import Record
 
 FloatArray = npt.NDArray[np.float64]
 PERCENTILES = (90, 95, 99)
@@ -76,7 +76,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median, deviation and percentiles in milliseconds; zeros where there is nothing."""
+    """Milliseconds; zeros without values."""
     values = 1e3 * np.array(seconds if len(seconds) else [0.0])
     found = {"mean": np.mean(values), "median": np.median(values), "std": np.std(values)}
     found |= {f"p{percent}": np.percentile(values, percent) for percent in PERCENTILES}
@@ -84,7 +84,6 @@ def _spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def tokens_by_second(records: Sequence[Record]) -> list[float]:
-    """Output tokens in each second from the start of the load."""
     seconds: list[FloatArray] = [np.zeros(0)]
     weights: list[FloatArray] = [np.zeros(0)]
     for record in records:
@@ -96,7 +95,6 @@ def tokens_by_second(records: Sequence[Record]) -> list[float]:
 
 
 def peak_concurrency(records: Sequence[Record]) -> int:
-    """The most requests in progress at any moment."""
     # An end counts before a beginning at the same moment: a closed loop never has more than its users.
     changes = [(r.began_s + r.total_s, -1) for r in records] + [(r.began_s, 1) for r in records]
     running = peak = 0
@@ -114,7 +112,6 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Every line as (name, value)."""
     rows = [(label, _shown(result[name])) for name, label in LINES if result[name] is not None]
     for name, label in SPREADS:
         rows += [(f"{word.capitalize()} {label} (ms)", _shown(result[f"{word}_{name}_ms"])) for word in WORDS]

@@ -1,4 +1,4 @@
-"""Numbers that a benchmark cannot use are refused before anything is started, each by its flag."""
+"""Refuses numbers that a benchmark cannot use, by their flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bough.core.errors import SettingsError
 
 
 def require_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
-    """Each is at least 1; one that was left out is not looked at, of a list each number is."""
+    """Each, or each of a list, is at least 1; None is skipped."""
     for name in names:
         given = getattr(args, name)
         for value in given if isinstance(given, list) else [given]:
@@ -25,5 +25,4 @@ def require_above_zero(args: argparse.Namespace, names: Iterable[str]) -> None:
 
 
 def flag_of(name: str) -> str:
-    """What the user typed for the attribute of that name."""
     return "--" + name.replace("_", "-")

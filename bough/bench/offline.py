@@ -1,8 +1,6 @@
-"""`bough bench offline`: all requests at once through the offline engine, as its users would send them.
+"""`bough bench offline`: all requests at once through the offline engine.
 
-Every figure is measured in one run and printed with what is needed to repeat it. With `--compare-no-cache` the same
-load runs a second time on an engine without the prefix cache, in the same run, because only ratios mean much on a
-shared machine.
+`--compare-no-cache` runs the load again without the prefix cache.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
             cached["speed_up"] = uncached["duration_s"] / cached["duration_s"]
         results += plain
     for result in results:
-        print(json.dumps(result) if args.json else _as_text(result))
+        print(json.dumps(result) if args.json else as_text(result))
     return 0
 
 
@@ -72,8 +70,8 @@ def _jobs_of(name: str, args: argparse.Namespace) -> list[Job]:
 def _measure(
     settings: dict[str, Any], loads: dict[str, list[Job]], repeat: int, label: str, before_s: float
 ) -> list[dict[str, Any]]:
-    """Starts an engine, lets it warm up, and runs each load `repeat` times on an empty cache; the best run counts. Its
-    start has already taken `before_s`."""
+    """Runs each load `repeat` times on an empty cache; the best run counts. `before_s` has already passed since the
+    start."""
     began = time.perf_counter() - before_s
     from bough.launch.engine import Engine  # which takes its time, and is part of the start
 
@@ -124,7 +122,7 @@ def _run_once(engine: Any, jobs: list[Job]) -> dict[str, Any]:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, to a hundredth on Linux: a start begins before any code of ours."""
+    """Seconds since this process was started, to a hundredth on Linux."""
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return time.time() - psutil.Process().create_time()
@@ -132,12 +130,12 @@ def process_age_s() -> float:
 
 
 def started_s(stat: str, ticks_per_s: int) -> float:
-    """When the process of this /proc/.../stat was started, in seconds since the boot. psutil adds the time of the boot,
-    which the kernel tells in whole seconds."""
+    """Seconds from boot to the start of the process of this /proc/.../stat. psutil rounds the boot time to whole
+    seconds."""
     return int(stat.rpartition(")")[2].split()[START_FIELD]) / ticks_per_s
 
 
-def _as_text(result: dict[str, Any]) -> str:
+def as_text(result: dict[str, Any]) -> str:
     lines = [f"{result['run']}:"]
     for name, value in result.items():
         if name != "run":

@@ -1,7 +1,4 @@
-"""`bough bench one-batch`: one batch straight through the executor, without processes, queues or text.
-
-What the model and its kernels can do at best; `bough bench offline` shows how much of that reaches a user.
-"""
+"""`bough bench one-batch`: one batch straight through the executor, without processes, queues or text."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
 
 
 def _check_fit(limits: Limits, batch: int, input_len: int, output_len: int) -> None:
-    """Refuses a batch that this executor cannot hold; how much it can is known only once it is loaded."""
+    """Refuses a batch that this executor cannot hold."""
     length = input_len + output_len
     if length > limits.context_length:
         raise SettingsError(

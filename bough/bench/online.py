@@ -1,11 +1,10 @@
-"""`bough bench online`: the two online loads on which servers are compared, over OpenAI's streamed completions.
+"""`bough bench online`: two online loads that compare servers, over OpenAI's streamed completions.
 
-W5  open loop: 1,024 requests, Poisson arrivals at --rate, prompts of 256-1024 random tokens, 128 outputs
-W6  chats: 128 users x 5 turns, closed loop; one 512-token system prompt, 64 new tokens a turn, 128 outputs, which join
-    the history
+W5: 1,024 requests, Poisson arrivals at --rate, prompts of 256-1024 random tokens, 128 outputs. W6: 128 users x 5 turns,
+closed loop, one 512-token system prompt, 64 new tokens a turn, 128 outputs.
 
-Prints one JSON line: output tokens per second, and median and p99 of the time to the first token, of the gap between
-two chunks and of the whole answer, in milliseconds. The draws of a seed are fixed: figures of any two servers compare.
+Prints one JSON line: output tokens per second, and median and p99 milliseconds to the first token, between chunks, and
+of the whole request. A seed fixes the load.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _reach(url: str) -> None:
-    """Any answer will do: whether the server can be used shows in the figures."""
     client = HttpClient(url)
     try:
         with reaching(url):
@@ -78,7 +76,7 @@ async def _reach(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of W5 and its moment, in seconds from the start."""
+    """A request of W5, in seconds from the start."""
 
     at_s: float
     prompt: list[int]
@@ -90,26 +88,20 @@ def w5_arrivals(seed: int, rate: float, part: int, parts: int) -> list[Arrival]:
     arrivals, at_s = [], 0.0
     for _ in range(REQUESTS // parts):
         at_s += draw.expovariate(rate / parts)
-        arrivals.append(Arrival(at_s, [_token(draw) for _ in range(draw.randint(256, 1024))]))
+        arrivals.append(Arrival(at_s, tokens_of(draw, draw.randint(256, 1024))))
     return arrivals
 
 
 def w6_system_prompt(seed: int) -> list[int]:
-    draw = random.Random(7 * seed)
-    return [_token(draw) for _ in range(SYSTEM_TOKENS)]
+    return tokens_of(random.Random(7 * seed), SYSTEM_TOKENS)
 
 
 def w6_draw(seed: int, user: int) -> random.Random:
-    """Where one user's turns are drawn from."""
     return random.Random(5000 * seed + user)
 
 
 def tokens_of(draw: random.Random, count: int) -> list[int]:
-    return [_token(draw) for _ in range(count)]
-
-
-def _token(draw: random.Random) -> int:
-    return draw.randint(0, LARGEST_TOKEN)
+    return [draw.randint(0, LARGEST_TOKEN) for _ in range(count)]
 
 
 async def _play(args: argparse.Namespace, part: int) -> list[Timed | str]:
@@ -168,7 +160,7 @@ _CHUNKS = msgspec.json.Decoder(_Chunk)
 
 @dataclass(slots=True)
 class Timed:
-    """A streamed answer, in seconds from when it was asked for."""
+    """A streamed response, in seconds from its request."""
 
     began: float
     first_s: float | None = None
@@ -189,7 +181,7 @@ class Timed:
 
 
 async def timed_completion(client: HttpClient, model: str, prompt: list[int]) -> Timed | str:
-    """One streamed completion; the reason if it failed, which is a figure too."""
+    """One streamed completion, or why it failed."""
     body = {
         "model": model,
         "prompt": prompt,

@@ -1,9 +1,7 @@
-"""`bough bench perplexity`: what quantised weights cost in quality, against the same model dequantised to float32.
+"""`bough bench perplexity`: the quality of quantised weights, against the same model in float32.
 
-The engine reads a fixed text (or one of the user's) and says how likely it found each token; the perplexity is the
-inverse of their geometric mean. Two engines run one after the other: `--quantization none` in float32, then the
-settings as given. With `--golden`, a file of prompts with reference continuations, it also tells how often the best
-token is the reference's: with the reference before it, and left to itself.
+With `--golden`, a file of prompts with reference continuations, it also shows how often the best token is the
+reference's.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ class GoldenFile(msgspec.Struct, frozen=True):
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """What one engine made of the text and of the golden samples."""
-
     tokens: int
     perplexity: float
     best_agrees: float | None = None  # share of reference tokens that are the best after the reference before them
@@ -107,7 +103,7 @@ def perplexity_of(logprobs: Sequence[float]) -> float:
 
 
 def text_logprobs(engine: Any, text: str) -> list[float]:
-    """Of every token but the first, each with all of the text before it."""
+    """Of every token but the first."""
     output = engine.generate(text, {"max_new_tokens": 1, "temperature": 0}, return_logprob=True, logprob_start_len=0)
     found = [logprob for logprob, _, _ in output["meta_info"]["input_token_logprobs"][1:]]
     if any(logprob is None for logprob in found):
@@ -116,7 +112,6 @@ def text_logprobs(engine: Any, text: str) -> list[float]:
 
 
 def best_tokens_agree(engine: Any, sample: Sample) -> list[bool]:
-    """For each reference token: whether it is the best after the reference before it."""
     output = engine.generate(
         input_ids=sample.prompt + sample.output,
         sampling_params={"max_new_tokens": 1, "temperature": 0},
@@ -129,7 +124,7 @@ def best_tokens_agree(engine: Any, sample: Sample) -> list[bool]:
 
 
 def common_beginnings(engine: Any, samples: Sequence[Sample]) -> list[int]:
-    """How far each free greedy continuation goes with the reference."""
+    """How far each greedy continuation agrees with the reference."""
     greedy = [{"max_new_tokens": len(s.output), "temperature": 0, "ignore_eos": True} for s in samples]
     outputs = engine.generate(input_ids=[sample.prompt for sample in samples], sampling_params=greedy)
     starts = []
@@ -140,7 +135,7 @@ def common_beginnings(engine: Any, samples: Sequence[Sample]) -> list[int]:
 
 
 def as_text(runs: Sequence[tuple[str, Quality]], samples: int) -> str:
-    """The reference stands first."""
+    """The reference comes first."""
     (_, reference), (_, asked) = runs
     lines = [f"perplexity of {reference.tokens:,} tokens"]
     lines += [f"  --quantization {name:<6} {quality.perplexity:10.4f}" for name, quality in runs]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bough.bench.load import Record
+from bough.bench.backends import Record
 from bough.bench.metrics import headline, table, tokens_by_second
 from bough.core.errors import SettingsError
 
@@ -25,7 +25,7 @@ td {{ padding-right: 1rem }} td + td {{ text-align: right }} div {{ display: fle
 
 
 def require_matplotlib() -> None:
-    """Found out before a long run, not after it."""
+    """Checked before a long run."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -33,7 +33,6 @@ def require_matplotlib() -> None:
 
 
 def draw_png(records: Sequence[Record], title: str) -> bytes:
-    """Distributions of the times, output per second, and the times over the run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

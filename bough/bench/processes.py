@@ -1,7 +1,6 @@
-"""Runs the parts of a load in processes of their own: one client process cannot keep up with a fast server.
+"""Runs the parts of a load in forked processes: one client process cannot keep up with a fast server.
 
-Processes are forked, because a benchmark is a program of its own without threads, and a fork begins at once; progress
-bars, which have threads, are made after. A single part runs in the caller's process.
+A fork needs a process without threads, so progress bars are made after it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ OnProgress = Callable[[int], None]  # so many requests have been answered
 
 
 def run_parts(count: int, work: Callable[[int, OnProgress], T], make_on_progress: Callable[[], OnProgress]) -> list[T]:
-    """The results of `work(part, on_progress)` for each part. `make_on_progress` is called once all have begun."""
+    """The results of `work(part, on_progress)`. `make_on_progress` is called once all have started."""
     if count == 1:
         return [work(0, make_on_progress())]
     context = multiprocessing.get_context("fork")

@@ -1,11 +1,7 @@
-"""The offline workloads and model shapes on which engines are compared: token ids only, seeded.
+"""The offline workloads on which engines are compared: token ids, seeded, temperature 0.6, all submitted at once.
 
-W1  256 requests, prompts of 100-1024 and outputs of 100-1024 random tokens
-W2  512 requests over 8 prefixes of 1024 tokens, 64 own tokens, 64 outputs, shuffled: prefix sharing inside one run
-W3  one request, 128 in, 512 out: the latency of a decode step
-W4  32 prompts of 4096 tokens, one output: prefill
-
-All requests are submitted at once, temperature 0.6, end of sequence ignored.
+W1: 256 requests, prompts and outputs of 100-1024 tokens. W2: 512 requests over 8 prefixes of 1024 tokens, 64 own
+tokens, 64 outputs. W3: one request, 128 in, 512 out. W4: 32 prompts of 4096 tokens, one output.
 """
 
 from __future__ import annotations
@@ -19,8 +15,6 @@ WORKLOADS = ("W1", "W2", "W3", "W4")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request of a workload."""
-
     prompt: list[int]
     output_tokens: int
 
@@ -47,7 +41,6 @@ def workload(name: str, seed: int = 0, vocab: int = 10_000) -> list[Job]:
 
 
 def random_jobs(count: int, input_len: int, output_len: int, seed: int = 0, vocab: int = 10_000) -> list[Job]:
-    """Prompts and outputs of one length each."""
     r = random.Random(seed)
     return [Job([r.randint(0, vocab) for _ in range(input_len)], output_len) for _ in range(count)]
 
@@ -55,7 +48,7 @@ def random_jobs(count: int, input_len: int, output_len: int, seed: int = 0, voca
 def shared_prefix_jobs(
     groups: int, per_group: int, prefix_len: int, question_len: int, output_len: int, seed: int = 0, vocab: int = 10_000
 ) -> list[Job]:
-    """Groups of requests that begin alike, shuffled: what a prefix cache is for."""
+    """Groups of requests that share a prefix, shuffled."""
     r = random.Random(seed)
     jobs = []
     for _ in range(groups):

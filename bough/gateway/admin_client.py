@@ -29,7 +29,6 @@ class AdminClient:
         return self._fetch("GET", path).text
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """The response's JSON; whatever goes wrong is a sentence with the gateway's own words."""
         content: dict[str, Any] = self._fetch(method, path, body).json()
         return content
 

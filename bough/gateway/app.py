@@ -1,7 +1,4 @@
-"""The gateway's HTTP edge: which paths it answers itself, which it proxies, who may call them, how errors look.
-
-An ASGI application without a framework on the way of a proxied request. Owns nothing but its table of routes.
-"""
+"""The gateway's HTTP edge: which paths it answers, which it proxies, who may call them, and how errors look."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
-from bough.gateway.management import Request, RouteTable
+from bough.gateway.management import Management, Request
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
 from bough.gateway.responses import Response
@@ -40,9 +37,7 @@ STORED = "/v1/responses/"
 
 
 class GatewayApp:
-    """Answers one HTTP request."""
-
-    def __init__(self, gateway: Gateway, management: RouteTable, *, private: bool = False) -> None:
+    def __init__(self, gateway: Gateway, management: Management, *, private: bool = False) -> None:
         self._gateway = gateway
         self._private = private  # only the gateway's own processes can call
         self._management = management
@@ -112,7 +107,7 @@ class GatewayApp:
 
 
 def is_proxied(path: str) -> bool:
-    """Dot segments lead elsewhere on a server that resolves them: to its management, with the worker's key."""
+    """Refuses dot segments: a server that resolves them would reach its management routes with the worker's key."""
     if "/." in path and not {".", ".."}.isdisjoint(path.split("/")):
         return False
     return path.startswith(PREFIXES) or path in NATIVE_PATHS

@@ -1,8 +1,6 @@
-"""Tries a request on workers until one of them answers: retries, moves, hedges.
+"""Tries a request on workers until one answers: retries, moves, hedges.
 
-An attempt ends with an answer that is whole, with a stream whose first bytes are here, or with an `AttemptFailedError`.
-Nothing has gone to the client before that, so another worker can be tried. Who is tried is `dispatch`'s matter; what
-goes to the client, `proxy`'s.
+Nothing reaches the client before an attempt has succeeded, so another worker can be tried.
 """
 
 from __future__ import annotations
@@ -33,24 +31,22 @@ RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completio
 
 
 class RetryBudget:
-    """Retries cost one, requests earn a fraction, and a little comes with time: when everything fails, most give up."""
+    """A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
         self._bucket = TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
 
     def earn(self) -> None:
-        """A request has come."""
         self._bucket.add(self._ratio)
 
     def spend(self, now_s: float) -> bool:
-        """Whether one more retry may be made; it is then counted."""
         return take_from_all([self._bucket], now_s) == 0.0
 
 
 def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
-    """How long to wait before the `retry`-th retry, counted from 0. Pauses grow, and `chance` (0 to 1) spreads them, so
-    that requests that failed together do not come back together."""
+    """The pause before the `retry`-th retry, from 0: it grows, and `chance` (0 to 1) spreads requests that failed
+    together."""
     # The exponent is bounded: beyond it any pause is the longest, and the power would overflow.
     grown_ms = settings.retry_initial_backoff_ms * settings.retry_backoff_multiplier ** min(retry, 200)
     jitter = 1.0 + settings.retry_jitter_factor * (2.0 * chance - 1.0)
@@ -59,8 +55,6 @@ def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The parts that an attempt takes; one for the whole gateway."""
-
     dispatch: Dispatch
     policies: PolicyTable
     cache_watch: CacheWatch
@@ -70,7 +64,7 @@ class Attempts:
     metrics: GatewayMetrics
 
     async def answer(self, call: Call, body: bytes) -> Response | OpenStream:
-        """The first good response; where there is none, the last worker's own error, or ours."""
+        """The first good response; without one, the last worker's error or the gateway's own."""
         retries = 0
         while True:
             try:
@@ -87,7 +81,7 @@ class Attempts:
             retries += 1
 
     async def pause(self, call: Call, retries: int) -> bool:
-        """Waits before one more attempt, when so many retries have come to nothing; False if there may be no more."""
+        """Waits before one more attempt; False if no retry is left."""
         if retries >= self.settings.retry_max_retries or not self.budget.spend(time.monotonic()):
             return False
         call.retries += 1
@@ -98,8 +92,7 @@ class Attempts:
     # ---- hedging
 
     async def _hedged(self, call: Call, body: bytes) -> Response | OpenStream:
-        """One attempt; with `--hedge-after-secs` a second beside it when the first takes long. The first good one
-        counts and the other is dropped."""
+        """One attempt; with `--hedge-after-secs` a second beside a slow first. The first good result counts."""
         after_s = self.settings.hedge_after_secs
         if after_s is None or call.pinned is not None:
             return await self._attempt(call, body, await self.dispatch.lease(call))
@@ -116,7 +109,6 @@ class Attempts:
             await _drop(running)
 
     def _other_lease(self, call: Call) -> Lease | None:
-        """A second worker for the call, if one is free at once."""
         first = call.worker
         assert first is not None
         call.tried.add(first.id)
@@ -133,7 +125,6 @@ class Attempts:
     # ---- one attempt
 
     def silence(self, worker: Worker) -> SilenceTimer:
-        """Watches a worker while something is expected of it."""
         return SilenceTimer(worker, self.settings.health_check_timeout_secs)
 
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
@@ -193,7 +184,6 @@ class Attempts:
 
 
 def _stream_headers(call: Call) -> list[tuple[bytes, bytes]]:
-    """A stream is asked for so that it can be resumed."""
     return [*call.headers, RESUME_HEADER] if call.path in RESUMABLE_PATHS else list(call.headers)
 
 
@@ -201,7 +191,6 @@ Tried = asyncio.Task[Response | OpenStream]
 
 
 async def _first_good(running: set[Tried]) -> Response | OpenStream:
-    """The result of the first that succeeds; the last failure where none does."""
     pending = set(running)
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -214,7 +203,7 @@ async def _first_good(running: set[Tried]) -> Response | OpenStream:
 
 
 async def _drop(running: set[Tried]) -> None:
-    """Ends the attempts that nobody waits for; one that has just opened a stream gives it back."""
+    """Cancels the other attempts; one that has just opened a stream gives it back."""
     for task in running:
         task.cancel()
     for task in running:

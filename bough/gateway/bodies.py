@@ -1,21 +1,21 @@
-"""Clients' bodies: read within limits, and counted while somebody holds them.
+"""Clients' bodies: read within limits, counted while they are held, and searched for what routing needs.
 
-Owns how many bytes of bodies the process holds. What counts is what has come, not what is announced, so that a client
-that announces much and sends nothing takes no room from others. A body that finds no room is refused and not left to
-wait: it would hold what it has meanwhile.
+Received bytes count, not announced ones. A body that does not fit is refused: a waiting one would hold its memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Generator
 
+import msgspec
 from starlette.types import Message, Receive, Scope
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.excerpt import excerpt_of
 from bough.gateway.headers import RawHeaders
-from bough.gateway.peek import LARGE, Peek, peek
+from bough.gateway.peek import FIELDS, LARGE, Peek, peek
 from bough.server.errors import HttpError
 
 MIB = 1 << 20
@@ -29,8 +29,6 @@ class ClientLeftError(Exception):
 
 
 class Bodies:
-    """The bodies that one gateway process holds."""
-
     def __init__(self, settings: GatewaySettings) -> None:
         largest = settings.max_body_mb
         room = SHARE * largest if settings.max_bodies_mb is None else settings.max_bodies_mb
@@ -42,7 +40,6 @@ class Bodies:
         self._turn = asyncio.Lock()  # large bodies are looked into one after the other
 
     async def peek(self, body: bytes, headers: RawHeaders) -> Peek:
-        """What routing needs of a body. Others get their turn while a large one is gone through."""
         if len(body) > LARGE:
             async with self._turn:
                 body = await excerpt_of(body)
@@ -50,15 +47,12 @@ class Bodies:
 
 
 class HeldBody:
-    """The body of one request; it counts until it is released."""
-
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self._size = 0
 
     async def read(self, scope: Scope, receive: Receive, most: int) -> bytes:
-        """The whole body: it is looked at, and may have to be sent again. Raises a 413 for one larger than `most`, as
-        soon as that is known."""
+        """The whole body; it may have to be sent again. Raises a 413 as soon as it is known to exceed `most`."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 self._check(int(value), most)
@@ -80,8 +74,7 @@ class HeldBody:
         self._size = 0
 
     def _check(self, size: int, most: int) -> None:
-        """Whether the body may be as large as that. The last quarter of the room is for small ones, so that a few that
-        are large do not turn everybody away."""
+        """Refuses a body that is too large. The last quarter of the room is kept for small bodies."""
         if size > most:
             flag = " (--max-body-mb)" if most == self._bodies.largest else ""
             raise HttpError(413, f"The body is larger than {most // MIB} MiB{flag}.", "RequestTooLargeError", CLOSED)
@@ -98,3 +91,121 @@ async def _next_message(receive: Receive) -> Message:
     except TimeoutError:
         message = f"Nothing more of the body came for {PAUSE_S:g} s."
         raise HttpError(408, message, "RequestTimeoutError", CLOSED) from None
+
+
+# ---- what routing needs of a large body
+
+MOST_OF_FIELD = 1 << 18
+WINDOW = 1 << 16  # bytes that one step looks at
+STEP = 64  # what a step costs besides, in bytes
+TURN = 1 << 17  # bytes of work between two turns of the event loop: a few milliseconds
+MOST_STEPS = 1 << 20  # some seconds; each string, list and object is one or two
+LONGEST_NAME = 100
+
+Steps = Generator[int, None, bytes]  # yields the work of each step, in bytes
+
+BEGINNING = re.compile(rb"[ \t\r\n]*+\{")
+OUTER, INNER = re.compile(rb'["{}\[\],:]'), re.compile(rb'["{}\[\]]')
+IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\],]', re.DOTALL)
+QUOTE, COMMA, COLON = b'",:'
+CLOSING = {ord("{"): b"}", ord("["): b"]"}
+
+
+async def excerpt_of(body: bytes) -> bytes:
+    """A small body with only the fields that routing reads; empty for what is no JSON object. A decoder would block the
+    event loop for seconds on millions of tiny values, so the body is searched in steps. Raises a 413 for too many
+    values."""
+    steps = _excerpt(body)
+    work = 0
+    for _ in range(MOST_STEPS):
+        try:
+            work += next(steps)
+        except StopIteration as end:
+            excerpt: bytes = end.value
+            return excerpt
+        if work > TURN:
+            work = 0
+            await asyncio.sleep(0)
+    message = "The body has too many strings, lists and objects; send fewer in one request."
+    raise HttpError(413, message, "RequestTooLargeError")
+
+
+def _excerpt(body: bytes) -> Steps:
+    start = BEGINNING.match(body, 0, WINDOW)
+    if start is None:
+        return b""
+    found: dict[str, tuple[int, int]] = {}
+    name, value_at, string_at, at, depth = "", 0, start.end(), start.end(), 1
+    while depth and at < len(body):
+        mark = (OUTER if depth == 1 else INNER).search(body, at, at + WINDOW)
+        yield STEP + (min(at + WINDOW, len(body)) if mark is None else mark.end()) - at
+        if mark is None:
+            at += WINDOW
+            continue
+        at = mark.end()
+        sign = body[mark.start()]
+        if sign == QUOTE:
+            string_at = mark.start()
+            at = yield from _string_end(body, at)
+        elif sign == COLON:
+            name, value_at = _name(body[string_at : min(mark.start(), string_at + LONGEST_NAME)]), at
+        elif sign in CLOSING:
+            depth += 1
+        elif sign != COMMA:
+            depth -= 1
+        if name and (sign == COMMA or not depth):
+            found[name] = value_at, mark.start()
+            name = ""
+    parts = []
+    for name, (begin, end) in found.items():
+        part = body[begin:end] if end - begin <= MOST_OF_FIELD else (yield from _cut(body, begin))
+        parts.append(b'"%s":%s' % (name.encode(), part))
+    return b"{%s}" % b",".join(parts)
+
+
+def _string_end(body: bytes, at: int) -> Generator[int, None, int]:
+    while at < len(body):
+        quote = body.find(b'"', at, at + WINDOW)
+        end = quote if quote >= 0 else min(at + WINDOW, len(body))
+        if body.find(b"\\", at, end) >= 0:  # seldom: the way before is much faster
+            inside = IN_STRING.match(body, at, at + WINDOW)
+            assert inside is not None
+            end = inside.end()
+            if end == at:  # a backslash that nothing follows
+                break
+        yield STEP + end - at
+        at = end
+        if at < len(body) and body[at] == QUOTE:
+            return at + 1
+    return len(body)
+
+
+def _name(written: bytes) -> str:
+    try:
+        name = msgspec.json.decode(written, type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    return name if name in FIELDS else ""
+
+
+def _cut(body: bytes, at: int) -> Steps:
+    """The beginning of a long value: as many whole values as fit, with everything open closed."""
+    raw = body[at : at + MOST_OF_FIELD].lstrip()
+    if raw.startswith(b'"'):
+        return raw[: max(1, raw.rfind(b" "))] + b'"'
+    end, before, signs = 0, 0, bytearray()  # the last comma, and how many of the signs stand before it
+    for token in TOKEN.finditer(raw):
+        yield STEP
+        sign = raw[token.start()]
+        if sign == COMMA:
+            end, before = token.start(), len(signs)
+        elif sign != QUOTE:
+            signs.append(sign)
+    closing: list[bytes] = []
+    for sign in signs[:before]:
+        if sign in CLOSING:
+            closing.append(CLOSING[sign])
+        elif closing:
+            closing.pop()
+    return raw[:end] + b"".join(reversed(closing)) if end else b"null"

@@ -1,7 +1,4 @@
-"""The circuit breaker of one worker: after failures in a row nothing is sent to it for a while, then little, then all.
-
-A state machine over times that it is given; it owns its counts and knows neither clocks nor workers.
-"""
+"""The circuit breaker of one worker: failures in a row open it, successful trials close it. Callers pass the time."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class BreakerSettings:
 
 
 class Breaker:
-    """Notified of every request: `begin`, then one of `succeeded`, `failed` and `abandoned`."""
+    """Call `begin` for every request, then one of `succeeded`, `failed` and `abandoned`."""
 
     def __init__(self, settings: BreakerSettings) -> None:
         self._settings = settings
@@ -46,7 +43,7 @@ class Breaker:
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trials)
 
     def begin(self, now_s: float) -> None:
-        """A request goes to the worker. One that went there before the breaker opened is no trial."""
+        """A request is sent. One that was sent before the breaker opened is no trial."""
         if self.state(now_s) is BreakerState.HALF_OPEN:
             self._state = BreakerState.HALF_OPEN
             self._trials += 1
@@ -60,7 +57,7 @@ class Breaker:
                 self.reset()
 
     def proved(self, now_s: float) -> bool:
-        """A request does well, though it has not ended. Whether that counted: it does on trial."""
+        """Counts a stream that works as a successful trial before it ends; returns whether it counted."""
         if self._state is not BreakerState.HALF_OPEN:
             return False
         self.succeeded(now_s)
@@ -81,7 +78,6 @@ class Breaker:
             self._end_trial()
 
     def reset(self) -> None:
-        """As new: the worker has been replaced, or has shown that it works."""
         self._state = BreakerState.CLOSED
         self._failures = self._successes = self._trials = 0
 

@@ -1,27 +1,102 @@
-"""Keeps the `kv_events` policies informed: which caches to follow, and which prompts to learn.
+"""Keeps the `kv_events` policies informed: follows workers' cache events and learns the token ids of prompts.
 
-Listens to the registry (workers come into rotation and leave it) and to the policy table (a model's policy is made or
-changed). Owns the feed of cache events and the learner of prompts; with no model under `kv_events` both stand idle.
+A prompt's ids are fetched from the /tokenize of the worker that took it, while it computes; no request waits. A worker
+that refuses a few times in a row is not asked again: `kv_events` then goes by text, as `cache_aware` does.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
 from bough.gateway.http_client import Upstream
 from bough.gateway.kv_feed import KVFeed
+from bough.gateway.peek import LARGE
 from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.prompt_learner import PromptLearner
 from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Worker, worker_id
 from bough.memory.tree.event_key import read_key
+
+MOST_WAITING = 64
+ENOUGH_REFUSALS = 3
+AT_ONCE = 4  # per gateway: tokenising costs the worker time that requests could use
+
+# POSTs JSON to the /tokenize of the worker at a URL and gives status and answer; (0, b"") if there was none
+Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+
+
+class TokenizeResponse(msgspec.Struct):
+    tokens: list[int]
+
+
+def tokenize_body(path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The /tokenize request for a prompt; None for a prompt that it cannot tokenize."""
+    messages, prompt = body.get("messages"), body.get("text") if path.endswith("/generate") else body.get("prompt")
+    if isinstance(messages, list):
+        system = body.get("system")  # Anthropic's place for it
+        asked: dict[str, Any] = {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
+        if body.get("chat_template_kwargs"):
+            asked["chat_template_kwargs"] = body["chat_template_kwargs"]
+        return asked
+    return {"prompt": prompt} if isinstance(prompt, str) else None
+
+
+class PromptLearner:
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._refusals: Counter[str] = Counter()  # in a row, by worker
+
+    def sent(self, policy: KVEventsPolicy, worker_url: str, path: str, body: bytes, request: RoutingRequest) -> None:
+        """Starts to fetch the ids of a prompt that was sent, if they are unknown. Returns at once."""
+        if len(self._tasks) >= MOST_WAITING or self._refusals[worker_url] >= ENOUGH_REFUSALS:
+            return
+        if len(body) > LARGE or not policy.curious(request):
+            return
+        try:
+            asked = tokenize_body(path, msgspec.json.decode(body, type=dict[str, Any]))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
+        if asked is not None:
+            task = asyncio.get_running_loop().create_task(self._learn(policy, worker_url, asked, request.text))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _learn(self, policy: KVEventsPolicy, worker_url: str, asked: dict[str, Any], text: str) -> None:
+        async with self._turns:
+            status, answer = await self._post(worker_url, msgspec.json.encode(asked))
+        try:
+            tokens = msgspec.json.decode(answer, type=TokenizeResponse).tokens if status == 200 else None
+        except msgspec.MsgspecError:
+            tokens = None
+        if tokens is None:
+            self._refusals[worker_url] += 1
+        else:
+            self._refusals.pop(worker_url, None)
+            policy.learn(text, tokens)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+# ---- which caches to follow
+
 
 LEARN_TIMEOUT_S = 10.0
 SENT_JSON = ((b"Content-Type", b"application/json"),)
 
 
 class CacheWatch(RegistryListener):
-    """A listener of the registry. Made before requests come, on the gateway's event loop."""
+    """Listens to the registry and the policy table. Created on the gateway's event loop, before requests come."""
 
     def __init__(
         self, registry: Registry, policies: PolicyTable, upstream: Upstream, key_file: str | None = None
@@ -39,13 +114,12 @@ class CacheWatch(RegistryListener):
         await self._feed.close()
 
     def sent(self, worker: Worker, path: str, body: bytes, request: RoutingRequest) -> None:
-        """A request was sent to a worker. Returns at once."""
         policy = self._watching.get(request.model or None)
         if policy is not None:
             self._learner.sent(policy, worker.url, path, body, request)
 
     def built(self, model: str | None, policy: Policy) -> None:
-        """A model has got a policy, which replaces the one before."""
+        """A model has a policy, which replaces the previous one."""
         self.dropped(model)
         if isinstance(policy, KVEventsPolicy):
             self._watching[model] = policy
@@ -53,7 +127,6 @@ class CacheWatch(RegistryListener):
                 self.changed(worker)
 
     def dropped(self, model: str | None) -> None:
-        """The model's policy is gone."""
         before = self._watching.pop(model, None)
         if before is not None:
             for worker in self._registry:

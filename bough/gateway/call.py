@@ -1,4 +1,4 @@
-"""One request of a client on its way through the gateway, and the line that the access log shows of it."""
+"""One client request on its way through the gateway, and its access log line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What came, never changed; and how it went, for the log and the metrics."""
+    """The request, and how it went, for the log and the metrics."""
 
     method: str
     path: str  # without the query
@@ -49,7 +49,7 @@ class Call:
 
 
 class AccessLog:
-    """One line of JSON per request on standard error, if wanted. Nothing in it says what a request was about."""
+    """One line of JSON per request on standard error, without any content of the request."""
 
     def __init__(self, enabled: bool, out: TextIO | None = None) -> None:
         self._out = (out or sys.stderr) if enabled else None

@@ -1,7 +1,6 @@
-"""Who calls the gateway: the keys of its clients, and how much each of them may ask.
+"""The gateway's clients: their keys and rate limits.
 
-Clients are strangers to each other: their keys never open management, which has a key of its own. Where clients have
-keys and management has none, it is refused. Owns the keys and their rate limits; a changed configuration replaces them.
+Client keys never open management: it has a key of its own, and is refused where clients have keys and it has none.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from bough.server.errors import HttpError
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """One client: its key, the name under which logs show it, and its own rate."""
-
     key: str
     name: str
     rate_limit_rps: float | None = None
@@ -26,8 +23,6 @@ class ClientKey:
 
 
 class Clients:
-    """Lets in whom its keys and rates allow."""
-
     def __init__(
         self,
         keys: Sequence[ClientKey] = (),
@@ -45,8 +40,7 @@ class Clients:
         }
 
     def identify(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> ClientKey | None:
-        """Whose key the request carries; None where none is needed. Raises a 401 for a wrong or missing one, and a 403
-        for management that no key opens."""
+        """The client whose key the request carries; None where none is needed. Raises a 401 or 403."""
         if access in ("admin", "admin_only"):
             self._check_admin(headers)
             return None
@@ -70,7 +64,7 @@ class Clients:
             raise unauthorised("admin", given)
 
     def count(self, client: ClientKey | None, now_s: float) -> None:
-        """One more request. Raises a 429 for one over the rate of all or of its client; it is not counted then."""
+        """Counts a request, or raises a 429 without counting it."""
         own = self._buckets.get(client.key) if client is not None else None
         wait_s = take_from_all([*self._common, *([own] if own is not None else ())], now_s)
         if wait_s:
@@ -89,7 +83,7 @@ class TokenBucket:
         self._seen_s: float | None = None
 
     def wait_s(self, now_s: float) -> float:
-        """How long until a request may pass; 0 when one may at once. Takes nothing."""
+        """Seconds until a request may pass; takes no token."""
         if self._seen_s is not None:
             self._level = min(self.burst, self._level + (now_s - self._seen_s) * self.rate)
         self._seen_s = now_s
@@ -100,7 +94,7 @@ class TokenBucket:
 
 
 def take_from_all(buckets: Sequence[TokenBucket], now_s: float) -> float:
-    """0 and a token from every bucket; or the wait, and nothing taken: a refusal must not use up other limits."""
+    """Takes a token from every bucket and returns 0, or returns the wait and takes none."""
     wait_s = max((bucket.wait_s(now_s) for bucket in buckets), default=0.0)
     if not wait_s:
         for bucket in buckets:

@@ -1,8 +1,6 @@
 """The gateway's configuration file: workers, policies, keys with their rates, and settings by name.
 
-`read_file` judges a file as a whole, so that a wrong one changes nothing. `ConfigFile` owns what it was when it was
-last applied, and applies it again when it changes. What only holds from the start (ports, limits) is left as it was,
-with a line in the log.
+A wrong file changes nothing. A changed file is applied at once, except for settings that need a restart.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class FileKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A file that is right."""
+    """A valid file."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     workers: tuple[FileWorker, ...] = ()
@@ -58,7 +56,7 @@ class FileContent:
 
 
 def read_file(file: str) -> FileContent:
-    """What the file says, or a `SettingsError` that names the place."""
+    """Raises a `SettingsError` that names the place."""
     content = {str(name).replace("-", "_"): value for name, value in read_yaml(file).items()}
     known = {f.name: f for f in gateway_fields()}
     settings: dict[str, Any] = {}
@@ -84,7 +82,6 @@ def read_file(file: str) -> FileContent:
 
 
 def _list(content: dict[str, Any], name: str) -> list[Any]:
-    """Takes an entry that must be a list: a text would be one, letter by letter."""
     given = content.pop(name, None)
     if given is None:
         return []
@@ -108,7 +105,6 @@ def _worker(entry: Any) -> FileWorker:
 
 
 def _policy(entry: Any) -> PolicyChoice:
-    """A name, or a mapping with the name and the policy's own options."""
     if isinstance(entry, str):
         choice = PolicyChoice(entry)
     elif isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
@@ -131,8 +127,6 @@ def _key(number: int, entry: Any) -> ClientKey:
 
 
 class ConfigFile:
-    """Keeps a gateway as its file says."""
-
     def __init__(self, file: str, gateway: Gateway) -> None:
         self._path = Path(file).expanduser()
         self._gateway = gateway
@@ -141,7 +135,6 @@ class ConfigFile:
         self._rates = {name: getattr(gateway.settings, name) for name in RATES}
 
     def apply(self) -> None:
-        """Raises a `SettingsError` and changes nothing if the file is wrong."""
         self._seen = _bytes(self._path)
         content = read_file(str(self._path))
         self._take_workers(content)
@@ -151,7 +144,6 @@ class ConfigFile:
         self._applied = content
 
     async def watch(self) -> None:
-        """Applies the file whenever it has changed; a wrong one is logged and the old one stays."""
         while True:
             await asyncio.sleep(LOOK_S)
             if _bytes(self._path) == self._seen:
@@ -186,7 +178,7 @@ class ConfigFile:
             self._gateway.policies.set_default(PolicyChoice(content.settings.get("policy") or without))
 
     def _take_clients(self, content: FileContent) -> None:
-        """Rates begin anew, so nothing is touched unless keys or rates have changed."""
+        """Replaces the clients only if keys or rates have changed, because their rate limits start again."""
         before = self._applied.api_keys if self._applied is not None else ()
         settings = self._gateway.settings
         changed = {n: _part(content.settings.get(n), settings.processes) for n in RATES if self._changed(content, n)}
@@ -198,22 +190,20 @@ class ConfigFile:
         self._gateway.clients = Clients([*flags, *own], settings.admin_api_key, **self._rates)
 
     def _tell_of_others(self, content: FileContent) -> None:
-        for name in sorted((content.settings.keys() | self._settings_before()) - set(CHANGEABLE)):
+        before = self._applied.settings if self._applied is not None else {}
+        for name in sorted((content.settings.keys() | before.keys()) - set(CHANGEABLE)):
             if self._changed(content, name):
                 log.warning("%s of %s holds from the gateway's next start", name, self._path)
 
-    def _settings_before(self) -> set[str]:
-        return set(self._applied.settings) if self._applied is not None else set()
-
     def _changed(self, content: FileContent, name: str) -> bool:
-        """Whether the file says something else than before, and is the one to say it."""
+        """Whether the file's value has changed and no flag overrides it."""
         if self._applied is None or name in self._gateway.settings.given:
             return False
         return self._applied.settings.get(name) != content.settings.get(name)
 
 
 def _share(key: ClientKey, processes: int) -> ClientKey:
-    """A key with the part of its rate that one process may let pass."""
+    """The client's key with one process's part of its rate."""
     rate, burst = _part(key.rate_limit_rps, processes), _part(key.rate_limit_burst, processes)
     return ClientKey(key.key, key.name, rate, burst)
 

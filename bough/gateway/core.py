@@ -1,7 +1,4 @@
-"""The gateway without its socket: its parts, wired, and the life of one proxied request.
-
-Owns the parts. The HTTP edge (`app`, `management`) and the gRPC front call it; `service` starts and ends it.
-"""
+"""The gateway without its socket: owns the parts, wires them, and serves one proxied request."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ PRESENCE_DELAY_S = 0.005  # so that watching a client does not stand between it 
 
 
 class Gateway:
-    """Made on the event loop that it serves on."""
+    """Created on the event loop that it serves on."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -98,14 +95,13 @@ class Gateway:
         self.upstream.close()
 
     def cut_off(self) -> None:
-        """Ends every call: the gateway stops and cannot wait any longer."""
         self._stopping = True
         for scope in list(self._running):
             end_scope(scope)
 
     async def serve(self, call: Call, outlet: Outlet, receive: Receive) -> None:
-        """Answers the call; its work ends when its client leaves or its time is up. Raises an `HttpError` only while
-        nothing has gone out."""
+        """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
+        sent."""
         self._name_model(call)
         self.budget.earn()
         if self._traces is not None:
@@ -129,7 +125,6 @@ class Gateway:
             self.dispatch.finish(call)
 
     def ended(self, call: Call) -> None:
-        """The last thing of every call: counted and logged."""
         self.metrics.ended(call, known_model=self.registry.knows(call.peek.model))
         if self._traces is not None and call.span is not None:
             self._traces.end(call.span, call)
@@ -146,7 +141,7 @@ class Gateway:
         await outlet.broken(message)
 
     def _name_model(self, call: Call) -> None:
-        """A request that names no model is the only model's, where there is only one."""
+        """Gives a request without a model the only model, if there is only one."""
         if call.peek.model is None:
             models = self.registry.models()
             if len(models) == 1:
@@ -154,7 +149,6 @@ class Gateway:
                 call.peek = msgspec.structs.replace(call.peek, model=models[0], routing=routing)
 
     async def _tick(self) -> None:
-        """Housekeeping: of the queue often, of the policies about once a second."""
         while True:
             try:
                 for _ in range(QUEUE_TICKS):
@@ -166,7 +160,7 @@ class Gateway:
 
 
 class Presence:
-    """Ends a scope when the request's client leaves. Owns a timer and a task, which its owner ends."""
+    """Ends a scope when the request's client disconnects."""
 
     def __init__(self, receive: Receive, outlet: Outlet, scope: asyncio.Timeout) -> None:
         self.left = False
@@ -183,7 +177,7 @@ class Presence:
             self._listening.cancel()
 
     def _listen(self) -> None:
-        """The whole body has come, so the next message can only be the client's leaving."""
+        """The whole body was received, so the next message is the disconnect."""
         self._listening = asyncio.ensure_future(self._receive())
         self._listening.add_done_callback(self._leave)
 

@@ -1,8 +1,6 @@
-"""Who gets a request, and when: the choice of a worker, the limits on requests at once, and the queue before them.
+"""Chooses a worker for each request, limits concurrent requests, and queues those that must wait.
 
-Owns the count of admitted requests, the waiting ones in their order, and the policy of each model. A request that can
-be sent is given a `Lease` at once; one that meets a limit, or finds no worker, waits in a bounded queue and gets
-its lease when there is room. Choosing is left to the policies, sending to `attempts`.
+A request that can be sent gets a `Lease` at once; any other waits in a bounded queue until there is room.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ NO_WORKER_PATIENCE_S = 10.0  # for a worker to come back; longer only for those 
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request in the queue. The more urgent first, then those that go on with something, then the earlier."""
+    """A queued request: by priority, then requests that continue, then by arrival."""
 
     call: Call
     place: tuple[int, int, int]
@@ -35,7 +33,7 @@ class Waiter:
 
 
 class Dispatch(RegistryListener):
-    """Gives leases; listens to the registry, because a worker that comes into rotation makes room."""
+    """Listens to the registry: a worker that enters rotation can take waiting requests."""
 
     def __init__(self, registry: Registry, policies: PolicyTable, settings: GatewaySettings) -> None:
         self._registry = registry
@@ -56,7 +54,7 @@ class Dispatch(RegistryListener):
         return len(self._waiting)
 
     async def lease(self, call: Call) -> Lease:
-        """A worker for the call's next attempt. Raises the 408, 429 or 503 that the client gets where there is none."""
+        """A worker for the call's next attempt. Raises a 408, 429 or 503 where there is none."""
         self._check_model(call)
         if call.admitted or not self._is_waited_for(call.peek.model):
             lease = self.try_lease(call)
@@ -65,7 +63,6 @@ class Dispatch(RegistryListener):
         return await self._wait(call)
 
     def finish(self, call: Call) -> None:
-        """The call has ended, whichever way."""
         if call.admitted:
             call.admitted = False
             self._active -= 1
@@ -75,8 +72,8 @@ class Dispatch(RegistryListener):
         return [worker for worker in self._registry.serving(model) if worker.available]
 
     def serve_waiting(self) -> None:
-        """Gives leases to those who wait, as far as there is room. Called when there may be more of it; and now and
-        then, because a breaker half-opens without a notice."""
+        """Gives leases to waiting requests while there is room. Also called regularly: a breaker half-opens without
+        notice."""
         full: set[str | None] = set()  # models: where one request finds no room, the next one does not either
         for waiter in list(self._waiting):
             call = waiter.call
@@ -103,7 +100,6 @@ class Dispatch(RegistryListener):
     # ---- choosing
 
     def try_lease(self, call: Call) -> Lease | None:
-        """A worker for the call, if one can take it at once."""
         if not call.admitted and self._limit != UNLIMITED and self._active >= self._limit:
             return None
         now_s = time.monotonic()
@@ -122,7 +118,6 @@ class Dispatch(RegistryListener):
         return Lease(worker, self._released)
 
     def has_untried(self, call: Call) -> bool:
-        """Whether a worker is left that has not failed the call."""
         return any(worker.id not in call.tried for worker in self._candidates(call))
 
     def _candidates(self, call: Call) -> list[Worker]:
@@ -137,7 +132,7 @@ class Dispatch(RegistryListener):
             self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
-        """An unknown model is refused, unless a worker has not reported its models yet: it may have it."""
+        """Refuses an unknown model, unless a worker that has not reported its models may have it."""
         model = call.peek.model
         if model is None or self._registry.serving(model):
             return
@@ -150,8 +145,7 @@ class Dispatch(RegistryListener):
     # ---- waiting
 
     def _is_waited_for(self, model: str | None) -> bool:
-        """Whether somebody is first in line for the model's workers. Those of other models are in nobody's way: room
-        under the gateway's own limit is given to them before a new request can take it."""
+        """Whether an earlier request waits for the model's workers."""
         return any(waiter.call.peek.model == model and not waiter.lease.done() for waiter in self._waiting)
 
     async def _wait(self, call: Call) -> Lease:
@@ -170,7 +164,7 @@ class Dispatch(RegistryListener):
             call.queued_s += time.monotonic() - began_s
 
     async def _wait_for(self, waiter: Waiter) -> Lease:
-        """Its patience is looked at again and again: it is longer while there is a worker to wait for."""
+        """Checks its timeout repeatedly: it is longer while a worker may come back."""
         self.serve_waiting()
         began_s = time.monotonic()
         while not waiter.lease.done():
@@ -208,7 +202,7 @@ class Dispatch(RegistryListener):
         return [w for w in self._candidates(call) if w.breaker.state(now_s) is not BreakerState.OPEN]
 
     def _give_back(self, waiter: Waiter) -> None:
-        """The client left in the moment in which it was given a worker."""
+        """The client disconnected at the moment its lease was granted."""
         if waiter.lease.done() and waiter.lease.exception() is None:
             lease = waiter.lease.result()
             lease.worker.breaker.abandoned()

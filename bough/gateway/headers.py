@@ -1,8 +1,4 @@
-"""Which headers pass the gateway, in both directions.
-
-Hop-by-hop headers concern one connection and stay on it. Keys stay too: a client's is for the gateway, a worker's is
-for the worker. Everything else passes, `traceparent` and `X-Forwarded-*` among it.
-"""
+"""Which headers pass the gateway. Hop-by-hop headers and keys do not; everything else does."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-
 
 
 def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[bytes, bytes]]:
-    """What a worker is sent for a client's headers."""
     named = _named_in_connection(raw)
     kept = [(name, value) for name, value in raw if name not in NOT_UPSTREAM and name not in named]
     if client is not None and not any(name == b"x-forwarded-for" for name, _ in raw):
@@ -56,13 +51,12 @@ def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | N
 
 
 def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """What a client is sent for a worker's headers, whose names are in lower case."""
     named = _named_in_connection(raw)
     return [(name, value) for name, value in raw if name not in NOT_DOWNSTREAM and name not in named]
 
 
 def header(raw: RawHeaders, *names: bytes) -> str | None:
-    """The value of the first of these headers that is there; names in lower case."""
+    """The value of the first of these headers that is present; names in lower case."""
     for wanted in names:
         for name, value in raw:
             if name == wanted:

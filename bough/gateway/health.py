@@ -1,7 +1,7 @@
-"""Active health checks: when a worker comes into rotation and when it leaves.
+"""Active health checks: when a worker enters rotation and when it leaves.
 
-Owns a task per worker. A worker that is not in rotation is checked every half second; one that is, at the interval of
-the settings, and at once when a request has failed there or has waited suspiciously long.
+A worker outside of rotation is checked every half second; one in rotation at the interval of the settings, and at once
+when a request has failed or is silent for too long.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
 
 
 class HealthRecord:
-    """Results in a row against the thresholds."""
-
     def __init__(self, failures: int, successes: int) -> None:
         self._needed = {False: failures, True: successes}
         self._last = False
@@ -43,15 +41,13 @@ class HealthRecord:
         return not self._last
 
     def note(self, passed: bool) -> bool:
-        """Whether the row of equal results has just reached its threshold or is past it."""
+        """Whether enough equal results in a row have come."""
         self._row = self._row + 1 if passed == self._last else 1
         self._last = passed
         return self._row >= self._needed[passed]
 
 
 class HealthChecks(RegistryListener):
-    """Asks every worker; listens to the registry for who there is."""
-
     def __init__(self, registry: Registry, upstream: Upstream, settings: GatewaySettings) -> None:
         self._registry = registry
         self._upstream = upstream
@@ -67,7 +63,7 @@ class HealthChecks(RegistryListener):
         self._tasks[worker.id] = asyncio.create_task(self._watch(worker, wake), context=context)
 
     def changed(self, worker: Worker) -> None:
-        """One that has left is no longer waited on for a whole interval: it may be back soon."""
+        """Checks a worker that has left at once: it may be back soon."""
         if not worker.in_rotation:
             worker.suspect()
 
@@ -114,8 +110,8 @@ class HealthChecks(RegistryListener):
             self._registry.notify_changed(worker)
 
     async def _rest(self, worker: Worker, wake: asyncio.Event, pause_s: float) -> None:
-        """Until the next check is due or asked for. The load is polled meanwhile; a worker that does not answer that
-        is checked at once."""
+        """Until the next check is due or requested. Polls the load meanwhile; a worker that does not answer that is
+        checked at once."""
         polling = asyncio.ensure_future(self._poll_load(worker))
         asked = asyncio.ensure_future(wake.wait())
         try:
@@ -134,7 +130,6 @@ class HealthChecks(RegistryListener):
 
 
 def _nobody_listens(error: Exception) -> bool:
-    """The process is gone: its port refuses, which no busy server does."""
     return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
 
 
@@ -142,7 +137,7 @@ def _nobody_listens(error: Exception) -> bool:
 
 
 async def is_well(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
-    """Raises what is wrong with the worker. One without `/health` is well when it lists its models."""
+    """Raises what is wrong with the worker. One without `/health` must list its models."""
     status, _ = await upstream.get(worker, "/health", timeout_s)
     if status in UNKNOWN_ROUTE:
         status, _ = await upstream.get(worker, "/v1/models", timeout_s)
@@ -151,7 +146,6 @@ async def is_well(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
 
 
 async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capabilities:
-    """What the worker serves and can do."""
     listed = await _json(upstream, worker, "/v1/models", timeout_s)
     entries = listed.get("data")
     names = [str(entry["id"]) for entry in entries if _is_named(entry)] if isinstance(entries, list) else []
@@ -168,8 +162,8 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
 
 
 async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
-    """Requests that run and wait there, from any sender; 0 where the worker does not report it. An `OSError` where
-    it does not answer at all."""
+    """Running and waiting requests from any sender; 0 if the worker does not report them. Raises an `OSError` without
+    an answer."""
     loads = _object(*await upstream.get(worker, "/v1/loads", timeout_s)).get("loads")
     if not isinstance(loads, list):
         return 0.0
@@ -186,7 +180,6 @@ def _text(value: Any) -> str | None:
 
 
 async def _json(upstream: Upstream, worker: Worker, path: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON object at a path; empty where there is none."""
     try:
         return _object(*await upstream.get(worker, path, timeout_s))
     except OSError:

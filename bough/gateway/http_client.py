@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for a proxy: kept-alive connections, bytes as they are, as little work as possible.
+"""A small HTTP/1.1 client for a proxy: kept-alive connections, unchanged bytes, little work. Every fault is an
+`OSError`.
 
-Owns the connections that are not in use. Nothing is decoded, redirected or retried, but for one case that is safe: a
-kept connection that the server was just closing, for a request that may be sent twice. Every fault is an `OSError`.
+It retries one safe case: a kept connection that the server was closing, for an idempotent request.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ JSON_WANTED = ((b"Accept", b"application/json"),)
 
 
 class StaleConnectionError(ConnectionError):
-    """A kept connection ended before a byte of the answer came: the server may not have seen the request."""
+    """A kept connection ended before a byte of the response: the server may not have seen the request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """Where requests go: a host and port or a unix socket, and what each request names."""
+    """Where requests go: a host and port, or a unix socket."""
 
     host: str
     port: int
@@ -58,16 +58,15 @@ class Origin:
 
 
 class HttpClient:
-    """Requests to any number of origins, from one event loop."""
-
-    def __init__(self) -> None:
+    def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, list[_Connection]] = {}  # the longest unused first
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def request(
         self, origin: Origin, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> UpstreamResponse:
-        """The beginning of the response, which its caller must close. `target` is the path with its query."""
+        """The beginning of the response, which the caller must close. `target` is the path with its query."""
         raw = _head(origin, method, target, headers, body)
         while (kept := self._take(origin)) is not None:
             try:
@@ -78,7 +77,6 @@ class HttpClient:
         return await self._exchange(await self._connect(origin), method, raw, body)
 
     def close(self) -> None:
-        """Closes what is not in use."""
         if self._sweeping is not None:
             self._sweeping.cancel()
         for connections in self._idle.values():
@@ -102,7 +100,7 @@ class HttpClient:
 
     async def _connect(self, origin: Origin) -> _Connection:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 if origin.socket_path is None:
                     return await self._connect_to_any(origin)
                 made = functools.partial(_Connection, self, origin)
@@ -111,7 +109,7 @@ class HttpClient:
             raise ConnectionError("it could not be reached in time") from None
 
     async def _connect_to_any(self, origin: Origin) -> _Connection:
-        """The first of the host's addresses that answers; one that does not leaves time for the others."""
+        """The first of the host's addresses that answers; each gets a part of the timeout."""
         loop, made = asyncio.get_running_loop(), functools.partial(_Connection, self, origin)
         tls, name = (self._tls, origin.host) if origin.tls else (None, None)
         found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
@@ -119,7 +117,7 @@ class HttpClient:
         for *_, address in found:
             host = str(address[0])
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S / len(found)):
+                async with asyncio.timeout(self._connect_timeout_s / len(found)):
                     return (await loop.create_connection(made, host, origin.port, ssl=tls, server_hostname=name))[1]
             except OSError as error:
                 failure = error
@@ -144,7 +142,6 @@ class HttpClient:
             self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Closes what nobody has used for a while."""
         now_s = time.monotonic()
         for origin, connections in list(self._idle.items()):
             kept = [connection for connection in connections if connection.is_usable(now_s)]
@@ -157,8 +154,6 @@ class HttpClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time."""
-
     transport: asyncio.Transport
 
     def __init__(self, client: HttpClient, origin: Origin) -> None:
@@ -182,7 +177,6 @@ class _Connection(asyncio.Protocol):
             self.transport.write(head)
 
     def finished(self, response: UpstreamResponse) -> None:
-        """Its response is closed."""
         self._response = None
         if response.reusable and not self._lost and not self.transport.get_write_buffer_size():
             self.used, self._idle_since_s = True, time.monotonic()
@@ -221,7 +215,7 @@ _origin = functools.lru_cache(MAX_ORIGINS)(Origin.of)
 
 
 class Upstream:
-    """Requests to workers, each with the worker's own key. Used on one event loop, and closed there."""
+    """Requests to workers, each with the worker's key."""
 
     def __init__(self) -> None:
         self._client = HttpClient()
@@ -232,8 +226,7 @@ class Upstream:
     async def send(
         self, worker: Worker, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> UpstreamResponse:
-        """The beginning of the worker's response, which must be closed. `target` is the path with its query, as the
-        client wrote it."""
+        """The beginning of the worker's response, which the caller must close."""
         if worker.api_key is not None:
             headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
         return await self._client.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
@@ -247,7 +240,6 @@ class Upstream:
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
     ) -> tuple[int, bytes]:
-        """Status and body of a short answer."""
         async with asyncio.timeout(timeout_s):
             response = await self.send(worker, method, target, headers, body)
             with contextlib.closing(response):
@@ -258,5 +250,5 @@ class Upstream:
 
 
 def describe(error: Exception) -> str:
-    """What was wrong, for logs and clients: a `TimeoutError` has no text of its own."""
+    """A `TimeoutError` has no text of its own."""
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -1,8 +1,7 @@
 """Workers from Kubernetes: every running pod with the given labels is one.
 
-Lists the pods, then watches them. Whenever the watch ends (the API server ends each after a while, or has forgotten the
-place where it began) they are listed again and compared, so nothing is missed for good. An API server that cannot be
-reached changes nothing: pods that ran still run. Whether a pod is well is for the gateway's own health checks to say.
+Pods are listed, then watched; when a watch ends they are listed again and compared. While the API server cannot be
+reached nothing changes. Health checks decide whether a pod is healthy.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 async def follow(changes: AsyncIterable[Change], registry: Registry) -> None:
-    """Keeps the registry as the changes say, until it is cancelled. What another source has added is never removed."""
+    """Applies the changes to the registry. Never removes a worker from another source."""
     async for kind, url in changes:
         if kind == "add":
             registry.add(url, source=DISCOVERED)
@@ -36,7 +35,7 @@ async def follow(changes: AsyncIterable[Change], registry: Registry) -> None:
 
 
 def url_of(pod: Any, port: int) -> str | None:
-    """Where a pod can be asked; None while it cannot, or is being deleted."""
+    """None while the pod cannot take requests."""
     if pod.metadata.deletion_timestamp is not None or pod.status is None:
         return None
     if pod.status.phase != "Running" or not pod.status.pod_ip:
@@ -46,8 +45,8 @@ def url_of(pod: Any, port: int) -> str | None:
 
 
 class KubernetesPods:
-    """Owns which pods are known. `selector` holds `key=value` labels, all of which must match; without a namespace all
-    are searched. In a cluster the pod's own service account is used, elsewhere the user's kubeconfig."""
+    """`selector` holds `key=value` labels that must all match; without a namespace all are searched. Uses the pod's
+    service account in a cluster, the user's kubeconfig elsewhere."""
 
     def __init__(self, selector: Sequence[str], port: int, namespace: str | None = None) -> None:
         for label in selector:
@@ -62,7 +61,6 @@ class KubernetesPods:
         self._urls: dict[str, str] = {}  # by the pod's unique id: its name and address may come again
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """Every change without end, the workers that are there at the start first."""
         from aiohttp import ClientError
 
         failures = 0
@@ -96,7 +94,6 @@ class KubernetesPods:
         return configuration
 
     async def _once(self, pods: Any) -> AsyncGenerator[Change, None]:
-        """Lists, and watches until the watch ends."""
         everywhere = self._namespace is None
         listing = pods.list_pod_for_all_namespaces if everywhere else pods.list_namespaced_pod
         where = () if everywhere else (self._namespace,)
@@ -122,7 +119,6 @@ class KubernetesPods:
                         yield change
 
     def _seen(self, pod: Any, deleted: bool = False) -> Iterator[Change]:
-        """What the state of one pod changes."""
         uid = pod.metadata.uid
         url = None if deleted else url_of(pod, self._port)
         before = self._urls.pop(uid, None)

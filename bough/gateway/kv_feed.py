@@ -1,9 +1,7 @@
 """Follows the cache events that workers publish, and passes them to the policy that routes by them.
 
-One subscription per worker, made from the `kv_events_config` of its /server_info. Messages are numbered: lost ones are
-fetched from the worker's replay endpoint if it has one; otherwise the worker's index starts empty, so that it may know
-too little but never what is not so. A connection that breaks may mean a worker that restarts with an empty cache, so
-the index starts empty then too, and is filled from the replays.
+Messages are numbered. Lost ones are fetched from the worker's replay endpoint; without one, and after a broken
+connection, the worker's index starts empty, so that it never holds what the worker does not.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ decode_batch = msgspec.msgpack.Decoder(KVEventBatch).decode
 
 
 class Publisher(msgspec.Struct, frozen=True):
-    """What of a worker's --kv-events-config matters to a subscriber; other engines may have more in it."""
+    """The part of a worker's --kv-events-config that a subscriber needs."""
 
     publisher: Literal["zmq"] = "zmq"
     endpoint: str = "tcp://*:5557"
@@ -44,7 +42,7 @@ class Publisher(msgspec.Struct, frozen=True):
 
 
 class Observer(Protocol):
-    """Who wants to know: a `KVEventsPolicy`. A worker of several models may have several observers."""
+    """A `KVEventsPolicy`; a worker of several models may have several."""
 
     def observe(self, worker_id: str, event: KVEvent) -> None: ...
     def restart(self, worker_id: str) -> None: ...
@@ -52,7 +50,7 @@ class Observer(Protocol):
 
 
 def reachable(endpoint: str, worker_url: str) -> str:
-    """Where to connect to for an endpoint that a worker listens on: a wildcard means the worker's own host."""
+    """The address of an endpoint that a worker listens on: a wildcard means the worker's host."""
     scheme, _, rest = endpoint.partition("://")
     host, colon, port = rest.rpartition(":")
     if scheme != "tcp" or host not in EVERYWHERE:
@@ -62,8 +60,6 @@ def reachable(endpoint: str, worker_url: str) -> str:
 
 
 class KVFeed:
-    """Owns the subscriptions. Lives on one event loop."""
-
     def __init__(self, key: EventKey | None = None) -> None:
         self._key = key
         self._context = zmq.asyncio.Context()
@@ -73,7 +69,7 @@ class KVFeed:
         return (worker_id, observer) in self._following
 
     def follow(self, worker_id: str, url: str, config: str | None, observer: Observer) -> bool:
-        """Starts to follow a worker whose --kv-events-config is `config`; False if it publishes nothing usable."""
+        """False if the worker publishes nothing usable."""
         self.unfollow(worker_id, observer)
         if config is None:
             return False
@@ -110,8 +106,6 @@ class KVFeed:
 
 
 class Subscription:
-    """One worker's events in their order."""
-
     def __init__(
         self,
         context: zmq.asyncio.Context,
@@ -142,7 +136,7 @@ class Subscription:
             self._observer.unobserved(self._worker_id)
 
     async def _follow_connection(self) -> None:
-        """Takes events until the connection breaks. The socket goes with it, and all that still waits in it."""
+        """Takes events until the connection breaks."""
         socket = self._open(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt_string(zmq.SUBSCRIBE, self._topic)
@@ -172,7 +166,6 @@ class Subscription:
         return socket
 
     def _note_refusal(self, event: int) -> None:
-        """Logged once: the connection is tried again and again."""
         if event & HANDSHAKE_FAILURES and not self._refused:
             self._refused = True
             log.warning(

@@ -1,8 +1,7 @@
-"""`--launch N`: engines on this machine, started as commands and started again when they end.
+"""`--launch N`: engines on this machine, started as commands and restarted when they end.
 
-Owns the engines and the tasks that keep them running. Each keeps its port, so it stays the same worker when its process
-is replaced. The health checks decide when it gets requests; when its process ends it leaves the rotation at once. No
-engine outlives the gateway. One that ends with an error before any has served ends the gateway: all others would too.
+An engine keeps its port, so it stays the same worker after a restart. It leaves rotation when its process ends, and
+never outlives the gateway. If one fails before any has served, the gateway ends.
 """
 
 from __future__ import annotations
@@ -10,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import logging
+import os
 import secrets
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.division import Share, gpu_of, share_of, this_machine
 from bough.gateway.processes import end_process, private_folder
 from bough.gateway.registry import LAUNCHED, Registry, RegistryListener
 from bough.gateway.worker import Worker
@@ -41,8 +43,6 @@ PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
 
 
 class LocalEngine:
-    """One engine and its process."""
-
     def __init__(self, number: int, worker: Worker, command: Callable[[int], tuple[list[str], dict[str, str]]]) -> None:
         self.number = number
         self.worker = worker
@@ -75,8 +75,6 @@ class LocalEngine:
 
 
 class LocalEngines(RegistryListener):
-    """All engines of `--launch`, and a task for each that keeps it running."""
-
     def __init__(self, settings: GatewaySettings, registry: Registry, on_failure: Callable[[BoughError], None]) -> None:
         self._settings = settings
         self._registry = registry
@@ -91,7 +89,6 @@ class LocalEngines(RegistryListener):
 
     @property
     def launched(self) -> tuple[tuple[str, str], ...]:
-        """Where each engine is, and its key."""
         return tuple((engine.worker.url, self._key) for engine in self._engines)
 
     def open(self) -> None:
@@ -104,7 +101,7 @@ class LocalEngines(RegistryListener):
         self._registry.listen(self)
 
     def removed(self, worker: Worker) -> None:
-        """An engine that is no worker any more ends with its last request, and is not started again."""
+        """Ends a removed worker's engine after its last request."""
         for engine in self._engines:
             if engine.worker is worker and engine.keeping is not None:
                 engine.keeping.cancel()
@@ -120,7 +117,7 @@ class LocalEngines(RegistryListener):
         self._cleanup.close()
 
     async def restart(self, worker: Worker) -> None:
-        """Replaces the process of a worker once its requests have ended; returns at once."""
+        """Replaces a worker's process after its last request; returns at once."""
         engine = next(engine for engine in self._engines if engine.worker is worker)
         if not engine.in_replacement:
             engine.in_replacement = True
@@ -142,13 +139,13 @@ class LocalEngines(RegistryListener):
         await engine.end()
 
     async def _idle(self, worker: Worker) -> None:
-        """Until the worker has no request any more, but no longer than a drain may take."""
+        """Waits for the worker's last request, at most as long as a drain may take."""
         deadline = time.monotonic() + self._settings.drain_timeout_s
         while worker.leases and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
     async def _keep(self, engine: LocalEngine) -> None:
-        """Starts the engine, and starts it again whenever it has ended; the pause grows while it never gets ready."""
+        """Starts the engine, and restarts it whenever it ends; the pause grows while it never gets ready."""
         pause_s = FIRST_PAUSE_S
         while True:
             await self._wait_for_turn(engine)
@@ -164,7 +161,6 @@ class LocalEngines(RegistryListener):
             await asyncio.sleep(pause_s)
 
     def _check_hope(self, engine: LocalEngine) -> None:
-        """Raises if starting it again would change nothing."""
         code = None if engine.process is None else engine.process.returncode
         if code in COMPLAINTS and not any(each.worker.ever_healthy for each in self._engines):
             raise EngineDeadError(
@@ -173,13 +169,13 @@ class LocalEngines(RegistryListener):
             )
 
     async def _wait_for_turn(self, engine: LocalEngine) -> None:
-        """Engines on one GPU start one after the other: each sizes its cache by what the others have left."""
+        """Engines on one GPU start one by one: each sizes its cache by the memory that is left."""
         mates = [e for e in self._engines if gpu_of(e.number, self._machine) == gpu_of(engine.number, self._machine)]
         while self._machine.gpus and any(e.holds_memory and not e.worker.in_rotation for e in mates if e is not engine):
             await asyncio.sleep(POLL_S)
 
     async def _watch(self, engine: LocalEngine) -> bool:
-        """Until its process has ended; whether it had come into rotation."""
+        """Waits for the end of its process; returns whether it had entered rotation."""
         process, worker = engine.process, engine.worker
         assert process is not None
         ended = asyncio.ensure_future(process.wait())
@@ -204,7 +200,6 @@ class LocalEngines(RegistryListener):
         return words, {**share.environment, "BOUGH_API_KEY": self._key}
 
     def _event_flags(self, number: int) -> list[str]:
-        """For the policy that goes by them, engines publish what their caches hold."""
         if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
             return []
         base = f"ipc://{self._event_folder}/{number}"
@@ -230,7 +225,7 @@ class LocalEngines(RegistryListener):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; held together while they are looked for, so that they differ."""
+    """Free ports, held together while they are looked for, so that they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
@@ -241,11 +236,64 @@ def _how(code: int | None) -> str:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Without keys that are meant for a server that the user runs: the gateway knows only the one it gives."""
+    """Without keys for a server of the user's: the gateway knows only the key that it sets."""
     return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
 
 
 def _die_with_parent() -> None:
-    """In the child: whatever ends the gateway ends it too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+# ---- how the engines of one machine share it
+
+USABLE = 0.9  # of the memory; the rest is for what libraries and other programs take
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    cores: int
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    flags: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def this_machine(engine_flags: Sequence[str]) -> Machine:
+    """The cores of this process, and the GPUs unless the engines run on the CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = found if visible is None else tuple(filter(None, visible.split(",")))
+    words = [word for flag in engine_flags for word in flag.split("=")]
+    on_cpu = any(pair == ("--device", "cpu") for pair in itertools.pairwise(words))
+    return Machine(cores, () if on_cpu or not found else gpus)
+
+
+def gpu_of(number: int, machine: Machine) -> str | None:
+    return machine.gpus[number % len(machine.gpus)] if machine.gpus else None
+
+
+def share_of(number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]) -> Share:
+    """An engine's share while those in `running` hold theirs; the user's own flags stand. On a GPU,
+    `--mem-fraction-static` includes the engines that are already there; on a CPU it is the share of the free memory."""
+    flags: list[str] = []
+    environment: dict[str, str] = {}
+    gpu = gpu_of(number, machine)
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    if not _gives(given, "mem-fraction-static") and not _gives(given, "max-total-tokens") and engines > 1:
+        mates = [other for other in range(engines) if gpu_of(other, machine) == gpu]
+        present = sum(other in mates for other in running if other != number) if gpu is not None else 0
+        flags += ["--mem-fraction-static", f"{USABLE * (present + 1) / len(mates):.3f}"]
+    if not _gives(given, "cpu-threads"):
+        flags += ["--cpu-threads", str(max(1, machine.cores // engines))]
+    return Share(tuple(flags), environment)
+
+
+def _gives(flags: Sequence[str], name: str) -> bool:
+    spellings = (f"--{name}", f"--{name.replace('-', '_')}")
+    return any(flag.partition("=")[0] in spellings for flag in flags)

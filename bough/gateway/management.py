@@ -1,7 +1,6 @@
-"""The routes that the gateway answers itself: its workers, its policies, its health, its models.
+"""The routes that the gateway answers itself: workers, policies, health, models.
 
-Keeps nothing: everything shown or changed belongs to the `Gateway`. `/workers` and what reaches all workers is
-management; health and metrics are open, as on a server.
+`/workers` and what reaches all workers needs the admin key; health and metrics are open, as on a server.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -46,19 +45,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A handler that was found for a request."""
-
     handler: Handler
     access: Access
     parameters: Mapping[str, str]
-
-
-class RouteTable(Protocol):
-    """Finds the routes that are the gateway's own; of one process, or shared by several."""
-
-    def find(self, method: str, path: str) -> Route | None: ...
-
-    async def holder_of(self, call: Call, name: str) -> Worker | None: ...
 
 
 class NewWorker(msgspec.Struct):
@@ -73,7 +62,7 @@ class NewPolicy(msgspec.Struct):
 
 
 class Management:
-    """The table of routes. `restart` replaces the process of a worker that the gateway has launched."""
+    """`restart` replaces the process of a worker that the gateway has launched."""
 
     def __init__(self, gateway: Gateway, restart: Restart | None = None) -> None:
         self.gateway = gateway
@@ -101,7 +90,7 @@ class Management:
         self._routes = [(re.compile(pattern), methods) for pattern, methods in routes.items()]
 
     def find(self, method: str, path: str) -> Route | None:
-        """The route of a path that is the gateway's own; another method than it takes is a 405."""
+        """Raises a 405 for a method that the path does not take."""
         if path.startswith("/v1/") and not path.startswith("/v1/models"):
             return None  # the way of most requests
         for pattern, methods in self._routes:
@@ -117,7 +106,7 @@ class Management:
         return None
 
     async def holder_of(self, call: Call, name: str) -> Worker | None:
-        """The worker that has a stored response which this gateway has not seen being made."""
+        """The worker that has a stored response which this gateway has not seen."""
         workers = [worker for worker in self.gateway.registry if worker.in_rotation]
         if len(workers) < 2:
             return None
@@ -205,7 +194,7 @@ class Management:
         return fan_out
 
     async def _ask(self, worker: Worker, method: str, path: str, body: bytes = b"") -> int:
-        """The status of a short call; 0 where there was none."""
+        """The status of a short call; 0 without an answer."""
         headers = [(b"content-type", JSON)] if body else []
         try:
             status, _ = await self.gateway.upstream.ask(worker, method, path, FAN_OUT_TIMEOUT_S, headers, body)
@@ -250,7 +239,6 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """The body as a struct; a field that is missing or of another type is named in the error."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError:

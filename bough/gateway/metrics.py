@@ -1,8 +1,4 @@
-"""What the gateway has done and how its workers are, for Prometheus.
-
-Owns a registry of its own, so that several gateways can live in one process. Gauges that describe workers are read
-from the registry of workers when somebody asks; counts are kept here.
-"""
+"""The gateway's metrics for Prometheus. Counts are kept here; gauges of workers are read when the page is made."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 
 
 
 class GatewayMetrics:
-    """Counters and histograms of one gateway process."""
-
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
 
@@ -64,13 +58,12 @@ class GatewayMetrics:
         self._failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
 
     def prompt_was(self, call: Call, prompt_tokens: int, cached_tokens: int) -> None:
-        """What the worker found cached, beside what the policy had expected."""
         self._prompt_tokens.inc(prompt_tokens)
         self._cached_tokens.inc(cached_tokens)
         self._expected_tokens.inc(call.expected_cached * prompt_tokens)
 
     def ended(self, call: Call, *, known_model: bool) -> None:
-        """A request has ended. Names and paths that clients make up must not become labels."""
+        """Names and paths that clients make up must not become labels."""
         model = (call.peek.model or "") if known_model else ""
         key = model, call.path if call.path in JSON_PATHS else "other", call.status
         counters = self._counters.get(key)
@@ -87,7 +80,7 @@ class GatewayMetrics:
             self._queued.inc(call.queued_s)
 
     def describe(self, workers: Callable[[], Iterable[Worker]], active: Callable[[], tuple[int, int]]) -> None:
-        """Adds the gauges: of the workers, and of the (admitted, waiting) requests."""
+        """Adds the gauges of the workers and of the (admitted, waiting) requests."""
         self._registry.register(_State(workers, active))
 
     def page(self) -> bytes:
@@ -95,8 +88,6 @@ class GatewayMetrics:
 
 
 class _State(Collector):
-    """Gauges, made when somebody asks."""
-
     def __init__(self, workers: Callable[[], Iterable[Worker]], active: Callable[[], tuple[int, int]]) -> None:
         self._workers = workers
         self._active = active
@@ -119,7 +110,7 @@ class _State(Collector):
 
 
 def merged_pages(pages: Sequence[str]) -> bytes:
-    """The pages of several processes as one: samples of the same name and labels are added, but for states."""
+    """The pages of several processes as one: samples are added, except for states."""
     families: dict[str, Metric] = {}
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for page in pages:

@@ -1,7 +1,6 @@
-"""The client's side of a call: what is sent, counted, and the error that ends a broken stream.
+"""The client's side of a call: sends and counts the response, and ends a broken stream with an error.
 
-A stream is made of lines. One that is not whole yet is of no use to a client, and would spoil the error behind it if
-the rest never came, so it is kept back until it is whole.
+A partial line is kept back until it is whole: it would spoil an error event after it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ LINES = b"application/x-ndjson"
 
 
 class Outlet:
-    """Sends one response. Owns how far it is."""
-
     def __init__(self, call: Call, send: Send) -> None:
         self._call = call
         self._send = send
@@ -40,7 +37,6 @@ class Outlet:
 
     @property
     def tail(self) -> bytes:
-        """The end of the stream so far."""
         return b"".join(self._recent)[-TAIL:]
 
     async def whole(self, answer: Response) -> None:
@@ -50,7 +46,6 @@ class Outlet:
         await send_whole(self._send, answer)
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """A stream begins."""
         self._begin(200)
         self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -73,7 +68,7 @@ class Outlet:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def broken(self, message: str) -> None:
-        """Ends a stream that cannot go on with an error in its protocol's shape, behind whatever has gone out."""
+        """Ends a broken stream with an error in its protocol's shape."""
         self._call.error = message
         error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
         self._half_line = b""
@@ -87,7 +82,6 @@ class Outlet:
         await self.end()
 
     def _whole_lines(self, data: bytes) -> bytes:
-        """What can go out; the beginning of a line stays."""
         data = self._half_line + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > LONGEST_LINE:

@@ -1,6 +1,6 @@
-"""The few fields that the gateway reads in bodies, of requests to route them and of responses; they pass unchanged.
+"""The few fields that the gateway reads in requests and responses, which pass unchanged.
 
-A field may be of any type: a body that no worker can use is the worker's to refuse.
+A field may have any type: the worker refuses a body that it cannot use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ _NOTHING = RequestFields()
 
 
 class Peek(msgspec.Struct, frozen=True):
-    """The part of a request that routing is about."""
-
     model: str | None
     streams: bool
     priority: int
@@ -74,7 +72,6 @@ def _fields(body: bytes) -> RequestFields:
 
 
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
-    """The prompt as text, and as ids where it came so."""
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
@@ -88,7 +85,7 @@ def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _ids(given: Any) -> tuple[int, ...] | None:
-    """Token ids; of several prompts, the first, which is where a shared beginning shows."""
+    """Token ids; of several prompts, the first."""
     if not isinstance(given, list) or not given:
         return None
     first = (given[0] if isinstance(given[0], list) else given)[:MOST_IDS]
@@ -96,7 +93,7 @@ def _ids(given: Any) -> tuple[int, ...] | None:
 
 
 def _words(given: Any) -> str:
-    """All text in a prompt, a list of prompts, or messages with their roles, in order."""
+    """All text in a prompt, a list of prompts, or messages with their roles."""
     if isinstance(given, str):
         return given + "\n"
     if isinstance(given, list):
@@ -107,7 +104,7 @@ def _words(given: Any) -> str:
 
 
 class ResponseFields(msgspec.Struct):
-    """What the gateway reads in a whole response or in one event; everything else in it is skipped."""
+    """What the gateway reads in a response or event."""
 
     id: Any = None
     created: Any = None
@@ -124,7 +121,7 @@ class ResponseFields(msgspec.Struct):
         return next((name for name in candidates if isinstance(name, str)), None)
 
     def prompt_tokens(self) -> tuple[int, int] | None:
-        """(tokens of the prompt, those found in the cache), if the worker reports both."""
+        """(prompt tokens, cached tokens), if the worker reports both."""
         for usage in (self.usage, self.meta_info, _get(self.message, "usage")):
             if not isinstance(usage, dict):
                 continue
@@ -141,8 +138,8 @@ _RESPONSE_DECODER = msgspec.json.Decoder(ResponseFields)
 
 
 def read_response_fields(body: bytes) -> ResponseFields | None:
-    """None where the body is no JSON object, nor a list of such (a native batch). A large one is believed and not read:
-    that would block the event loop."""
+    """None if the body is neither a JSON object nor a list (a native batch). A large body is not decoded, because that
+    would block the event loop."""
     if len(body) > LARGE:
         begins, ends = body[:64].lstrip().startswith((b"{", b"[")), body[-64:].rstrip().endswith((b"}", b"]"))
         return ResponseFields() if begins and ends else None

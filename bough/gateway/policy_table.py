@@ -1,7 +1,6 @@
 """The routing policy of each model, which may be changed while requests run.
 
-Owns the policy objects. One serves one model, so that prefixes of different models are not confused. Only models that
-workers have reported have one: names that clients make up share one with requests that name no model.
+Only models that workers have reported have a policy of their own; all other names share one.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from bough.gateway.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy by name, with its options."""
-
     name: str
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class PolicyTable(RegistryListener):
-    """Policies by model; listens to the registry, because what is remembered of a worker goes with it."""
+    """Listens to the registry: what a policy remembers of a worker goes with it."""
 
     def __init__(self, default: PolicyChoice, is_served: Callable[[str], bool] = lambda model: True) -> None:
         build_policy(default.name, **default.options)  # an unknown name must be known at start
@@ -47,7 +44,7 @@ class PolicyTable(RegistryListener):
         return policy
 
     def choose(self, model: str, choice: PolicyChoice) -> None:
-        """From here on; an unknown name is an error and changes nothing."""
+        """An unknown name is an error and changes nothing."""
         if self.chosen.get(model) == choice:
             return
         policy = build_policy(choice.name, **choice.options)
@@ -63,7 +60,6 @@ class PolicyTable(RegistryListener):
         self._policies = {model: policy for model, policy in self._policies.items() if model in self.chosen}
 
     def forget(self, model: str) -> None:
-        """The model goes back to the default."""
         if self.chosen.pop(model, None) is not None:
             self._policies.pop(model, None)
 
@@ -76,7 +72,7 @@ class PolicyTable(RegistryListener):
             policy.tick(now_s)
 
     def changed(self, worker: Worker) -> None:
-        """Made before the first request: a policy may have much to learn of a worker that is there already."""
+        """Builds policies before the first request: they may have much to learn of a running worker."""
         if worker.in_rotation:
             for model in worker.capabilities.models:
                 self.of(model)

@@ -1,8 +1,7 @@
 """`--processes N`: several gateway processes on one port that look like one.
 
-The kernel gives each connection to one of them, and each proxies on its own. Only management is shared: every process
-also listens on a unix socket in a private folder; the first one answers management for all of them, sends the others
-what was changed, and adds up what all of them count. Limits and rates are divided among the processes.
+Each process proxies on its own. The first answers management for all over unix sockets in a private folder: it passes
+changes on and adds up counts. Limits and rates are divided among the processes.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from urllib.parse import quote
 from bough.core.child_environment import child_environment
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.gateway.call import Call
+from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Handler, Management, Request, Route
+from bough.gateway.management import Handler, Management, Request, Restart, Route
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import DISCOVERED
 from bough.gateway.responses import JSON, Response
-from bough.gateway.worker import Worker
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
 
@@ -44,14 +42,13 @@ SHARED = ("/workers", "/policies", "/metrics")
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """For sockets: made by this call, under a name that nobody can know before, and closed to other users. It is named
-    as `bough.launch.socket_folder` names them, so the next engine removes what a killed gateway leaves behind."""
+    """For sockets, closed to other users. `bough.launch.socket_folder` names its folders the same way, so the next
+    engine removes what a killed gateway leaves behind."""
     return tempfile.TemporaryDirectory(prefix=f"bough-{os.getpid()}-")
 
 
 def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
-    """The share of the process with that number in what the gateway as a whole may do. Raises a `SettingsError` where
-    a process would be left without any."""
+    """One process's share of the gateway's limits. Raises a `SettingsError` if a process would be left without any."""
     for name in ("max_concurrent_requests", "max_concurrent_per_worker"):
         if UNLIMITED < getattr(settings, name) < settings.processes:
             flag = f"--{name.replace('_', '-')}"
@@ -75,7 +72,7 @@ def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
 
 
 class ProcessGroup:
-    """The processes of one gateway as one of them sees the others. Owns its connections to them."""
+    """The other processes of the gateway, as one of them sees them."""
 
     def __init__(self, folder: Path, number: int, count: int) -> None:
         self.number = number
@@ -88,7 +85,7 @@ class ProcessGroup:
         return self._folder / f"{self.number if number is None else number}.sock"
 
     async def ask(self, number: int, method: str, path: str, body: bytes = b"") -> Response | None:
-        """What another process answers; None where it does not."""
+        """None without an answer."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 reply = await self._client.request(self._origins[number], method, quote(path).encode(), (), body)
@@ -107,28 +104,27 @@ class ProcessGroup:
         self._client.close()
 
 
-class SharedManagement:
-    """Management of all processes: the first answers, the others pass on to it."""
+class SharedManagement(Management):
+    """Management of all processes: the first answers, the others forward to it."""
 
-    def __init__(self, management: Management, group: ProcessGroup, *, private: bool = False) -> None:
-        self._own = management
+    def __init__(
+        self, gateway: Gateway, group: ProcessGroup, restart: Restart | None = None, *, private: bool = False
+    ) -> None:
+        super().__init__(gateway, restart)
         self._group = group
         self._private = private  # only the other processes can call
 
     def find(self, method: str, path: str) -> Route | None:
         if self._private and path == STATE:
             return Route(self._state, "open", {})
-        route = self._own.find(method, path)
+        route = super().find(method, path)
         if route is None or not path.startswith(SHARED):
             return route
         return dataclasses.replace(route, handler=self._shared(route.handler, method, path))
 
-    async def holder_of(self, call: Call, name: str) -> Worker | None:
-        return await self._own.holder_of(call, name)
-
     async def _state(self, request: Request) -> Response:
-        """What was changed at run time, for a process that begins."""
-        gateway = self._own.gateway
+        """What was changed at run time, for a process that starts."""
+        gateway = self.gateway
         workers = [
             {"url": worker.url, "api_key": worker.api_key, "source": worker.source, "draining": worker.draining}
             for worker in gateway.registry
@@ -138,11 +134,10 @@ class SharedManagement:
         return Response(200, [], encode_json({"workers": workers, "policies": policies, "default": default}))
 
     async def catch_up(self) -> None:
-        """Takes over what was changed in the other processes before this one began."""
         answer = await self._group.ask(0, "GET", STATE) if self._group.number else None
         if answer is None:
             return
-        gateway = self._own.gateway
+        gateway = self.gateway
         state = json.loads(answer.body)
         urls = {known["url"] for known in state["workers"]}
         for worker in gateway.registry:
@@ -178,7 +173,7 @@ class SharedManagement:
 
 
 def merged(path: str, answers: Sequence[Response]) -> Response:
-    """What all processes say: counts are added, everything else is the first one's."""
+    """Adds up the counts of all processes; everything else is the first one's."""
     first = answers[0]
     if path == "/metrics":
         return dataclasses.replace(first, body=merged_pages([answer.body.decode() for answer in answers]))
@@ -192,13 +187,11 @@ def merged(path: str, answers: Sequence[Response]) -> Response:
 
 
 def _workers(content: Any) -> list[dict[str, Any]]:
-    """The workers in an answer of /workers or /workers/{id}."""
     found = content.get("workers", [content] if "load" in content else [])
     return found if isinstance(found, list) else []
 
 
 async def end_process(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    """Asks a process to end, and kills it after a grace."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -212,8 +205,6 @@ async def end_process(process: asyncio.subprocess.Process, grace_s: float) -> No
 
 
 class ChildProcesses:
-    """The further processes; each is started again when it ends."""
-
     def __init__(
         self, settings: GatewaySettings, listener_fd: int, folder: Path, launched: tuple[tuple[str, str], ...]
     ) -> None:
@@ -229,7 +220,6 @@ class ChildProcesses:
         self._tasks = [asyncio.create_task(self._keep(number)) for number in self._numbers]
 
     async def close(self) -> None:
-        """They drain as this process does, and are waited for."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -247,7 +237,7 @@ class ChildProcesses:
     async def _keep(self, number: int) -> None:
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "bough.gateway.child", str(number), str(self._fd), str(self._folder),
+                sys.executable, "-P", "-m", "bough.gateway.service", str(number), str(self._fd), str(self._folder),
                 stdin=asyncio.subprocess.PIPE, pass_fds=(self._fd,), start_new_session=True,
                 env=child_environment(),
             )  # fmt: skip

@@ -1,8 +1,7 @@
-"""From a worker's answer to the client's socket.
+"""From a worker's response to the client's socket.
 
-A whole answer goes out when it is whole; a stream as it comes, and when its worker dies, from where it was: on another
-worker, if the worker was one that can be resumed, and with a clear error event if not. Owns nothing; what it needs to
-remember of a request is in its `Call`.
+When a worker dies in the middle of a stream, another one continues it if the stream can be resumed; otherwise the
+stream ends with an error event.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LOST = (WorkerLostError, WorkerFailedError, ValueError, OSError)
 
 
 class StickyResponses:
-    """Which worker holds a stored response of `/v1/responses`: it lives in the memory of the worker that made it."""
+    """Which worker holds a stored response of `/v1/responses`."""
 
     def __init__(self) -> None:
         self._workers: OrderedDict[str, Worker] = OrderedDict()  # by the response's id, the latest ones
@@ -47,18 +46,16 @@ class StickyResponses:
 
 
 class StreamBrokenError(Exception):
-    """The stream cannot go on; the client has had a part of it."""
+    """The stream cannot continue, and the client has a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Answers calls with what workers say."""
-
     attempts: Attempts
     sticky: StickyResponses
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
-        """Raises an `HttpError` only while nothing has gone out."""
+        """Raises an `HttpError` only before anything was sent."""
         result = await self.attempts.answer(call, call.body)
         if isinstance(result, Response):
             self._learn(call, result.fields)
@@ -91,7 +88,7 @@ class Proxy:
         await outlet.end()
 
     async def _pieces(self, call: Call, stream: OpenStream) -> AsyncGenerator[bytes, None]:
-        """The bytes of one unbroken stream, from as many workers as it takes."""
+        """The bytes of one stream, from as many workers as it takes."""
         text = ResumableText(passes=not _can_resume(call, stream))
         seen_name = call.path != RESPONSES
         failures = 0  # workers in a row that failed without a token
@@ -123,7 +120,6 @@ class Proxy:
             stream = await self._resumed(call, stream, text, reason)
 
     async def _read(self, stream: OpenStream) -> AsyncGenerator[bytes, None]:
-        """What comes from one worker."""
         worker = stream.lease.worker
         stream.lease.interrupt = stream.response.interrupt
         silence = self.attempts.silence(worker)
@@ -137,7 +133,6 @@ class Proxy:
             silence.cancel()
 
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText, reason: str) -> OpenStream:
-        """The same stream from another worker."""
         call.failovers += 1
         self.attempts.metrics.failovers.inc()
         call.tried = {lost.lease.worker.id}
@@ -152,7 +147,7 @@ class Proxy:
 
 
 async def _next_chunk(stream: OpenStream) -> bytes:
-    """Waits for more of a stream. A scope, which costs something, is only needed once its worker is called dead."""
+    """Reads on. A scope is only needed once the worker is considered dead; without one, a chunk costs less."""
     if not stream.lease.called_back:
         with contextlib.suppress(ReadInterruptedError):
             return await stream.response.read_some()
@@ -162,7 +157,7 @@ async def _next_chunk(stream: OpenStream) -> bytes:
 
 @contextlib.contextmanager
 def _settled(stream: OpenStream) -> Iterator[None]:
-    """Ends one worker's part of a stream, whichever way it ends, and says how the worker did."""
+    """Ends one worker's part of a stream, and reports to its breaker how the worker did."""
     try:
         yield
     except LOST as error:
@@ -185,13 +180,11 @@ def _can_resume(call: Call, stream: OpenStream) -> bool:
 
 
 def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
-    """Whether only the end of the connection marks the end of the stream, as in HTTP/1.0: a worker that died
-    then looks like one that was done, unless the protocol has an end of its own."""
+    """Whether only the end of the connection ends the stream, as in HTTP/1.0: a worker that died looks the same."""
     return call.path in RESUMABLE_PATHS and stream.response.ends_with_connection
 
 
 def _last_event(tail: bytes) -> ResponseFields | None:
-    """The last event with JSON among these bytes."""
     for line in reversed(tail.splitlines()):
         if line.startswith(b"data: {"):
             return read_response_fields(line[6:])

@@ -1,7 +1,6 @@
-"""Who is behind the gateway: every worker by its id, and the models that can be asked for.
+"""All workers by id, whether they are in rotation, and the models that they serve.
 
-Owns the workers and their places in rotation. Listeners (policies, waiting requests, health checks) are called for each
-change; nothing here talks to a worker.
+Listeners (policies, waiting requests, health checks) are called for each change.
 """
 
 from __future__ import annotations
@@ -24,21 +23,19 @@ DISCOVERED = "kubernetes"  # each gateway process looks for these itself
 
 
 class RegistryListener:
-    """Is called for each change; overrides what concerns it."""
+    """Override what you need."""
 
     def added(self, worker: Worker) -> None:
-        """It is known, and not yet in rotation."""
+        """The worker is known, and not yet in rotation."""
 
     def changed(self, worker: Worker) -> None:
-        """It has come into rotation or left it, or has other models."""
+        """The worker entered or left rotation, or has other models."""
 
     def removed(self, worker: Worker) -> None:
-        """It gets nothing more."""
+        """The worker gets no more requests."""
 
 
 class Registry:
-    """All workers, in the order in which they came."""
-
     def __init__(self, breaker: BreakerSettings, worker_api_key: str | None = None, limit: int | None = None) -> None:
         self._breaker = breaker
         self._worker_api_key = worker_api_key
@@ -59,8 +56,7 @@ class Registry:
         return self._workers.get(identity)
 
     def add(self, url: str, api_key: str | None = None, source: str = MANAGEMENT) -> Worker:
-        """The worker at that URL; a URL that is known gives the worker that is there already. The key of the fleet goes
-        only to URLs from the operator's own configuration, never to one that came over the management routes."""
+        """The worker at that URL, known or new. The fleet's key never goes to a URL from the management routes."""
         url = normal_url(url)
         key = checked_key(api_key or (self._worker_api_key if source != MANAGEMENT else None))
         known = self._workers.get(worker_id(url))
@@ -78,7 +74,7 @@ class Registry:
         return worker
 
     def remove(self, worker: Worker) -> None:
-        """It gets nothing more. What is with it may finish."""
+        """The worker gets no more requests; running ones may finish."""
         if self._workers.pop(worker.id, None) is None:
             return
         worker.removed = True
@@ -101,7 +97,7 @@ class Registry:
         self.notify_changed(worker)
 
     def leave_rotation(self, worker: Worker, reason: str) -> None:
-        """It is taken for dead: attempts that can go on elsewhere are called back."""
+        """The worker is considered dead: attempts that can go on elsewhere are called back."""
         worker.last_error = reason
         if not worker.in_rotation:
             return
@@ -115,15 +111,13 @@ class Registry:
             listener.changed(worker)
 
     def models(self) -> list[str]:
-        """Every model that a worker has reported, in rotation or not: one that restarts is still the model's worker."""
+        """Every reported model, also of workers that are out of rotation."""
         return sorted({model for worker in self._workers.values() for model in worker.capabilities.models})
 
     def knows(self, model: str | None) -> bool:
-        """Whether a worker has reported the model."""
         return any(model in worker.capabilities.models for worker in self._workers.values())
 
     def serving(self, model: str | None) -> list[Worker]:
-        """Workers that have the model, whatever their state."""
         return [worker for worker in self._workers.values() if worker.serves(model)]
 
 
@@ -149,7 +143,6 @@ def normal_url(url: str) -> str:
 
 
 def checked_key(key: str | None) -> str | None:
-    """The key of a worker, which must fit into a header."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise SettingsError("A worker's key is made of printable ASCII characters: it is sent in a header.")
     return key

@@ -1,7 +1,6 @@
-"""The result of one attempt: a whole response, an open stream, or a failure; and what counts as which.
+"""The result of one attempt: a whole response, an open stream, or a failure.
 
-A worker that answers 200 with something else than it was asked for has failed. Errors in plain text are put into the
-shape of OpenAI's.
+A 200 with something else than was asked for is a failure. Plain-text errors get OpenAI's shape.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole response."""
-
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
@@ -55,7 +52,7 @@ class Response:
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A response that is still coming; its owner must end it."""
+    """A response in progress; its owner must end it."""
 
     lease: Lease
     response: UpstreamResponse
@@ -64,8 +61,7 @@ class OpenStream:
     counted: bool | None = None  # as a success on trial; None before its first event
 
     def prove(self) -> None:
-        """An event has come. That is enough for a worker on trial, which gets one request at a time; for any other the
-        whole stream counts."""
+        """The first event. It counts as a success for a worker on trial; otherwise the whole stream does."""
         if self.counted is None:
             self.counted = self.lease.worker.breaker.proved(time.monotonic())
 
@@ -82,7 +78,7 @@ class OpenStream:
         self._end()
 
     def abandon(self) -> None:
-        """Nobody wants the rest; the worker sees the connection close and aborts the request."""
+        """The worker sees the connection close and aborts the request."""
         if not self.counted:
             self.lease.worker.breaker.abandoned()
         self._end()
@@ -93,8 +89,6 @@ class OpenStream:
 
 
 class AttemptFailedError(Exception):
-    """One worker did not answer as it should."""
-
     def __init__(self, reason: str, status: int, response: Response | None = None, *, moved: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -109,11 +103,11 @@ class AttemptFailedError(Exception):
 
     @property
     def blames_worker(self) -> bool:
-        """A worker that says it is busy works, and so does one that does not know what it is asked for."""
+        """A busy worker works, and so does one that lacks a feature."""
         return not self.moved and self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED
 
     def final_response(self) -> Response:
-        """What the client gets if no other worker does better: the worker's own error, or ours, which is raised."""
+        """The worker's own error, or ours, which is raised."""
         if self._response is not None:
             return self._response
         kind = "GatewayTimeoutError" if self.status == 504 else "BadGatewayError"
@@ -121,7 +115,7 @@ class AttemptFailedError(Exception):
 
 
 async def read_response(call: Call, lease: Lease, response: UpstreamResponse) -> Response | OpenStream:
-    """Reads a response until it is whole or, if it is a stream, until its first bytes are there."""
+    """Reads until the response is whole or, for a stream, until its first bytes."""
     key = lease.worker.api_key
     headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.headers)]
     if response.status == 200 and response.content_type in STREAM_TYPES:
@@ -148,7 +142,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
 
 
 def _error_response(call: Call, lease: Lease, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Response:
-    """A worker's error as the client gets it: JSON, and without the key that only the worker should know."""
+    """A worker's error as JSON, without the worker's key."""
     key = lease.worker.api_key
     if key is not None:
         body = body.replace(key.encode(), b"***")
@@ -162,8 +156,7 @@ def _error_response(call: Call, lease: Lease, status: int, headers: list[tuple[b
 
 
 def scrubbed(data: bytes, key: str | None) -> bytes:
-    """Without the key that only the worker should know. A short one could be any word, so it is removed only where it
-    stands as in a request."""
+    """Without the worker's key. A short key could be any word, so it is removed only where it follows `Bearer`."""
     if key is None:
         return data
     secret = key if len(key) >= SHORTEST_SECRET else f"Bearer {key}"
@@ -171,7 +164,6 @@ def scrubbed(data: bytes, key: str | None) -> bytes:
 
 
 def _without_keys(body: bytes) -> bytes:
-    """A worker's /server_info without any key that it was started with."""
     try:
         info = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -181,5 +173,4 @@ def _without_keys(body: bytes) -> bytes:
 
 
 def error_shape(path: str) -> Shape:
-    """Anthropic's clients get errors in their shape, all others in OpenAI's."""
     return anthropic_shape if path.startswith("/v1/messages") else openai_shape

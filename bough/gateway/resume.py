@@ -1,10 +1,8 @@
-"""Reads a worker's event stream so that it can go on elsewhere: which tokens have been delivered, under which names.
+"""Reads a worker's event stream so that another worker can continue it.
 
-A worker that is asked with `X-Bough-Resume: 1` puts comments in front of its events: `: ids 12,34` where tokens were
-delivered, and, if it is one of ours, `: seed N` once and `: events N` where N events belong together. They may stand in
-the event's own block or in one before it. `ResumableText` takes bytes as they come and gives back what may go to the
-client: whole groups of events, without those comments, byte for byte otherwise. It owns what a resumption needs. A
-stream without such comments passes as it is.
+With `X-Bough-Resume: 1` a worker puts comments before its events: `: ids 12,34` where tokens were delivered, `: seed N`
+once, and `: events N` where N events belong together. `ResumableText` removes them and keeps what a resumption needs. A
+stream without them passes unchanged.
 """
 
 from __future__ import annotations
@@ -14,8 +12,64 @@ from typing import Any
 
 import msgspec
 
-from bough.gateway.earlier_logprobs import EarlierLogprobs
 from bough.gateway.peek import ResponseFields, read_response_fields
+
+LISTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+LENGTH = "output_token_logprobs_length"
+DATA = b"data: "
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])  # what is not looked into stays as it is, byte for byte
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class EarlierLogprobs:
+    """Logprobs from before a failover. Each event of `/generate` repeats those of all tokens, but the next worker has
+    only its own."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, list[msgspec.Raw]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._lists)
+
+    def learn(self, delivered: bytes) -> None:
+        for line in delivered.split(b"\n"):
+            meta = _meta_info(line)
+            if meta is not None:
+                self._lists = {name: _LIST.decode(meta[name]) for name in LISTS if name in meta}
+
+    def completed(self, events: bytes) -> bytes:
+        """Events of the next worker, with the earlier logprobs in front."""
+        return b"\n".join(map(self._complete, events.split(b"\n")))
+
+    def _complete(self, line: bytes) -> bytes:
+        meta = _meta_info(line)
+        if meta is None:
+            return line
+        for name, earlier in self._lists.items():
+            if name in meta:
+                meta[name] = _raw([*earlier, *_LIST.decode(meta[name])])
+        if LENGTH in meta:
+            meta[LENGTH] = _raw(len(self._lists.get(LISTS[0], ())) + msgspec.json.decode(meta[LENGTH], type=int))
+        event = _FIELDS.decode(line[len(DATA) :])
+        return DATA + msgspec.json.encode(event | {"meta_info": _raw(meta)})
+
+
+def _meta_info(line: bytes) -> dict[str, msgspec.Raw] | None:
+    """The `meta_info` of an event that has logprobs."""
+    if not line.startswith(DATA) or b'"output_token_logprobs"' not in line:
+        return None
+    try:
+        return _FIELDS.decode(_FIELDS.decode(line[len(DATA) :])["meta_info"])
+    except (msgspec.MsgspecError, KeyError):
+        return None
+
+
+def _raw(content: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(content))
+
+
+# ---- logprobs of a native stream that another worker continues
+
 
 END = b"\n\n"
 TAIL = 256
@@ -42,11 +96,11 @@ class WorkerFailedError(Exception):
 
 
 class CannotResumeError(Exception):
-    """The worker began anew instead of going on with a stream: it works, but not for this."""
+    """The worker started again instead of continuing the stream."""
 
 
 class ResumableText:
-    """One client's stream, over all workers that it comes from; `passes` is one that is not looked into."""
+    """One client's stream over all its workers; with `passes` it is not inspected."""
 
     def __init__(self, *, passes: bool = False) -> None:
         self.annotated: bool | None = False if passes else None  # not known before the first events
@@ -63,12 +117,10 @@ class ResumableText:
 
     @property
     def resumable(self) -> bool:
-        """Whether another worker could go on from what the client has."""
         return not self.delivered or self.annotated is True
 
     def feed(self, data: bytes) -> bytes:
-        """What may go to the client by now. Raises `WorkerFailedError` where a stream that can be resumed says that
-        its worker is at fault."""
+        """What may go to the client. Raises `WorkerFailedError` if a resumable stream blames its worker."""
         if self.annotated is False:
             self.delivered = self.delivered or bool(data)
             self._tail = (self._tail + data)[-TAIL:]
@@ -80,8 +132,8 @@ class ResumableText:
         return b"".join(ready)
 
     def rest(self, *, cut_off: bool = False) -> bytes:
-        """The worker has closed the stream: what is left of it. One that can be resumed must have reached its end; so
-        must any where the end of the connection is the only sign of it (`cut_off`)."""
+        """What is left when the worker has closed the stream. A resumable stream must have reached its end mark; with
+        `cut_off` any stream must."""
         if (self.annotated and not self._finished) or (cut_off and not any(end in self._tail for end in ENDINGS)):
             raise WorkerFailedError("the stream ended before its answer did")
         rest = bytes(self._buffer)
@@ -89,13 +141,13 @@ class ResumableText:
         return rest
 
     def restart(self) -> None:
-        """The stream goes on from another worker; what was not passed on comes again."""
+        """Another worker continues the stream; what was not passed on comes again."""
         self._buffer.clear()
         self._undecided = True
         self._earlier.learn(self._last)
 
     def body(self, original: bytes) -> bytes:
-        """The request that asks for what follows; the original where nothing has been delivered."""
+        """The request for the rest of the stream."""
         if not self.delivered:
             return original
         resume: dict[str, Any] = {"output_ids": self.output_ids}
@@ -111,7 +163,6 @@ class ResumableText:
         return b'%s%s"resume":%s}' % (fields, comma, msgspec.json.encode(resume))
 
     def _next_group(self) -> bytes | None:
-        """The next events that belong together; None until they are here."""
         buffer = self._buffer
         if not self._undecided and not self._earlier and PLAIN.match(buffer):
             end = buffer.find(END)
@@ -136,7 +187,7 @@ class ResumableText:
         return self._deliver(group)
 
     def _first_block(self) -> int:
-        """Where the first block ends, with the protocol's comments that came in a block of their own put into it."""
+        """The end of the first block; protocol comments in blocks of their own are put into it."""
         buffer = self._buffer
         while (end := buffer.find(END)) >= 0:
             block = bytes(buffer[: end + 2])
@@ -146,7 +197,6 @@ class ResumableText:
         return -1
 
     def _pass_through(self) -> bytes | None:
-        """All that is here of a stream that passes as it is."""
         if self.annotated:
             raise CannotResumeError("the worker began anew instead of going on with a stream")
         self.annotated, self.delivered = False, True
@@ -156,8 +206,8 @@ class ResumableText:
         return rest or None
 
     def _decide(self, first: bytes) -> None:
-        """Whether the worker speaks this protocol shows in front of its first event; or of the second, because one
-        that carries no tokens need not be announced. An error may come before either."""
+        """The worker uses this protocol if a comment stands before its first event, or before the second: an event
+        without tokens needs none. An error may come first."""
         failed, speaks = _is_error(first), _speaks(first)
         if failed:
             self._check_error(first)
@@ -171,7 +221,7 @@ class ResumableText:
         self._undecided = self.annotated is None
 
     def _deliver_one(self, end: int) -> bytes:
-        """One event with its tokens, as nearly all are, without looking at every line."""
+        """The fast path: one event with its ids."""
         buffer = self._buffer
         start = buffer.find(b"\n") + 1
         self.output_ids += _ids(buffer[len(IDS) : start - 1])

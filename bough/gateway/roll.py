@@ -1,8 +1,7 @@
 """`bough gateway roll`: replaces the workers of a running gateway one by one, so that no request fails.
 
-A worker that the gateway has started is drained, ended and started again by the gateway. Others are replaced by a
-worker at another address (`--replace OLD NEW`), which must be in rotation before the old one is drained and removed.
-The next is not begun before the one before serves.
+The gateway restarts workers that it has launched. Others are replaced by a worker at another address (`--replace OLD
+NEW`), which must be in rotation before the old one is drained and removed.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def roll(
     say: Say = print,
     worker_api_key: str | None = None,
 ) -> None:
-    """Replaces the given workers; without any, those that the gateway has started. `worker_api_key` is the key of the
-    workers that come: the gateway sends its own to none that is added over HTTP."""
+    """Without replacements, restarts the launched workers. `worker_api_key` is the key of the new workers: the gateway
+    never sends its own to a worker that was added over HTTP."""
     if replacements:
         for old, new in replacements:
             _replace(client, normal_url(old), normal_url(new), worker_api_key, timeout_s, say)

@@ -1,7 +1,6 @@
-"""`bough gateway` as a process: from an open socket to its last answer.
+"""`bough gateway` as a process: listens, starts what provides workers, serves until a signal, drains.
 
-Owns the order of its life: listen, open the gateway, start what feeds it with workers, serve until a signal, drain,
-end. A second signal ends it at once.
+A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -12,13 +11,16 @@ import logging
 import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
-from bough.core.errors import SettingsError
+from bough.core.errors import BoughError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
@@ -26,7 +28,7 @@ from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods, follow
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management, RouteTable
+from bough.gateway.management import Management
 from bough.gateway.processes import ChildProcesses, ProcessGroup, SharedManagement, divided, private_folder
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, Phase, with_cors
@@ -34,11 +36,10 @@ from bough.server.browsers import BrowserRules
 from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of
 from bough.server.tracing import check_tracing
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a further process
 
 
 def run_gateway(settings: GatewaySettings) -> None:
-    """Serves until a signal. Raises what kept it from starting."""
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
     listener = open_listener(settings)
@@ -57,8 +58,7 @@ async def serve(
     on_ready: Callable[[str], None],
     group: ProcessGroup | None = None,
 ) -> None:
-    """One gateway process on a socket, until SIGTERM or SIGINT; `group` is given to all but the first. Raises what
-    made it end otherwise."""
+    """One gateway process on a socket, until SIGTERM or SIGINT; all but the first are given a `group`."""
     ending = Ending()
     _take_signals(ending)
     edge = settings
@@ -89,7 +89,7 @@ async def serve(
 
 
 class Ending(asyncio.Event):
-    """Set when the gateway is to end; `cause` is what went wrong, if anything did."""
+    """Set when the gateway is to end; `cause` is what went wrong."""
 
     cause: BaseException | None = None
 
@@ -101,7 +101,7 @@ class Ending(asyncio.Event):
 async def _feed(
     gateway: Gateway, settings: GatewaySettings, ending: Ending, cleanup: contextlib.AsyncExitStack
 ) -> LocalEngines:
-    """Starts what the gateway gets workers from, besides its flags: engines of its own, a file, Kubernetes."""
+    """Starts the sources of workers besides the flags: launched engines, a file, Kubernetes."""
     engines = LocalEngines(settings, gateway.registry, ending.because_of)
     cleanup.push_async_callback(engines.close)
     engines.open()
@@ -120,7 +120,7 @@ async def _feed(
 def _start_processes(
     settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
 ) -> tuple[ProcessGroup, ChildProcesses]:
-    """Starts the further processes, on a copy of the socket that stays open when HTTP has closed its own."""
+    """Starts the other processes on a copy of the socket, which stays open when HTTP closes its own."""
     shared = listener.dup()
     cleanup.callback(shared.close)
     folder = Path(cleanup.enter_context(private_folder()))
@@ -132,22 +132,21 @@ def _start_processes(
 
 async def _management(
     gateway: Gateway, engines: LocalEngines, group: ProcessGroup | None, cleanup: contextlib.AsyncExitStack
-) -> RouteTable:
-    """The gateway's own routes; with several processes, those of all of them."""
-    own = Management(gateway, engines.restart)
+) -> Management:
     if group is None:
-        return own
+        return Management(gateway, engines.restart)
     cleanup.callback(group.close)
     # The first process answers for all, to the others too; what it sends them concerns each alone.
-    private = own if group.number else SharedManagement(own, group, private=True)
+    private = Management(gateway)
+    if not group.number:
+        private = SharedManagement(gateway, group, engines.restart, private=True)
     await _listen_privately(gateway, private, group, cleanup)
-    shared = SharedManagement(own, group)
+    shared = SharedManagement(gateway, group, engines.restart)
     await shared.catch_up()
     return shared
 
 
 async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
-    """The running gRPC server, if one is asked for."""
     if settings.grpc_port is None:
         return None
     try:
@@ -168,16 +167,16 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
-    """A source that cannot work (no cluster, no rights) ends the gateway, as nothing would feed it."""
+    """Ends the gateway if a source of workers cannot work (no cluster, no rights)."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         ending.because_of(error)
 
 
 async def _listen_privately(
-    gateway: Gateway, management: RouteTable, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, management: Management, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
 ) -> None:
-    """The socket on which the gateway's other processes talk to this one; its folder lets nobody else in."""
+    """The unix socket for the gateway's other processes."""
     edge = ServerSettings(uds=str(group.socket_path()))
     listener = open_listener(edge)
     cleanup.callback(listener.close)
@@ -194,7 +193,6 @@ async def _listen_privately(
 
 
 async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
-    """Nobody is let in any more; those inside finish, up to a limit."""
     front.phase = Phase.DRAINING
     if front.active:
         log.info("stopping: %d requests may finish within %g s", front.active, limit_s)
@@ -205,7 +203,7 @@ async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
 
 
 async def _until(ending: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Until the end is wanted; whatever broke the HTTP server is raised."""
+    """Waits for the end; raises what broke the HTTP server."""
     waiting = asyncio.ensure_future(ending.wait())
     await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -225,3 +223,30 @@ def _take_signals(ending: asyncio.Event) -> None:
 
 def _announce(url: str) -> None:
     print(f"The gateway is served at {url}", flush=True)
+
+
+# ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER
+
+
+def main() -> None:
+    """Settings come as a line of JSON on standard input, which stays open: its end is the end of the first process."""
+    number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    settings = msgspec.json.decode(sys.stdin.readline(), type=GatewaySettings)
+    set_up_logging(f"gateway {number}", settings.log_level)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    group = ProcessGroup(folder, number, settings.processes)
+    try:
+        uvloop.run(serve(settings, socket.socket(fileno=fd), lambda url: None, group))
+    except BoughError as error:
+        log.error("%s", error)
+        os._exit(1)
+    os._exit(0)  # a daemon thread that reads standard input would hold up the interpreter's exit
+
+
+def _leave_with_parent() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

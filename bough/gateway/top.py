@@ -25,7 +25,6 @@ GAP = 3  # cells between two columns
 
 
 def show(client: AdminClient, interval_s: float, rounds: int | None = None) -> None:
-    """Until Ctrl-C, or for some rounds."""
     with Live(screen=rounds is None, auto_refresh=False) as live:
         while True:
             numbers = figures(client.text("/metrics"))
@@ -40,7 +39,7 @@ def show(client: AdminClient, interval_s: float, rounds: int | None = None) -> N
 
 
 def picture(workers: Sequence[Mapping[str, Any]], numbers: Mapping[str, float], width: int) -> Group:
-    """The columns that have room: one that is cut says nothing."""
+    """Shows the columns that fit."""
     rows = [_cells(worker) for worker in workers]
     shown = _fitting(rows, width)
     table = Table(title="workers", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -53,7 +52,6 @@ def picture(workers: Sequence[Mapping[str, Any]], numbers: Mapping[str, float], 
 
 
 def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
-    """By column, in the order of `COLUMNS`."""
     limit = worker["limit"] or worker["capacity"]
     return {
         "id": Text(worker["id"]),
@@ -69,7 +67,6 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
 
 
 def _fitting(rows: Sequence[Mapping[str, Text]], width: int) -> set[str]:
-    """The most important columns that a line has room for."""
     shown: set[str] = set()
     left = width
     for name in BY_WORTH:
@@ -100,7 +97,6 @@ SUMMARY = {
 
 
 def figures(page: str) -> dict[str, float]:
-    """The gateway's figures, each summed over its labels."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:

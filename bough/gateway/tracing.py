@@ -1,7 +1,6 @@
-"""Spans of proxied requests for OpenTelemetry (`--otlp-endpoint`): the gateway's place between client and worker.
+"""OpenTelemetry spans of proxied requests (`--otlp-endpoint`).
 
-A span's parent is what the client says in `traceparent`; the worker gets the gateway's span as its parent. Without
-an endpoint nothing here is made, and a client's `traceparent` passes to the worker as it is.
+The client's `traceparent` is the parent of the gateway's span, which is the parent of the worker's.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 class GatewayTraces:
-    """Makes the spans, which leave in the background."""
-
     def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -36,7 +33,6 @@ class GatewayTraces:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, call: Call) -> Span:
-        """Opens the span of a call and makes it the parent of what the worker does."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         given = {name.decode(): value.decode("latin-1") for name, value in call.headers if name in CONTEXT_HEADERS}

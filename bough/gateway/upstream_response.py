@@ -1,8 +1,4 @@
-"""One response of a worker as its bytes come in, however the network has cut them.
-
-httptools parses (in C). The body's bytes are handed on as they are, less HTTP's own framing. A slow reader slows the
-worker down. Owns what has come and was not read yet; the connection belongs to `http_client`.
-"""
+"""One response of a worker as its bytes arrive, parsed by httptools (in C). A slow reader slows the worker down."""
 
 from __future__ import annotations
 
@@ -21,12 +17,11 @@ class ProtocolError(ConnectionError):
 
 
 class ReadInterruptedError(Exception):
-    """The reader was woken before more has come; nothing is lost."""
+    """The reader was woken early; nothing is lost."""
 
 
 class UpstreamResponse:
-    """Fed by its connection. Status and headers (names in lower case) are there when `head` has returned. The methods
-    that begin with `on_` are called by the parser."""
+    """Fed by its connection; the parser calls the `on_` methods."""
 
     def __init__(
         self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
@@ -56,17 +51,14 @@ class UpstreamResponse:
 
     @property
     def content_type(self) -> str:
-        """Without its parameters, in lower case."""
         return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
 
     async def head(self) -> None:
-        """Waits for status and headers. Raises a `ConnectionError` where none come."""
         while not self._headed:
             await self._more()
 
     async def read_some(self) -> bytes:
-        """What has come of the body since the last call; waits for something. Empty at its end. Raises a
-        `ConnectionError` where it ends too early, once everything before that was read."""
+        """The body's next bytes, empty at its end. Raises a `ConnectionError` if it ends too early."""
         while not self._pieces:
             if self.complete:
                 return b""
@@ -76,28 +68,24 @@ class UpstreamResponse:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
-        """All of the body."""
         pieces = []
         while piece := await self.read_some():
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def interrupt(self) -> None:
-        """Wakes a waiting reader with a `ReadInterruptedError`."""
         if self._reader is not None:
             self._interrupted = True
             self._wake()
 
     def close(self) -> None:
-        """Nobody reads on. A connection with nothing left to come over it can be used again; any other is closed, by
-        which the worker learns that the request is not wanted any more."""
+        """Returns a finished connection to the pool; closes any other, so that the worker aborts the request."""
         if not self._closed:
             self._closed = True
             self._go_on()
             self._on_close(self)
 
     def _go_on(self) -> None:
-        """Ends what slowed the worker down."""
         if self._paused:
             self._paused = False
             if not self._transport.is_closing():
@@ -122,7 +110,6 @@ class UpstreamResponse:
     # ---- for its connection
 
     def feed(self, data: bytes) -> None:
-        """Bytes have come."""
         self.begun = True
         if self.complete:
             self.reusable = False  # nobody has asked for more
@@ -141,7 +128,6 @@ class UpstreamResponse:
         self._wake()
 
     def lost(self, error: Exception | None) -> None:
-        """The connection has ended, by itself or by an error."""
         if error is None and self._headed and self.ends_with_connection and self._error is None:
             self.complete = True
         else:
@@ -150,7 +136,6 @@ class UpstreamResponse:
         self._wake()
 
     def _fail(self, error: ConnectionError) -> None:
-        """Whatever comes from here on is not believed."""
         self.reusable = False
         if not self.complete and self._error is None:
             self._error = error

@@ -1,6 +1,6 @@
-"""One engine behind the gateway: who it is, whether it is in rotation, and which requests are with it.
+"""One engine behind the gateway: its identity, its state, and its requests.
 
-A `Lease` is one attempt of a request at a worker; while it is held it counts as load, and the worker can call it back.
+A `Lease` is one attempt of a request at a worker; while held it counts as load, and the worker can call it back.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ class WorkerState(StrEnum):
 
 
 def worker_id(url: str) -> str:
-    """The same for the same address in every gateway and process, and safe in a URL."""
+    """The same for one address in every gateway and process, and safe in a URL."""
     return hashlib.sha256(url.encode()).hexdigest()[:12]
 
 
 @dataclass(slots=True)
 class Capabilities:
-    """What a worker has reported of itself."""
-
     models: tuple[str, ...] = ()  # empty: it did not say, and is taken for any
     capacity: int | None = None  # requests that it runs at once
     version: str | None = None
@@ -42,12 +40,12 @@ class Capabilities:
 
 
 class WorkerLostError(Exception):
-    """The attempt was called back: its worker is gone or has failed its checks."""
+    """The attempt was called back: its worker is gone or failed its checks."""
 
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """An engine at a URL. `suspect` asks for a check at once; its owner is the health checker."""
+    """`suspect` asks the health checker for an immediate check."""
 
     url: str
     breaker_settings: BreakerSettings
@@ -89,7 +87,6 @@ class Worker:
 
     @property
     def available(self) -> bool:
-        """Whether it gets requests, if it has room and its breaker lets them pass."""
         return self.in_rotation and not self.draining and not self.removed
 
     @property
@@ -97,7 +94,7 @@ class Worker:
         return self.limit is None or len(self.leases) < self.limit
 
     def serves(self, model: str | None) -> bool:
-        """Whether it has the model; one that answers but does not report its models is taken to have any."""
+        """A healthy worker that does not report its models may have any."""
         models = self.capabilities.models
         return model is None or model in models or (self.ever_healthy and not models)
 
@@ -105,13 +102,12 @@ class Worker:
         return WorkerView(self.id, self.url, len(self.leases), self.reported_load)
 
     def expel(self) -> None:
-        """Calls back every attempt."""
         for lease in list(self.leases):
             lease.call_back()
 
 
 class Lease:
-    """One attempt at a worker. Its owner releases it, whatever happens."""
+    """Its owner must release it."""
 
     def __init__(self, worker: Worker, on_release: Callable[[], None]) -> None:
         self.worker = worker
@@ -140,8 +136,8 @@ class Lease:
 
     @contextlib.asynccontextmanager
     async def bounded(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """A scope for waiting on the worker: ends with `TimeoutError` after a time, with `WorkerLostError` when the
-        attempt is called back."""
+        """A scope for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called
+        back."""
         if self.called_back:
             if self.resumable:
                 raise WorkerLostError
@@ -158,14 +154,14 @@ class Lease:
 
 
 def end_scope(scope: asyncio.Timeout, after_s: float | None = None) -> None:
-    """Ends a scope at once or after a time: the task in it gets a `TimeoutError`. No effect on one that is ending."""
+    """Ends a scope with a `TimeoutError`, at once or after a time. No effect on one that is ending."""
     with contextlib.suppress(RuntimeError):
         scope.reschedule(0.0 if after_s is None else asyncio.get_running_loop().time() + after_s)  # 0 has passed
 
 
 class SilenceTimer:
-    """Asks for a health check once for each silence of `after_s` in the middle of an attempt: the worker may be dead
-    without a sign. One timer per attempt, so that a chunk costs nearly nothing; cancelled by its owner."""
+    """Asks for a health check once for each silence of `after_s` in an attempt. One timer per attempt keeps chunks
+    cheap."""
 
     def __init__(self, worker: Worker, after_s: float) -> None:
         self._worker = worker

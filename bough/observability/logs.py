@@ -1,8 +1,4 @@
-"""One line per event on standard error: time, level, process, text.
-
-Standard output belongs to the commands' results, so nothing is ever logged there. What is logged while a request is
-answered carries that request's id.
-"""
+"""One log line per event on standard error, with the id of its request; standard output is for results."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 
 def set_up_logging(role: str, level: str) -> None:
-    """Sends the `bough` loggers of this process to standard error. `role` tells the engine's processes apart."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s {role}: %(request)s%(message)s", "%H:%M:%S"))
     handler.addFilter(_add_request)

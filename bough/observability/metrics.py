@@ -1,8 +1,6 @@
-"""Every metric by name: what it counts, of which kind it is, and where its buckets lie.
+"""Every metric: its name, kind and buckets. Names are SGLang's with our prefix.
 
-The one list from which counters are laid out, the `/metrics` page is written and the documentation is checked. Names
-are SGLang's, under a prefix of our own. Request metrics are counted where requests come in and tokens go out
-(`request_meter`); the scheduler's are read from its state when somebody looks.
+`request_meter` counts the request metrics; the scheduler's are read from its state.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ RETRACTIONS = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
 
 @dataclass(frozen=True, slots=True, eq=False)  # there is one of each: compared by identity, which is quick
 class Metric:
-    """A name on the page. Counters end in `_total`."""
-
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     about: str
@@ -41,7 +37,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class StateMetric:
-    """A metric of the scheduler, and how its value follows from the state; None: this engine does not know it."""
+    """A metric of the scheduler, read from its state; None if this engine does not have it."""
 
     metric: Metric
     read: Callable[[State], float | None]
@@ -142,6 +138,5 @@ ALL_METRICS = (*REQUEST_METRICS, *(each.metric for each in STATE_METRICS))
 
 
 def state_figures(state: State) -> dict[str, float]:
-    """The scheduler's figures by name, as far as this engine knows them."""
     read = ((each.metric.name, each.read(state)) for each in STATE_METRICS)
     return {name: value for name, value in read if value is not None}

@@ -1,7 +1,4 @@
-"""The `/metrics` page: counts and the scheduler's state in the text format of Prometheus.
-
-Keeps nothing: the page is made of numbers that others own, each time somebody asks.
-"""
+"""The `/metrics` page in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -21,14 +18,13 @@ RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are th
 
 
 def metrics_page(totals: Sequence[float], state: State | None, model_name: str) -> bytes:
-    """`totals` are those of a `RequestMeter`; without a state the scheduler's metrics are left out."""
+    """`totals` are a `RequestMeter`'s; without a state the scheduler's metrics are left out."""
     labels = _labels(model_name)
     families = [_family(metric, numbers, labels) for metric, numbers in slices(totals).items()]
     return families_page(families + ([] if state is None else _state_families(state, labels)))
 
 
 def state_page(state: State, model_name: str) -> bytes:
-    """The scheduler's metrics alone."""
     return families_page(_state_families(state, _labels(model_name)))
 
 
@@ -43,7 +39,6 @@ def _state_families(state: State, labels: Mapping[str, str]) -> list[Family]:
 
 
 def families_page(families: Iterable[Family]) -> bytes:
-    """Any families in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     return generate_latest(registry)

@@ -1,7 +1,6 @@
-"""Counts what happens to requests, at the price of a few additions: nothing here takes a lock or makes an object.
+"""Counts requests and tokens with a few additions, without locks or objects.
 
-Owns the layout of the counts: a counter is one number; a histogram is one for each bucket, one for what lies beyond the
-last, and the sum. Buckets are counted apart here and added up where they are shown.
+A counter is one number; a histogram is one per bucket, one beyond the last, and the sum.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from bough.observability.metrics import REQUEST_METRICS, Metric
 
 
 def width(metric: Metric) -> int:
-    """How many numbers a metric needs."""
     return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
 
 
 def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
-    """The numbers of each request metric."""
     found, first = {}, 0
     for metric in REQUEST_METRICS:
         found[metric] = numbers[first : first + width(metric)]
@@ -48,11 +45,8 @@ DOUBLE = 8  # bytes
 
 
 class Counts:
-    """`size` doubles, all zero, that one process counts and every process of a server can add up.
-
-    With several processes each maps a file of the same folder into its memory, which it alone writes; `number` is its
-    name. A double is written whole, so a total needs no lock.
-    """
+    """`size` doubles of one process. With several processes each writes a file of its own in a shared folder, mapped
+    into memory; a double is written whole, so totals need no lock."""
 
     def __init__(self, size: int, folder: Path | None = None, number: int = 0) -> None:
         self._size = size
@@ -61,7 +55,6 @@ class Counts:
         self.cells: MutableSequence[float] = cast(MutableSequence[float], memoryview(memory).cast("d"))
 
     def totals(self) -> list[float]:
-        """The sums over all processes."""
         if self._folder is None:
             return list(self.cells)
         rows = [array("d", content) for content in self._contents(self._folder)]
@@ -79,10 +72,10 @@ def _map(path: Path, size: int) -> mmap.mmap:
 
 
 class RequestMeter:
-    """What the requests of one process come to. Times are in seconds."""
+    """Times are in seconds."""
 
     def __init__(self, folder: Path | None = None, number: int = 0) -> None:
-        """With a folder, `totals` are those of all processes that were given it."""
+        """With a folder, `totals` are those of all processes that share it."""
         self._counts = Counts(_SIZE, folder, number)
         self._cells = self._counts.cells
 
@@ -93,7 +86,7 @@ class RequestMeter:
         return totals
 
     def started(self, prompt_tokens: int, cached_tokens: int, queue_s: float) -> None:
-        """A request's prompt has been computed."""
+        """The prompt has been computed."""
         self._add(metrics.PROMPT_TOKENS_TOTAL, prompt_tokens)
         self._add(metrics.CACHED_TOKENS_TOTAL, cached_tokens)
         self._observe(metrics.PROMPT_TOKENS, prompt_tokens)
@@ -103,8 +96,7 @@ class RequestMeter:
         self._observe(metrics.TIME_TO_FIRST_TOKEN, after_s)
 
     def more_tokens(self, count: int, within_s: float) -> None:
-        """Further tokens of one request, that long after its last ones. The one thing that is called for each chunk of
-        a stream, and therefore written out."""
+        """Called for each chunk of a stream, and therefore written out."""
         cells = self._cells
         cells[_GAPS + bisect_left(_GAP_BOUNDS, within_s / count)] += count
         cells[_GAP_SUM] += within_s

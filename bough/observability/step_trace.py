@@ -1,9 +1,7 @@
-"""A timeline as a file in Chrome's trace format, which Perfetto and chrome://tracing show.
+"""The scheduler's timeline: host phases and device steps, as a file in Chrome's trace format (Perfetto).
 
-The file is one JSON array, written event by event without a buffer: whatever ends the process, what happened before is
-in the file, and the viewers take an array that lacks its end. Two lanes: the scheduler's loop, whose phases also tell
-their CPU time (`tdur`), and the device. Beyond `MAX_BYTES`, which is about what viewers can still show, nothing more is
-written.
+Events are written without a buffer, so a crash loses none; viewers accept an array without its end. Phases also have
+their CPU time (`tdur`). Nothing is written beyond `MAX_BYTES`, which is about what viewers can show.
 """
 
 from __future__ import annotations
@@ -12,13 +10,37 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, StepResult
+
+
+class Timeline(Protocol):
+    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
+        """The `with` block is a phase; phases may nest."""
+        ...
+
+    def ran(self, plan: BatchPlan, result: StepResult) -> None: ...
+
+
+class Silence:
+    """The default: records nothing."""
+
+    _nothing = nullcontext()
+
+    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
+        return self._nothing
+
+    def ran(self, plan: BatchPlan, result: StepResult) -> None:
+        pass
+
+
+# ---- the timeline as a file
+
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +50,11 @@ LANES = {HOST_LANE: "scheduler loop", DEVICE_LANE: "device"}
 
 
 def default_trace_path(home: Path) -> Path:
-    """A file of this process's own."""
     return home / "traces" / f"steps-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
 
 
 class StepTrace:
-    """Owns the file. Times are those of `clock`, on which executors give the times of steps too."""
+    """Its clock is the one of the executors' step times."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, max_bytes: int = MAX_BYTES) -> None:
         try:
@@ -54,8 +75,14 @@ class StepTrace:
             self._note("thread_name", lane, name=name)
             self._note("thread_sort_index", lane, sort_index=lane)
 
-    def phase(self, name: str, step: int | None = None) -> Phase:
-        return Phase(self, name, step)
+    @contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        began, began_cpu = self.clock(), time.thread_time()
+        try:
+            yield
+        finally:
+            details = {} if step is None else {"step": step}
+            self.add(name, HOST_LANE, began, self.clock(), details, time.thread_time() - began_cpu)
 
     def ran(self, plan: BatchPlan, result: StepResult) -> None:
         if result.device_span is not None:
@@ -66,13 +93,13 @@ class StepTrace:
     def add(
         self, name: str, lane: int, start: float, end: float, details: dict[str, Any], cpu_s: float | None = None
     ) -> None:
-        """Something that lasted from `start` to `end`, and for how long its thread computed meanwhile."""
+        """An event from `start` to `end`, with its thread's CPU time."""
         at, lasted = 1e6 * (start - self._origin), 1e6 * (end - start)  # the format counts microseconds
         event = {"name": name, "ph": "X", "tid": lane, "ts": round(at, 3), "dur": round(lasted, 3)}
         self._write(event if cpu_s is None else {**event, "tdur": round(1e6 * cpu_s, 3)}, details)
 
     def close(self) -> None:
-        """Completes the array. Only this makes it valid JSON; viewers do not mind."""
+        """Completes the array: valid JSON needs it, viewers do not."""
         if not self._file.closed:
             self._file.write(b"\n]\n")
             self._file.close()
@@ -93,32 +120,11 @@ class StepTrace:
         self._file.write(line)
 
 
-class Phase:
-    """One phase of the loop, from the beginning of its `with` block to its end."""
-
-    __slots__ = ("_began", "_began_cpu", "_name", "_step", "_trace")
-
-    def __init__(self, trace: StepTrace, name: str, step: int | None) -> None:
-        self._trace, self._name, self._step = trace, name, step
-        self._began = self._began_cpu = 0.0
-
-    def __enter__(self) -> None:
-        self._began, self._began_cpu = self._trace.clock(), time.thread_time()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        details = {} if self._step is None else {"step": self._step}
-        computed = time.thread_time() - self._began_cpu
-        self._trace.add(self._name, HOST_LANE, self._began, self._trace.clock(), details, computed)
-
-
 def count_work(plan: BatchPlan) -> tuple[int, int]:
-    """Rows that decode, and prompt tokens."""
+    """Decoding rows, and prompt tokens."""
     return int((plan.given < plan.query_lens).sum()), int(plan.given.sum())
 
 
 def name_batch(decodes: int, prompt_tokens: int) -> str:
-    """What a step computes, in words."""
     parts = [f"{decodes} decodes"] * bool(decodes) + [f"{prompt_tokens} prompt tokens"] * bool(prompt_tokens)
     return " + ".join(parts) or "empty"

@@ -35,7 +35,7 @@ from bough.messages.requests import (
     StreamEnded,
     ToScheduler,
 )
-from bough.observability.timeline import Silence, Timeline
+from bough.observability.step_trace import Silence, Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
 from bough.scheduler.control import ControlQueue, Recording

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bough.bench.backends import Conversation, Turn
 from bough.bench.datasets import DataOptions, make_dataset
 from bough.bench.driver import poisson_arrivals
-from bough.bench.load import Conversation, Turn
 from bough.core.errors import SettingsError
 from tests.fakes.scripted_engine import byte_level_tokenizer
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.bench.backends import NativeReader, OpenAIReader, RequestTemplate
+from bough.bench.backends import NativeReader, OpenAIReader, Record, RequestTemplate
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
-from bough.bench.load import Record
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Play = Callable[[int, asyncio.StreamWriter], Awaitable[None]]

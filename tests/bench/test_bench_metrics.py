@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bough.bench.load import Record
+from bough.bench.backends import Record
 from bough.bench.metrics import peak_concurrency, summarise, text_report, tokens_by_second
 from bough.bench.plots import draw_png, html_report, require_matplotlib
 from bough.core.errors import SettingsError

@@ -6,7 +6,7 @@ from typing import Any
 
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
-from bough.observability.timeline import Timeline
+from bough.observability.step_trace import Timeline
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.ports import CacheEvents, Grammars, Proposer
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate

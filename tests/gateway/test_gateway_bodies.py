@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import bodies as bodies_module
-from bough.gateway import excerpt as excerpt_module
-from bough.gateway.bodies import MIB, Bodies, HeldBody
-from bough.gateway.excerpt import MOST_OF_FIELD, STEP, TURN, WINDOW, _excerpt, excerpt_of
+from bough.gateway.bodies import MIB, MOST_OF_FIELD, STEP, TURN, WINDOW, Bodies, HeldBody, _excerpt, excerpt_of
 from bough.gateway.peek import LARGE, MOST_IDS, peek, read_response_fields
 from bough.gateway.resume import ResumableText
 from bough.server.errors import HttpError
@@ -54,7 +52,7 @@ def test_an_excerpt_says_what_its_body_says(
 ) -> None:
     body = json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(excerpt_module, "WINDOW", window)
+        patch.setattr(bodies_module, "WINDOW", window)
         assert peek(excerpt(body), []) == peek(body, [])
 
 
@@ -72,7 +70,7 @@ def test_what_is_no_json_has_an_end_all_the_same(body: bytes) -> None:
 def test_a_long_field_is_cut_where_a_value_ends(messages: list[Any], most: int) -> None:
     body = json.dumps({"messages": messages, "model": "m"}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(excerpt_module, "MOST_OF_FIELD", most)
+        patch.setattr(bodies_module, "MOST_OF_FIELD", most)
         cut = excerpt(body)
     seen, whole = peek(cut, []), peek(body, [])
     assert json.loads(cut)["model"] == seen.model == "m"
@@ -141,7 +139,7 @@ def test_large_bodies_are_looked_into_one_after_the_other(monkeypatch: pytest.Mo
 
 
 def test_a_body_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excerpt_module, "MOST_STEPS", 1000)
+    monkeypatch.setattr(bodies_module, "MOST_STEPS", 1000)
 
     async def main() -> None:
         async with workers(FakeWorker()) as (fake,), desk(fake) as d:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.gateway.division import Machine, share_of
+from bough.gateway.launching import Machine, share_of
 
 CPU, ONE_GPU, TWO_GPUS = Machine(8), Machine(8, ("0",)), Machine(8, ("0", "1"))
 

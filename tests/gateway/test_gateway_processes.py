@@ -11,7 +11,6 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.management import Management
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.processes import STATE, ProcessGroup, SharedManagement, divided, merged
 from bough.gateway.responses import Response
@@ -79,9 +78,7 @@ def test_a_process_that_begins_takes_over_what_was_changed_before(
             removed = next(w for w in first.gateway.registry if w.url.endswith(":9"))
             first.gateway.registry.remove(removed)
             first.gateway.policies.set_default(PolicyChoice("cache_aware", {"cache_threshold": 0.5}))
-            route = SharedManagement(Management(first.gateway), ProcessGroup(tmp_path, 0, 2), private=True).find(
-                "GET", STATE
-            )
+            route = SharedManagement(first.gateway, ProcessGroup(tmp_path, 0, 2), private=True).find("GET", STATE)
             assert route is not None
             group = ProcessGroup(tmp_path, 1, 2)
 
@@ -89,7 +86,7 @@ def test_a_process_that_begins_takes_over_what_was_changed_before(
                 return await route.handler(None)  # type: ignore[arg-type]
 
             monkeypatch.setattr(group, "ask", ask)
-            await SharedManagement(Management(second.gateway), group).catch_up()
+            await SharedManagement(second.gateway, group).catch_up()
             assert [w.url for w in second.gateway.registry] == ["http://127.0.0.1:10"]
             assert second.gateway.policies.default == first.gateway.policies.default
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bough.gateway.cache_watch import ENOUGH_REFUSALS, PromptLearner, tokenize_body
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.prompt_learner import ENOUGH_REFUSALS, PromptLearner, tokenize_body
 from tests.fakes.routing import request
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -55,7 +55,7 @@ def learn(worker: Tokenizer, policy: KVEventsPolicy, *texts: str) -> None:
         learner = PromptLearner(worker.post)
         for text in texts:
             learner.sent(policy, "http://w", "/v1/completions", json.dumps({"prompt": text}).encode(), request(text))
-            await learner.settle()
+            await asyncio.gather(*learner._tasks)
         await learner.close()
 
     asyncio.run(play())
@@ -74,7 +74,7 @@ def test_a_body_that_is_no_json_teaches_nothing() -> None:
         learner = PromptLearner(worker.post)
         for body in (b"", b"[1]", b"{"):
             learner.sent(KVEventsPolicy(), "http://w", "/v1/completions", body, request("x"))
-        await learner.settle()
+        await asyncio.gather(*learner._tasks)
         assert worker.asked == []
 
     asyncio.run(play())

@@ -46,7 +46,6 @@ class Exchange:
         self.headers: dict[bytes, bytes] = {}
 
     async def __aenter__(self) -> Self:
-        """Waits for the status."""
         self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))
         try:
             start = await self._next()
@@ -70,7 +69,6 @@ class Exchange:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
         while (message := await self._next()) is not None:
             if message.get("body"):
                 yield message["body"]
@@ -81,7 +79,7 @@ class Exchange:
         return b"".join([piece async for piece in self.pieces()])
 
     async def _next(self) -> Message | None:
-        """What the application sends next; None when it has ended. Raises what ended it."""
+        """The application's next message; None when it has ended. Raises what ended it."""
         getting = asyncio.ensure_future(self._pieces.get())
         try:
             await asyncio.wait({getting, self._task}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,6 @@
 """The gRPC server: three methods, each a request to the gateway's HTTP application.
 
-Owns the listening port. A call that its client cancels, or whose deadline passes, is a client that has left: the worker
-aborts the request. Errors keep their sentence and get the gRPC status that fits their HTTP status.
+A call that is cancelled or times out is a client that has disconnected: the worker aborts its request.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ async def serve_grpc(
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Starts to serve `app`, the gateway's HTTP application, over gRPC; returns the server and its port. Several
-    processes may share one port."""
+    """Serves the gateway's HTTP application over gRPC; returns the server and its port. Processes may share a port."""
     largest = min(max_body_mb, LARGEST_MESSAGE_MB) * MIB
     options = [("grpc.max_receive_message_length", largest), ("grpc.so_reuseport", 1)]
     server = grpc.aio.server(options=options)
@@ -77,8 +75,6 @@ def _unary(method: Any, request: Any) -> Any:
 
 
 class GrpcFront:
-    """The methods of the service."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -116,7 +112,7 @@ class GrpcFront:
 
 
 async def events_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, however their bytes are cut; the mark of the end is left out."""
+    """The data of server-sent events, without the end mark."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -133,7 +129,7 @@ async def _refuse(context: Any, exchange: Exchange, body: bytes) -> NoReturn:
 
 
 def _headers_of(context: Any) -> Headers:
-    """The metadata as HTTP headers; gRPC's own and binary values stay behind."""
+    """The metadata as HTTP headers, without gRPC's own and binary values."""
     headers: Headers = [(b"content-type", b"application/json")]
     for name, value in context.invocation_metadata():
         if isinstance(value, str) and name not in DROPPED and not name.startswith((":", "grpc-")):

@@ -1,7 +1,7 @@
-"""The messages of `gateway.proto`, and from them to /v1/completions and back.
+"""The messages of `gateway.proto`, converted to and from /v1/completions.
 
-The classes are made at run time from the proto's compiled description, so that no generated code ties the gateway to
-one version of protobuf. A test compiles the proto and compares.
+The classes come from the compiled description at run time, so no generated code ties the gateway to one protobuf
+version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ SERVICE = f"{PACKAGE}.Gateway"
 
 
 def described() -> descriptor_pb2.FileDescriptorProto:
-    """The compiled form of `gateway.proto`."""
     raw = files("bough.gateway.grpc").joinpath("gateway.desc").read_bytes()
     return descriptor_pb2.FileDescriptorSet.FromString(raw).file[0]
 
@@ -74,7 +73,7 @@ class _Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """What is read of an answer of /v1/completions, whole or a piece of a stream."""
+    """What is read of a /v1/completions response or chunk."""
 
     id: str = ""
     model: str = ""
@@ -87,7 +86,6 @@ read_completion = msgspec.json.Decoder(Completion).decode
 
 
 def completion_body(request: Any, stream: bool) -> bytes:
-    """The JSON body of the same request."""
     more = json_format.MessageToDict(request.more)
     for name in SET_HERE:
         if name in more:
@@ -108,7 +106,7 @@ def completion_body(request: Any, stream: bool) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A Struct knows no whole numbers; what is whole was meant to be."""
+    """A protobuf Struct has only floats: whole ones become ints."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -134,7 +132,6 @@ def reply_of(completion: Completion) -> Any:
 
 
 def error_text(body: bytes) -> str:
-    """The sentence in an error of any of the gateway's shapes, and in its readiness."""
     try:
         content = msgspec.json.decode(body)
     except msgspec.MsgspecError:

@@ -1,7 +1,4 @@
-"""Routing policies: which of the workers that can take a request should take it. Here they are found by name.
-
-Health, limits and the act of sending belong to the rest of the gateway. No policy is imported before it is chosen.
-"""
+"""Routing policies by name. A policy is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ POLICIES: dict[str, tuple[str, str]] = {
 
 
 def build_policy(name: str, /, seed: int | None = None, **options: Any) -> Policy:
-    """A policy by name, for one model. `seed` fixes its random choices; an unknown option lists those that it takes."""
+    """A policy for one model; `seed` fixes its random choices."""
     if name not in POLICIES:
         raise SettingsError(f"unknown routing policy {name!r}. The known ones are {', '.join(POLICIES)}.")
     module, attribute = POLICIES[name]

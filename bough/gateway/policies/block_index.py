@@ -1,9 +1,7 @@
 """What one worker has cached, exactly, from the events that it publishes.
 
-An event names blocks by hashes whose making is the worker's own business; what the index matches against are the token
-ids that come with them. Consecutive blocks of one event form a `Run`, and runs hang together where one event says it
-continues another. Comparing is done on the bytes of whole runs, so a lookup costs a few steps however long the prompt.
-Removals name single blocks, so each hash is remembered: about a hundred bytes for each block that a worker holds.
+Prompts are matched by token ids; block hashes serve removals. Consecutive blocks of one event form a `Run`, and whole
+runs are compared as bytes, so a lookup takes a few steps however long the prompt.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from bough.memory.tree.node import TOKEN_BYTES, common_prefix
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
-    """Token ids in the form in which they are compared. Raises an `OverflowError` for what is no token id."""
+    """Token ids as bytes for comparison. Raises an `OverflowError` for what is no token id."""
     return array("i", token_ids).tobytes()
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Consecutive blocks. `children` continue it: by how many of its blocks come before them, then by first block."""
+    """Consecutive blocks. `children`: by the number of its blocks before them, then by their first block."""
 
     tokens: bytes
     hashes: tuple[int, ...]
@@ -33,8 +31,6 @@ class Run:
 
 
 class BlockIndex:
-    """Owns the runs of one worker."""
-
     def __init__(self) -> None:
         self._clear()
 
@@ -44,8 +40,7 @@ class BlockIndex:
         self._block_bytes = TOKEN_BYTES
 
     def apply(self, event: KVEvent) -> None:
-        """Follows one event. What belongs to an adapter, a namespace or a slower tier is left out: no prompt that is
-        routed by its tokens alone would find it."""
+        """Leaves out blocks of adapters, namespaces and slower tiers: routing by tokens alone would not find them."""
         if isinstance(event, BlockStored):
             if event.namespace == "" and event.lora_id is None and event.medium in (None, DEVICE):
                 self._store(event)
@@ -86,7 +81,7 @@ class BlockIndex:
             self._cut(run, next((i for i, block in enumerate(run.hashes) if block in blocks), len(run.hashes)))
 
     def _cut(self, run: Run, keep: int) -> None:
-        """Leaves the first `keep` blocks of a run. What follows them can be reached no more, named or not."""
+        """Keeps the first `keep` blocks of a run. What follows them becomes unreachable."""
         if keep == 0 and run.hashes and run.parent is not None:
             siblings = run.parent.children[run.offset]
             del siblings[run.tokens[: self._block_bytes]]
@@ -115,5 +110,4 @@ class BlockIndex:
 
     @property
     def blocks(self) -> int:
-        """How many blocks the worker is known to hold."""
         return len(self._runs)

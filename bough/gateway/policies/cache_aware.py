@@ -1,9 +1,7 @@
-"""Routes a request to the worker that was sent most of its text before: no help from the workers needed.
+"""Routes a request to the worker that was sent most of its text before.
 
-Sending every request to where its prefix lies would let one hot prefix drown one worker. While the loads are far apart
-in number and in proportion, the least loaded worker gets the request; it caches the prefix too, so a hot prefix spreads
-to as many workers as its traffic needs. `max_load_factor` does the same more finely: workers whose load is that much
-above the mean are passed over, and the next best holder of the prefix gets the request.
+While loads are far apart the least loaded worker gets the request, so that a hot prefix spreads. `max_load_factor`
+skips workers whose load is that much above the mean.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ SPARE = 8  # requests above the mean that count for nothing, so that a quiet fle
 
 
 class CacheAwarePolicy(Policy):
-    """Owns the tree of texts that the workers of one model were sent. Defaults are those of SGLang."""
+    """Defaults are those of SGLang."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class CacheAwarePolicy(Policy):
         self._now_s = 0.0
 
     def cached(self, request: RoutingRequest) -> Mapping[str, float]:
-        """Which share of the prompt each worker is expected to hold; workers that hold nothing may be left out."""
+        """The share of the prompt that each worker is expected to hold."""
         chars = len(request.text)
         return {worker: length / chars for worker, length in self._sent.match(request.text).items()}
 

@@ -1,8 +1,4 @@
-"""What the gateway and its routing policies say to each other: snapshots in, a choice out.
-
-A policy sees a `WorkerView` of every worker that may take a request now (healthy, not draining, breaker closed), and
-never the registry itself: it can neither hold a worker that is gone nor change one. One instance serves one model.
-"""
+"""The interface of routing policies: snapshots of the workers that can take a request in, a choice out."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import msgspec
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker as it was when the request came; a struct, because each request makes one of every worker."""
+    """A snapshot of a worker, made for each request."""
 
     id: str
     url: str
@@ -22,7 +18,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):
-    """What of a request bears on where it should go."""
+    """The part of a request that routing needs."""
 
     model: str
     text: str  # the prompt: messages joined; ids as a string of numbers when only ids came
@@ -32,46 +28,41 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The worker that should take the request, and which share of its prompt (0..1) it is expected to have cached."""
+    """The chosen worker, and the share of the prompt (0..1) that it is expected to have cached."""
 
     worker_id: str
     expected_cached: float = 0.0
 
 
 class Policy:
-    """Chooses among workers, of which there is always one. Owns at most what it remembers of earlier requests; touches
-    no clock and no socket."""
+    """One instance serves one model. It uses neither clock nor socket."""
 
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        """Under every policy a request that names its worker gets it, and a session stays where it is."""
+        """A request that names its worker gets it, and a session stays with its worker, under every policy."""
         return self.pick(_allowed(workers, request), request)
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        """The policy's own choice."""
         raise NotImplementedError
 
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
-        """The choice took effect: the worker is assumed to hold the request's prefix."""
+        """The request was sent: the worker is assumed to hold its prefix."""
 
     def removed(self, worker_id: str) -> None:
-        """The worker has left for good, and its cache with it."""
+        """The worker is gone, and its cache with it."""
 
     def tick(self, now_s: float) -> None:
-        """Called about once a second with the time of a steady clock: eviction and other housekeeping."""
+        """Called about once a second with a steady clock."""
 
 
 def ranking(key: str, workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """The workers in the order in which they are to take this key, by a hash of both (rendezvous hashing).
-
-    Every gateway finds the same order without shared state, because it knows a worker by the same URL. A worker that
-    leaves moves only its own keys, and they spread over all others.
-    """
+    """The workers in this key's order, by a hash of both (rendezvous hashing). All gateways agree on it without shared
+    state, and a worker that leaves moves only its own keys."""
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return sorted(workers, key=lambda w: blake2b(w.url.encode(), digest_size=8, key=digest).digest(), reverse=True)
 
 
 def _allowed(workers: Sequence[WorkerView], request: RoutingRequest) -> Sequence[WorkerView]:
-    """The one worker that a request is pinned to, or all. A named worker that cannot take requests is passed over."""
+    """The worker that the request is pinned to, if it can take requests, or all."""
     if request.target is not None:
         named = [worker for worker in workers if request.target in (worker.id, worker.url)]
         if named:

@@ -1,7 +1,6 @@
-"""The policies that remember nothing of prompts: by load, in turn, by chance, or by a hash.
+"""Policies that remember nothing of prompts: by load, in turn, at random, or by a hash.
 
-Load is this gateway's own requests in flight. Where two workers are level in that, what they reported decides (other
-gateways may be sending to them too), and then chance, so that an idle fleet is filled evenly.
+Load is this gateway's requests in flight; the reported load breaks ties, because other gateways may send too.
 """
 
 from __future__ import annotations
@@ -17,19 +16,16 @@ CHARS_PER_TOKEN = 4  # of English text; only so that a length in tokens means ab
 
 
 def pressure(worker: WorkerView) -> tuple[int, float]:
-    """How busy a worker is, to be compared with others."""
     return worker.load, worker.reported_load
 
 
 def least_loaded(workers: Sequence[WorkerView], dice: random.Random) -> WorkerView:
-    """The least busy worker; among equals, one by chance."""
+    """The least busy worker; a random one among equals."""
     least = min(map(pressure, workers))
     return dice.choice([worker for worker in workers if pressure(worker) == least])
 
 
 class RandomPolicy(Policy):
-    """Any worker, each as likely as the next."""
-
     def __init__(self, seed: int | None = None) -> None:
         self._dice = random.Random(seed)
 
@@ -38,7 +34,7 @@ class RandomPolicy(Policy):
 
 
 class PowerOfTwoPolicy(RandomPolicy):
-    """The less busy of two workers drawn by chance: nearly as even as the least loaded, without herding."""
+    """The less busy of two random workers."""
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         drawn = self._dice.sample(workers, min(2, len(workers)))
@@ -46,14 +42,12 @@ class PowerOfTwoPolicy(RandomPolicy):
 
 
 class LeastLoadedPolicy(RandomPolicy):
-    """The worker with the fewest requests in flight."""
-
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         return Choice(least_loaded(workers, self._dice).id)
 
 
 class RoundRobinPolicy(Policy):
-    """Each worker in turn. Remembers the last one by id, so that workers that come and go do not disturb the turn."""
+    """Remembers the last worker by id, so that workers may come and go."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -65,14 +59,14 @@ class RoundRobinPolicy(Policy):
 
 
 class ConsistentHashingPolicy(Policy):
-    """By the routing key, which pins a session; a request without one is placed by its whole prompt."""
+    """By the routing key; a request without one by its whole prompt."""
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         return Choice(ranking(request.session or request.text, workers)[0].id)
 
 
 class PrefixHashPolicy(Policy):
-    """By the beginning of the prompt, as long as that worker's load is within `load_factor` of the mean."""
+    """By the beginning of the prompt, while that worker's load is within `load_factor` of the mean."""
 
     def __init__(self, prefix_token_count: int = 256, load_factor: float = 1.25) -> None:
         if prefix_token_count < 1 or load_factor < 1.0:

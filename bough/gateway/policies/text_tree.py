@@ -1,16 +1,12 @@
-"""Which worker was sent which texts: a radix tree over characters, the gateway's guess at what workers have cached.
+"""Which worker was sent which texts: a radix tree over characters that approximates the workers' caches.
 
-It is approximate on purpose: the gateway has no tokenizer and does not see evictions, but a prefix in characters is a
-prefix in tokens, give or take the last one. Each node owns a piece of text and says which workers were sent it and
-when last. A worker that holds a node holds all nodes above it: `insert` marks whole paths and eviction takes a worker
-off its lowest nodes first. Text is compared in C, by whole pieces; only where two texts part is the place searched by
-halving.
+A worker that holds a node holds all nodes above it: `insert` marks whole paths, and eviction starts at the lowest
+nodes. Text is compared in C, in whole pieces.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its text
@@ -18,7 +14,7 @@ MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its t
 
 @dataclass(slots=True, eq=False)
 class TextNode:
-    """A piece of text below its parent's, with the workers that hold it and when each was last sent it."""
+    """A piece of text, with the workers that hold it and when each was last sent it."""
 
     text: str
     parent: TextNode | None
@@ -41,11 +37,7 @@ def common_length(left: str, right: str, start: int) -> int:
 
 
 class TextTree:
-    """Owns the nodes and, per worker, how many characters and nodes it holds and where its texts end.
-
-    `_ends` is what makes eviction cheap: the lowest nodes of a worker, those sent longest ago first, so that the oldest
-    is found without a walk over the tree.
-    """
+    """`_ends` holds each worker's lowest nodes, oldest first, so that eviction needs no walk over the tree."""
 
     def __init__(self, most_nodes: int = MOST_NODES) -> None:
         self._root = TextNode("", None, {})
@@ -56,7 +48,7 @@ class TextTree:
         self._stamp = 0.0
 
     def match(self, text: str, since: float = 0.0) -> dict[str, int]:
-        """How many leading characters of `text` each worker holds; only what it was sent at `since` or later counts."""
+        """How many leading characters of `text` each worker was sent at `since` or later."""
         held: dict[str, int] = {}
         node, depth = self._root, 0
         while depth < len(text):
@@ -74,7 +66,6 @@ class TextTree:
         return held
 
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
-        """Remembers that `worker` was sent `text`."""
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
         ends = self._ends.setdefault(worker, OrderedDict())
         node, depth = self._root, 0
@@ -94,7 +85,7 @@ class TextTree:
             ends.pop(node, None)
             depth += len(child.text)
             node = child
-        if node is not self._root and not _held_below(node, worker):
+        if node is not self._root and not held_below(node, worker):
             ends[node] = None
             ends.move_to_end(node)
 
@@ -110,14 +101,12 @@ class TextTree:
         return upper
 
     def evict(self, most_chars: int) -> None:
-        """Takes every worker that holds more than `most_chars`, or too many nodes, off the texts it was sent longest
-        ago."""
+        """Removes the oldest texts of every worker that holds too many characters or nodes."""
         for worker, size in self._sizes.items():
             if size > most_chars or self._counts[worker] > self._most_nodes:
                 self._shrink(worker, most_chars)
 
     def remove(self, worker: str) -> None:
-        """Forgets all that `worker` holds."""
         self._shrink(worker, 0)
         self._sizes.pop(worker, None)
         self._counts.pop(worker, None)
@@ -134,37 +123,9 @@ class TextTree:
             self._counts[worker] -= 1
             if not node.holders:
                 del parent.children[node.text[0]]
-            if parent is not self._root and not _held_below(parent, worker):
+            if parent is not self._root and not held_below(parent, worker):
                 ends[parent] = None  # behind the others: what several texts begin with is worth more than one of them
 
-    def size(self, worker: str) -> int:
-        """How many characters `worker` holds."""
-        return self._sizes.get(worker, 0)
 
-    def nodes(self) -> Iterator[TextNode]:
-        """All nodes but the root, parents before children."""
-        waiting = list(self._root.children.values())
-        while waiting:
-            node = waiting.pop()
-            waiting.extend(node.children.values())
-            yield node
-
-    def check(self) -> None:
-        """Proves that pieces, holders and sizes agree."""
-        sizes: dict[str, int] = dict.fromkeys(self._sizes, 0)
-        counts: dict[str, int] = dict.fromkeys(self._counts, 0)
-        for node in self.nodes():
-            parent = node.parent
-            assert node.text and node.holders, "a node without text or holder"
-            assert parent is not None and parent.children[node.text[0]] is node, "a node that its parent does not know"
-            if parent is not self._root:
-                assert node.holders.keys() <= parent.holders.keys(), "a holder without the text before"
-            for worker in node.holders:
-                sizes[worker] += len(node.text)
-                counts[worker] += 1
-                assert (node in self._ends[worker]) != _held_below(node, worker), "an end that is none, or is not known"
-        assert sizes == self._sizes and counts == self._counts, "sizes that do not add up"
-
-
-def _held_below(node: TextNode, worker: str) -> bool:
+def held_below(node: TextNode, worker: str) -> bool:
     return any(worker in child.holders for child in node.children.values())

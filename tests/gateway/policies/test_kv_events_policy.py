@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.gateway.policies.prompt_book import STEP, PromptBook
+from bough.gateway.policies.kv_events import STEP, KVEventsPolicy, PromptBook
 from bough.memory.tree import BlockRemoved, BlockStored
 from tests.fakes.routing import fleet, request
 

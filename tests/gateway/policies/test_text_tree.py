@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.gateway.policies.text_tree import TextTree, common_length
+from tests.fakes.text_trees import check, nodes, size
 
 TEXTS = st.text(alphabet="ab🌳", max_size=12)
 WORKERS = st.sampled_from(["x", "y", "z"])
@@ -40,7 +41,7 @@ def test_a_worker_holds_the_longest_prefix_it_was_ever_sent(sent: list[tuple[str
         same = shared(text, asked)
         if same:
             expected[worker] = max(same, expected.get(worker, 0))
-    tree.check()
+    check(tree)
     assert tree.match(asked) == expected
 
 
@@ -50,15 +51,15 @@ def test_eviction_and_removal_keep_the_accounts(sent: list[tuple[str, str]], mos
     tree = TextTree()
     for text, worker in sent:
         tree.insert(text, worker)
-    before = {worker: tree.size(worker) for worker in "xyz"}
+    before = {worker: size(tree, worker) for worker in "xyz"}
     tree.evict(most)
-    tree.check()
+    check(tree)
     for worker in "xyz":
-        assert tree.size(worker) <= most
-        assert before[worker] > most or tree.size(worker) == before[worker]
+        assert size(tree, worker) <= most
+        assert before[worker] > most or size(tree, worker) == before[worker]
     tree.remove(gone)
-    tree.check()
-    assert all(gone not in node.holders for node in tree.nodes())
+    check(tree)
+    assert all(gone not in node.holders for node in nodes(tree))
 
 
 def test_the_text_sent_longest_ago_goes_first() -> None:
@@ -93,5 +94,5 @@ def test_nodes_are_bounded_as_well_as_characters(sent: list[tuple[str, str]], mo
     for text, worker in sent:
         tree.insert(text, worker)
         tree.evict(1000)
-        tree.check()
-        assert all(sum(worker in node.holders for node in tree.nodes()) <= most for worker in "xyz")
+        check(tree)
+        assert all(sum(worker in node.holders for node in nodes(tree)) <= most for worker in "xyz")

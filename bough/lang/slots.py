@@ -33,7 +33,7 @@ class Site:
 
 @dataclass(slots=True)
 class Failure:
-    """What went wrong. Errors are made anew for each who asks: one exception cannot be raised in several threads."""
+    """The failure, as a fresh exception for each caller: one exception cannot be raised in several threads."""
 
     program: str
     site: Site | None

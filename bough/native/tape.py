@@ -1,6 +1,6 @@
 """Tapes of the native library as Python objects: `Tape` adds operations, `ThreadPool` runs them and draws tokens.
 
-Addresses are plain integers; whoever records must keep alive what they point at. `src/tape.h` and `src/sampling.h` say
+Addresses are plain integers; the recorder keeps alive what they point at. `src/tape.h` and `src/sampling.h` say
 what the arguments mean.
 """
 

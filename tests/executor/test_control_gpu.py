@@ -72,7 +72,7 @@ def test_memory_is_released_and_comes_back(checkpoints: tuple[Path, Path], tags:
     assert allocated - torch.cuda.memory_allocated() >= sum(held[tag] for tag in tags)
     assert torch.cuda.mem_get_info()[0] > free, "the device has it, not the allocator's cache"
     assert not executor.idle() and not any(graphs._graphs for graphs in executor._graphs)
-    # Whoever takes the memory meanwhile moves the addresses.
+    # An allocation in the meantime moves the addresses.
     taken = torch.empty(sum(held[tag] for tag in tags) // 2, dtype=torch.uint8, device="cuda")
     assert executor.control(Wake(tags)).wait().obstacle == ""
     del taken

@@ -1,4 +1,4 @@
-"""What a step on a CPU returns: sampled tokens, with drafts verified, and the logprobs that were asked for.
+"""What a step returns that the host waits for: sampled tokens, with drafts verified, and the logprobs asked for.
 
 A draft holds where the model samples the same token. Positions are sampled column by column: first the token behind
 each row's own; then, of the rows whose first draft is that token, the one behind the draft; and so on. The sampling
@@ -63,8 +63,8 @@ class Verified:
         self, plan: BatchPlan, logits: Tensor, specs: Sequence[LogprobSpec | None]
     ) -> dict[int, PositionLogprobs]:
         """Of each row that wants them, those of all tokens that it has got."""
-        lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts))
-        tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]])
+        lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts)).to(logits.device)
+        tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]]).to(logits.device)
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
         scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]
         runs = output_logprobs(scored, tokens, asked).read()

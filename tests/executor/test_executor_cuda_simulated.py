@@ -134,9 +134,8 @@ def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> Non
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
 
 
-@pytest.mark.parametrize(
-    ("most_keys", "few"), [(24, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((27, 4), (23, 0)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("most_keys", "few"), [(24, 1), (27, 4), (23, 0)])
 def test_decodes_take_the_graphs_that_fit_their_keys(
     loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, most_keys: int, few: int
 ) -> None:

@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := $(VENV)/clients
+# Tests start many processes; without bytecode files each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check
 
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.

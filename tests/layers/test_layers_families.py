@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding, apply_rotary_pos_emb
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig, RopeConfig
@@ -83,6 +82,8 @@ def rotated(rope: RopeConfig, positions: torch.Tensor, qkv: torch.Tensor, head_d
 
 
 def test_rotation_over_three_axes_is_that_of_qwen2_vl() -> None:
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding, apply_rotary_pos_emb  # seconds
+
     torch.manual_seed(0)
     positions, sections = torch.randint(60, (3, 7)), [2, 3, 3]
     qkv = torch.randn(7, 4, 16)

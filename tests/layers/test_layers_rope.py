@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bough.core.model_config import RopeConfig
 from bough.layers.rope import frequencies, rope_table
@@ -55,6 +53,9 @@ CASES: dict[str, tuple[RopeConfig, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_angles_are_those_of_transformers(name: str, head_dim: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # takes seconds
+
     ours, parameters = CASES[name]
     config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=131072)
     config.rope_parameters = parameters

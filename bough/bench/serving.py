@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import math
 import os
@@ -20,12 +19,11 @@ import msgspec
 from tqdm import tqdm
 
 from bough.bench.backends import BACKENDS, Api, Arrival, Conversation, Record, RequestTemplate, Turn, first_history
-from bough.bench.datasets import DATASETS, DataOptions, make_dataset
+from bough.bench.datasets import DATASETS, make_dataset
 from bough.bench.driver import LEAD_S, Target, drive, poisson_arrivals
 from bough.bench.http_client import HttpClient, ServerError, reaching
-from bough.bench.metrics import headline, summarise, text_report
+from bough.bench.metrics import draw_png, headline, html_report, require_matplotlib, summarise, text_report
 from bough.bench.number_checks import flag_of, require_above_zero, require_counts
-from bough.bench.plots import draw_png, html_report, require_matplotlib
 from bough.bench.processes import OnProgress, run_parts
 from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
@@ -128,10 +126,6 @@ def extra_body(args: argparse.Namespace) -> dict[str, Any]:
     return extra
 
 
-def data_options(args: argparse.Namespace) -> DataOptions:
-    return DataOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(DataOptions)})
-
-
 def shown_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What is needed to repeat the run, without secrets."""
     hidden = {"api_key", "output_file", "output_details", "plot", "html", "disable_tqdm"}
@@ -152,7 +146,7 @@ def main(args: argparse.Namespace) -> int:
     check(args)
     if args.plot is not None or args.html is not None:
         require_matplotlib()
-    conversations = make_dataset(data_options(args), _tokenizer(args.tokenizer))
+    conversations = make_dataset(args, _tokenizer(args.tokenizer))
     api = BACKENDS[args.backend]
     first_history(api, conversations[0].turns[0].prompt)  # refused here, where the API cannot take it
     target = asyncio.run(_find_target(args, api))

@@ -17,7 +17,7 @@ from bough.gateway.policies.block_index import BlockIndex, pack
 from bough.launch.kv_events import KVEventPublisher
 from bough.memory.tree import BlockStored, KVEvent
 from bough.memory.tree.event_key import read_key
-from bough.memory.tree.event_wire import parse_config
+from bough.memory.tree.events import parse_config
 
 PATIENCE_S = 10.0
 

@@ -27,8 +27,8 @@ from bough.core.plan import (
     TokenMasks,
     ranks,
 )
-from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets, sample_widths
-from bough.sampling.logprobs import input_logprobs, output_logprobs
+from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets
+from bough.sampling.logprobs import output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
@@ -151,12 +151,12 @@ def prompt_logprobs(
         first = int(query_starts[want.index]) + want.first
         at, targets = slice(first, first + want.count), torch.from_numpy(prompt_targets(plan, want))
         spec = state.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        found[want.index] = input_logprobs(logits_at(at), hidden[at], targets, spec)
+        found[want.index] = score_inputs(logits_at(at), hidden[at], targets, spec).to_host()
     return found
 
 
 def _verify(plan: BatchPlan, logits: Tensor, draw: Draw, masks: BatchMasks | None) -> Verified:
-    widths, rows = sample_widths(plan), plan.rows[plan.sample]
+    widths, rows = plan.sample_widths, plan.rows[plan.sample]
     lines = (widths.cumsum() - widths).astype(np.int64)
     given_at = (plan.given.cumsum() - plan.given)[plan.sample]
     masked = np.zeros(len(rows), dtype=np.bool_) if masks is None else masks.masked

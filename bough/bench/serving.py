@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,8 @@ def main(args: argparse.Namespace) -> int:
 async def _find_target(args: argparse.Namespace, api: Api) -> Target:
     url = args.base_url or f"http://{args.host}:{args.port}"
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    client = HttpClient(url, headers)
-    try:
-        with reaching(url):
-            model = args.model or await _first_model(client, api, url)
-    finally:
-        client.close()
+    with closing(HttpClient(url, headers)) as client, reaching(url):
+        model = args.model or await _first_model(client, api, url)
     template = RequestTemplate(api, model, not args.disable_ignore_eos, not args.disable_stream, extra_body(args))
     return Target(url, headers, template)
 
@@ -187,11 +184,8 @@ async def _first_model(client: HttpClient, api: Api, url: str) -> str:
 
 
 async def _flush_cache(target: Target) -> None:
-    client = HttpClient(target.url, target.headers)
-    try:
+    with closing(HttpClient(target.url, target.headers)) as client:
         response = await client.post("/flush_cache", {})
-    finally:
-        client.close()
     if response.status != 200:
         raise ServerError(f"The server does not flush its cache ({response.status}): {response.text[:200]}")
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.core.settings import SchedulerSettings
-from bough.memory.tree import Node, RadixTree
+from bough.memory.tree.node import Node
+from bough.memory.tree.tree import RadixTree
 from bough.scheduler.request import Request
 from bough.scheduler.waiting_queue import WaitingQueue
 

@@ -7,8 +7,9 @@ import pytest
 
 from bough.core.plan import IntArray
 from bough.core.settings import EVICTION_POLICIES
-from bough.memory.tree import POLICIES, Node, RadixTree
-from bough.memory.tree.eviction import MAX_NEWS
+from bough.memory.tree.eviction import MAX_NEWS, POLICIES
+from bough.memory.tree.node import Node
+from bough.memory.tree.tree import RadixTree
 
 
 def leaf(*, created: int = 0, last_used: int = 0, hits: int = 0, priority: int = 0) -> Node:

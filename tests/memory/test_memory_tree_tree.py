@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bough.core.plan import IntArray
-from bough.memory.tree import RadixTree
+from bough.memory.tree.tree import RadixTree
 
 
 def ids(*numbers: int) -> IntArray:

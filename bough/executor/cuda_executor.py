@@ -6,6 +6,8 @@ the device as the input of the next step. The order of things on the stream is d
 
 A step with masked rows is queued in two parts: `launch` stops at the logits, and `supply_masks` queues the rest. By
 then the device is at work on the forward pass, so it hardly ever waits for a grammar.
+
+A step with drafts is waited for: where its rows' next tokens go depends on how many drafts hold.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ from bough.core.plan import (
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.cuda_steps import CudaStep, DeviceClock, MaskedStep
+from bough.executor.cuda_steps import CudaStep, DeviceClock, MaskedStep, VerifiedStep
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
-from bough.executor.layout import Growth, StepLayout, prompt_targets, sampled_tokens
+from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.plain_plans import padding_batch
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
+from bough.executor.verification import Drawn, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
@@ -169,6 +172,9 @@ class CudaExecutor:
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
+        if has_drafts(waiting.plan):
+            waiting.rest = self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks)
+            return
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
         batch = BatchMasks(masked, places, words)
@@ -200,7 +206,8 @@ class CudaExecutor:
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
-        captured = None if plan.input_logprobs else self._mixed_graphs.find(len(layout.token_ids))
+        wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
+        captured = None if wide else self._mixed_graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
             self._mixed.send(plan, layout, size)
@@ -256,6 +263,8 @@ class CudaExecutor:
     def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
         if plan.masked is None:
+            if has_drafts(plan):
+                return self._verify(plan, logits, inputs, None)
             return self._sample(plan, logits, rows, inputs)
         self._masked = MaskedStep(plan, logits, rows, inputs)
         return self._masked
@@ -277,6 +286,30 @@ class CudaExecutor:
         outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs)
         tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
         return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
+
+    def _verify(
+        self, plan: BatchPlan, logits: torch.Tensor, inputs: dict[int, Scores], masks: TokenMasks | None
+    ) -> VerifiedStep:
+        """Samples position by position, and reads of each how many drafts hold."""
+        device = logits.device
+
+        def draw(of_rows: torch.Tensor, rows: IntArray, of: BatchMasks | None) -> Drawn:
+            if of is not None:
+                of = BatchMasks(of.masked, of.places.to(device), of.words.to(device))
+            on_device = torch.from_numpy(rows.astype(np.int64)).to(device)
+            sampled = sample_rows_on_device(self._sampling, of_rows, on_device, rows, masks=of)
+            return Drawn(sampled.tokens.cpu().numpy(), sampled.bad.cpu().numpy())
+
+        def supplied() -> TokenMasks:
+            assert masks is not None
+            return masks
+
+        verified, rows = sample_step(plan, logits, draw, supplied), plan.rows[plan.sample]
+        self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
+        self._inputs.give_back(rows, verified.widths - verified.counts)
+        scores = {index: found.to_host() for index, found in inputs.items()}
+        result = verified.result(plan, logits, self._sampling.specs(rows), scores)
+        return VerifiedStep(self._clock.stop(), result)
 
     def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:
         """The tokens of the step in the persistent buffers, for rows without penalties, filters or logprobs; -1 for bad

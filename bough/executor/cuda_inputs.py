@@ -115,13 +115,15 @@ class CudaInputs:
     # Any step ---------------------------------------------------------------------------------------------------------
 
     def mixed_batch(self, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
-        """A step with prompts in it, in fresh tensors."""
+        """A step with prompts or drafts in it, in fresh tensors."""
         to_device = self._staging.to_device
         rows = to_device(layout.rows)
         ids = to_device(layout.token_ids)
         decodes = len(layout.from_device)
-        if decodes:  # they stand first, one token each
-            ids[:decodes] = self.last_tokens[rows[:decodes]]
+        if decodes:  # they stand first
+            ids.index_copy_(0, to_device(layout.from_device.astype(np.int64)), self.last_tokens[rows[:decodes]])
+        if layout.query_starts[decodes] > decodes:
+            decodes = 0  # with drafts they attend as prompts do
         batch = AttentionBatch(
             rows=rows,
             lengths=to_device(layout.lengths),
@@ -139,3 +141,7 @@ class CudaInputs:
     def advance(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """The rows' next decode begins with these tokens."""
         self.last_tokens.index_copy_(0, rows, tokens)
+
+    def give_back(self, rows: IntArray, missing: IntArray) -> None:
+        """So many drafts of these rows did not hold."""
+        self._mirror.give_back(rows, missing)

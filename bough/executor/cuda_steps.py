@@ -8,12 +8,12 @@ was queued, nor end after it was seen to be done, takes out what the two clocks 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from bough.core.plan import BatchPlan, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, InFlight, PositionLogprobs, StepResult
 from bough.sampling.logprobs import PendingLogprobs, Scores
 
 
@@ -118,6 +118,20 @@ class CudaStep:
         return StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span)
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedStep:
+    """A step whose drafts were verified: the host has read its result."""
+
+    done: TimedStep
+    result: StepResult
+
+    def ready(self) -> bool:
+        return self.done.ready()
+
+    def wait(self) -> StepResult:
+        return replace(self.result, device_span=self.done.wait())
+
+
 @dataclass(slots=True)
 class MaskedStep:
     """A step up to its logits, which wait for masks; `rest` is the whole of it once they have come."""
@@ -126,7 +140,7 @@ class MaskedStep:
     logits: torch.Tensor  # [sampled, vocabulary]
     rows: torch.Tensor  # [sampled]
     input_logprobs: dict[int, Scores]
-    rest: CudaStep | None = None
+    rest: InFlight | None = None
 
     def ready(self) -> bool:
         return self.rest is not None and self.rest.ready()

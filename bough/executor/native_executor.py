@@ -17,10 +17,10 @@ import torch
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
 from bough.executor.control import ModelControl
-from bough.executor.host_rows import HostRows, prompt_logprobs
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
+from bough.executor.verification import HostRows, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bough.core.plan import IntArray
-from bough.executor.host_rows import Drawn, draw_by_torch
+from bough.executor.verification import Drawn, draw_by_torch
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Sampling, ThreadPool
 from bough.sampling.masks import BatchMasks, maskable

@@ -17,8 +17,8 @@ from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.executor.control import ModelControl
-from bough.executor.host_rows import HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.layout import has_drafts, sampled_tokens
+from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM

@@ -57,7 +57,8 @@ def deterministic(config: ModelConfig) -> Forward:
     return forward
 
 
-@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 20])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 20])
 def test_bits_do_not_depend_on_chunks_cache_or_company(window: int | None) -> None:
     config = replace(CONFIG, sliding_window=window, sliding_layers=(True,) if window else ())
     whole = deterministic(config).step({0: PROMPT})[0]

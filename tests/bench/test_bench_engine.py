@@ -80,6 +80,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_any_is_measured(
     assert seen.out == "" and seen.err.splitlines()[-1].startswith(f"bough: {complaint}")
 
 
+@pytest.mark.slow
 def test_a_load_that_was_not_served_has_no_figures(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--num-prompts", "2", "--input-len", "600", "--vocab", "100"]
     assert main(["bench", "offline", *load, "--model", str(tiny_model), *TINY]) == 1

@@ -35,6 +35,7 @@ from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.projected_decode import triton as projected
 from bough.loader.locate import locate
 from bough.models.registry import build_model
+from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.one_row import tokens_of as greedy_tokens
@@ -133,9 +134,8 @@ def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> Non
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
 
 
-@pytest.mark.parametrize(
-    ("most_keys", "few"), [(24, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((27, 4), (23, 0)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("most_keys", "few"), [(24, 1), (27, 4), (23, 0)])
 def test_decodes_take_the_graphs_that_fit_their_keys(
     loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, most_keys: int, few: int
 ) -> None:
@@ -174,6 +174,11 @@ def test_which_decodes_with_few_keys_have_graphs(
     weights = LoadedWeights(model, CONFIG, dtype, CPU, Topology(), 0, cache)
     shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
     assert list(graph_sizes(weights, Settings.from_flat(flags), shape, forward_bytes=0).few_keys) == few
+
+
+@pytest.mark.slow
+def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWeights) -> None:
+    check_outputs(lambda: build(loaded, GraphSizes()), 9, {1, 4}, near=5e-3)  # 16 bits
 
 
 QWEN = replace(CONFIG, hidden_size=1024, num_heads=16, num_kv_heads=8, head_dim=128, intermediate_size=3072)

@@ -14,9 +14,9 @@ from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageS
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import MemorySettings, ModelSettings, Settings
 from bough.executor.build import build_executor, check_cache_readers, check_deterministic, tell_kernels
-from bough.executor.host_rows import HostRows
 from bough.executor.load_model import resolve_config
 from bough.executor.sizing import CacheSize, size_cpu_cache
+from bough.executor.verification import HostRows
 from bough.kernels.quant_linear.native import variant
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.locate import locate

@@ -127,7 +127,13 @@ def test_it_is_near_the_reference(
     assert_near(got[1], sequences.expected(1)[39:])
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 21}, {"window": 70}, {"softcap": 1.5}, {"v_scale": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 21},
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"window": 70}, {"softcap": 1.5}, {"v_scale": 0.5})),
+    ],
+)
 def test_the_bits_of_a_token_are_always_the_same(device: torch.device, options: dict[str, object]) -> None:
     """In one go, in chunks of every kind, as decodes that are split or not, alone and in company."""
     length = 75

@@ -188,6 +188,7 @@ def test_the_first_of_equals(implementation: ModuleType, device: torch.device) -
     assert run(implementation, logits, make_parameters(lines, 100, device))[0] == [65, 0, 0]
 
 
+@pytest.mark.slow
 def test_frequencies(implementation: ModuleType, device: torch.device) -> None:
     count = 4000 if device.type == "cuda" else 120
     line = torch.tensor([0.1, -torch.inf, 1.0, -0.7, 0.4], device=device)

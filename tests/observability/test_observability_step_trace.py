@@ -140,7 +140,7 @@ def test_an_engine_writes_a_trace_where_it_keeps_its_files(
     check_trace(json.loads(path.read_text()))
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_killed_engine_leaves_what_it_wrote(tiny_model: Path, tmp_path: Path, end: signal.Signals) -> None:
     path = tmp_path / "trace.json"
     before = set(psutil.Process(os.getpid()).children())

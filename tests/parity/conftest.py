@@ -44,7 +44,7 @@ def page_engine() -> Iterator[bough.Engine]:
         yield engine
 
 
-@pytest.fixture(params=["token_engine", "page_engine"])
+@pytest.fixture(params=["token_engine", pytest.param("page_engine", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> bough.Engine:
     """Each of the two in turn, with nothing cached."""
     chosen: bough.Engine = request.getfixturevalue(request.param)

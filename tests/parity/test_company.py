@@ -30,9 +30,8 @@ def outputs(engine: Engine, prompts: list[str], tokens: int = NEW_TOKENS) -> lis
     return [(a["output_ids"], [entry[0] for entry in a["meta_info"]["output_token_logprobs"]]) for a in answers]
 
 
-@pytest.mark.parametrize(
-    "instructions", [*(pytest.param(name, marks=pytest.mark.slow) for name in SETS[:-1]), *SETS[-1:]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("instructions", SETS)
 def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit(instructions: str) -> None:
     settings: dict[str, Any] = {"max_total_tokens": 8192, "cpu_instruction_set": instructions}
     # Plain C takes a second a token.

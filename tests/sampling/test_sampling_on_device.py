@@ -49,7 +49,7 @@ def step(state: SamplingState, logits: Tensor, numbers: list[int]) -> tuple[list
     return sampled.tokens.tolist(), sampled.bad.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_both_paths_draw_the_same_tokens_step_after_step(dtype: torch.dtype) -> None:
     host, device = make_state("cpu", KINDS), make_state(DEVICE, KINDS)
     numbers = [3, 0, 7, 6, 1, 5, 2, 4]

@@ -206,6 +206,7 @@ def test_steps_with_prompts_show_that_decodes_have_become_quicker() -> None:
     assert taken[1:] == pytest.approx([step_s(10)] * 3, abs=1e-4)  # a token may be cached
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31))
 def test_the_device_hardly_ever_waits(seed: int) -> None:
     """Whatever comes and whatever holds it up, the device waits no longer than it is looked for, and all are served."""

@@ -274,6 +274,7 @@ def test_a_request_that_slips_past_the_checks_is_refused_alone(tiny_model: Path)
         assert "output_ids" in engine.generate(input_ids=[1], sampling_params={"max_new_tokens": 2})
 
 
+@pytest.mark.slow
 def test_a_cut_prompt_is_billed_as_it_was_used(tiny_model: Path) -> None:
     with tiny_engine(tiny_model, context_length=64, allow_auto_truncate=True) as engine:
         ids = [2 + i % 100 for i in range(200)]

@@ -30,6 +30,7 @@ from tests.system.serving import Server, running
 from tests.system.sockets import LOOPBACK, inet_listeners, port_of, private_names, reached_from_outside, tree_of
 
 FLAGS = ("--load-format", "dummy", "--max-total-tokens", "4096", "--cpu-threads", "1", "--served-model-name", "m")
+pytestmark = pytest.mark.slow
 RULES = "Answer in one sentence. Name your source. Never guess, and say so when you do not know. " * 12
 REQUESTS = {
     "/v1/completions": {"prompt": RULES + "What is a tree?"},

@@ -59,6 +59,7 @@ def test_litellm_is_a_back_end() -> None:
     assert first["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
+@pytest.mark.slow
 def test_a_runtime_is_a_server_that_ends_with_its_owner(tiny_model: Path) -> None:
     settings = {"load_format": "dummy", "skip_tokenizer_init": True, "max_total_tokens": 4096, "cpu_threads": 1}
     with sgl.Runtime(model_path=str(tiny_model), **settings) as runtime:

@@ -27,6 +27,7 @@ from tests.system.sockets import (
 pytestmark = pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="sockets are read from Linux's /proc")
 
 
+@pytest.mark.slow
 def test_a_gateway_and_its_engine_listen_on_loopback_and_in_private_folders_alone(tiny_model: Path) -> None:
     (grpc_port,) = free_ports(1)
     flags = ("--launch", "1", "--policy", "kv_events", "--processes", "2", "--grpc-port", str(grpc_port))

@@ -46,6 +46,7 @@ def test_a_thousand_streaming_connections_are_held(tiny_model: Path) -> None:
         asyncio.run(go(server.url))
 
 
+@pytest.mark.slow
 def test_an_idle_server_burns_no_cpu(tiny_model: Path) -> None:
     with running(str(tiny_model), *TINY) as server:
         httpx.post(f"{server.url}/generate", json=BODY | {"stream": False}, timeout=PATIENCE_S)

@@ -88,7 +88,8 @@ def test_a_bad_model_ends_the_server_with_its_sentence(tmp_path: Path) -> None:
 
 
 # The quick suite has each ending once with one worker (the tests between these) and the drain with two.
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_stop_lets_what_runs_finish(tiny_model: Path, workers: int) -> None:
     with running(str(tiny_model), *TINY, "--tokenizer-worker-num", str(workers)) as server:
         readers = [Reader(server.url, LONG) for _ in range(4)]
@@ -183,6 +184,7 @@ def test_a_stuck_scheduler_shows_in_health_and_in_the_log(tiny_model: Path) -> N
             assert any(line.startswith(name) and file in line for line in stacks.splitlines()), name
 
 
+@pytest.mark.slow
 def test_pause_continue_flush_and_profile(tiny_model: Path, tmp_path: Path) -> None:
     with running(str(tiny_model), *TINY) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         for mode in ("in_place", "retract"):

@@ -1,4 +1,4 @@
-"""The rows of an executor on a CPU, and what a step returns: sampled tokens, with drafts verified, and logprobs.
+"""Rows of executors on a CPU, and what a step returns that the host waits for: sampled tokens, with drafts verified.
 
 A draft holds where the model samples the same token. Positions are sampled column by column: first the token behind
 each row's own; then, of the rows whose first draft is that token, the one behind the draft; and so on. The sampling
@@ -109,8 +109,8 @@ class Verified:
         self, plan: BatchPlan, logits: Tensor, specs: Sequence[LogprobSpec | None]
     ) -> dict[int, PositionLogprobs]:
         """Of each row that wants them, those of all tokens that it has got."""
-        lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts))
-        tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]])
+        lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts)).to(logits.device)
+        tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]]).to(logits.device)
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
         scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]
         runs = output_logprobs(scored, tokens, asked).read()
@@ -165,7 +165,7 @@ def _verify(plan: BatchPlan, logits: Tensor, draw: Draw, masks: BatchMasks | Non
     counts, bad = np.zeros(len(rows), dtype=np.int32), np.zeros(len(rows), dtype=np.bool_)
     left = np.arange(len(rows))
     for column in range(tokens.shape[1]):
-        of_column = logits[torch.from_numpy(lines[left] + column)]
+        of_column = logits.index_select(0, torch.from_numpy(lines[left] + column).to(logits.device))
         tokens[left, column], bad[left] = draw(
             of_column, rows[left], _column(masks, masked[left], mask_at[left] + column)
         )

@@ -5,9 +5,9 @@ Readers use the server's own token counts where it gives them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -132,16 +132,6 @@ def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
 # ---- reading answers
 
 
-class Reader(Protocol):
-    """Takes the events of one response. `now_s` is the time since the request."""
-
-    def event(self, data: bytes, now_s: float) -> None: ...
-
-    def whole(self, data: bytes, now_s: float) -> None:
-        """A response that was not streamed."""
-        ...
-
-
 class _Meta(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -186,56 +176,41 @@ _NATIVE = msgspec.json.Decoder(_NativeEvent)
 _OPENAI = msgspec.json.Decoder(_OpenAIEvent)
 
 
-class NativeReader:
+def read_native(record: Record, data: bytes, now_s: float) -> None:
     """SGLang's streams: every event has the whole text and all counts so far."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    def event(self, data: bytes, now_s: float) -> None:
-        event = _NATIVE.decode(data)
-        _raise(event.error)
-        record, meta = self._record, event.meta_info
-        record.text = event.text
-        record.prompt_tokens = meta.prompt_tokens or record.prompt_tokens
-        record.cached_tokens = meta.cached_tokens or 0
-        total = record.output_tokens + 1 if meta.completion_tokens is None else meta.completion_tokens
-        _add_tokens(record, total - record.output_tokens, now_s)
-
-    whole = event
+    event = _NATIVE.decode(data)
+    _raise(event.error)
+    meta = event.meta_info
+    record.text = event.text
+    record.prompt_tokens = meta.prompt_tokens or record.prompt_tokens
+    record.cached_tokens = meta.cached_tokens or 0
+    total = record.output_tokens + 1 if meta.completion_tokens is None else meta.completion_tokens
+    _add_tokens(record, total - record.output_tokens, now_s)
 
 
-class OpenAIReader:
+def read_openai(record: Record, data: bytes, now_s: float) -> None:
     """OpenAI's streams: every event has what is new; usage comes at the end."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    def event(self, data: bytes, now_s: float) -> None:
-        event = _OPENAI.decode(data)
-        _raise(event.error)
-        record = self._record
-        for choice in event.choices:
-            said = choice.delta or choice.message or _Delta()
-            text = (choice.text or "") + (said.reasoning_content or "") + (said.content or "")
-            record.text += text
-            if choice.token_ids or text:
-                _add_tokens(record, len(choice.token_ids or "?"), now_s)
-        if event.usage is not None:
-            self._take_usage(event.usage)
-
-    whole = event
-
-    def _take_usage(self, usage: _Usage) -> None:
-        record = self._record
-        record.prompt_tokens = usage.prompt_tokens or record.prompt_tokens
-        record.output_tokens = usage.completion_tokens or record.output_tokens
-        if usage.prompt_tokens_details is not None:
-            record.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+    event = _OPENAI.decode(data)
+    _raise(event.error)
+    for choice in event.choices:
+        said = choice.delta or choice.message or _Delta()
+        text = (choice.text or "") + (said.reasoning_content or "") + (said.content or "")
+        record.text += text
+        if choice.token_ids or text:
+            _add_tokens(record, len(choice.token_ids or "?"), now_s)
+    if event.usage is not None:
+        record.prompt_tokens = event.usage.prompt_tokens or record.prompt_tokens
+        record.output_tokens = event.usage.completion_tokens or record.output_tokens
+        if event.usage.prompt_tokens_details is not None:
+            record.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
 
 
-def reader_of(api: Api, record: Record) -> Reader:
-    return NativeReader(record) if api == "native" else OpenAIReader(record)
+# Each takes an event of a stream, or a whole answer, that came `now_s` after the request.
+READERS: dict[Api, Callable[[Record, bytes, float], None]] = {
+    "native": read_native,
+    "completions": read_openai,
+    "chat": read_openai,
+}
 
 
 def _raise(error: Any) -> None:

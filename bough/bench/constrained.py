@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bough.bench.offline import as_text
 from bough.constrained.backends import load_backend
 from bough.constrained.interface import Matcher
 from bough.constrained.prepare import prepare
@@ -63,13 +64,7 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     figures = measure_masks(backend, args.requests, args.mask_vocab, args.seed)
     if not args.masks_only:
         figures |= measure_engine(settings, args.requests, args.output_len, args.rounds)
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(
-                f"{name.replace('_', ' '):<36}{value:>14,.2f}" if isinstance(value, float) else f"{name:<36}{value:>14}"
-            )
+    print(json.dumps(figures) if args.json else as_text({"run": "constrained", **figures}))
     return 0
 
 

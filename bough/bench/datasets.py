@@ -6,10 +6,10 @@ prompts have the exact number of tokens.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,8 @@ Count = Callable[[str], int]
 MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # what SGLang's and vLLM's tools keep of ShareGPT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
-    dataset_name: str
-    dataset_path: str | None
-    num_prompts: int
-    seed: int
-    random_input_len: int
-    random_output_len: int
-    random_range_ratio: float  # lengths are drawn between this share of the full length and all of it
-    sharegpt_output_len: int | None  # instead of the lengths in a file
-    gsp_num_groups: int
-    gsp_prompts_per_group: int
-    gsp_system_prompt_len: int
-    gsp_question_len: int
-    gsp_output_len: int
-    num_turns: int
-    largest_token: int
-
-
-def make_dataset(options: DataOptions, tokenizer: Tokenizer | None = None) -> list[Conversation]:
+def make_dataset(options: argparse.Namespace, tokenizer: Tokenizer | None = None) -> list[Conversation]:
+    """The conversations that the flags of `bough bench serving` ask for."""
     draw = random.Random(options.seed)
     conversations = DATASETS[options.dataset_name](options, draw, tokenizer)
     if not conversations:
@@ -55,17 +37,17 @@ def make_dataset(options: DataOptions, tokenizer: Tokenizer | None = None) -> li
     return conversations
 
 
-def _random(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+def _random(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     lengths = [_lengths(options, draw) for _ in range(options.num_prompts)]
     return [_single(_text(draw, tokenizer, length), length, output) for length, output in lengths]
 
 
-def _random_ids(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+def _random_ids(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     lengths = [_lengths(options, draw) for _ in range(options.num_prompts)]
     return [_single(_ids(options, draw, length), length, output) for length, output in lengths]
 
 
-def _shared_prefix(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+def _shared_prefix(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     """Groups of prompts that share a prefix, shuffled."""
     length = options.gsp_system_prompt_len + options.gsp_question_len
     conversations = []
@@ -77,7 +59,7 @@ def _shared_prefix(options: DataOptions, draw: random.Random, tokenizer: Tokeniz
     return conversations
 
 
-def _multi_turn(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+def _multi_turn(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     """Each turn carries the whole history; all conversations share a system prompt."""
     system = _text(draw, tokenizer, options.gsp_system_prompt_len)
     conversations = []
@@ -93,18 +75,18 @@ def _multi_turn(options: DataOptions, draw: random.Random, tokenizer: Tokenizer 
     return conversations
 
 
-def _sharegpt(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+def _sharegpt(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     found = _read_sharegpt(_path(options), _counter(tokenizer), options.sharegpt_output_len)
     return draw.sample(found, min(options.num_prompts, len(found)))
 
 
-def _custom(options: DataOptions, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+def _custom(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     return _read_custom(_path(options), _counter(tokenizer), options.sharegpt_output_len or options.random_output_len)[
         : options.num_prompts
     ]
 
 
-DATASETS: dict[str, Callable[[DataOptions, random.Random, Tokenizer | None], list[Conversation]]] = {
+DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | None], list[Conversation]]] = {
     "random": _random,
     "random-ids": _random_ids,
     "generated-shared-prefix": _shared_prefix,
@@ -123,11 +105,11 @@ def _text(draw: random.Random, tokenizer: Tokenizer | None, tokens: int) -> str:
     return words if tokenizer is None else tokenizer.decode(tokenizer.encode_batch([words])[0][:tokens])
 
 
-def _ids(options: DataOptions, draw: random.Random, count: int) -> list[int]:
+def _ids(options: argparse.Namespace, draw: random.Random, count: int) -> list[int]:
     return [draw.randint(0, options.largest_token) for _ in range(count)]
 
 
-def _lengths(options: DataOptions, draw: random.Random) -> tuple[int, int]:
+def _lengths(options: argparse.Namespace, draw: random.Random) -> tuple[int, int]:
 
     def between(full: int) -> int:
         return draw.randint(max(1, int(full * options.random_range_ratio)), full)
@@ -135,10 +117,10 @@ def _lengths(options: DataOptions, draw: random.Random) -> tuple[int, int]:
     return between(options.random_input_len), between(options.random_output_len)
 
 
-def _path(options: DataOptions) -> str:
+def _path(options: argparse.Namespace) -> str:
     if options.dataset_path is None:
         raise SettingsError(f"The data set {options.dataset_name} is a file: give it with --dataset-path.")
-    return options.dataset_path
+    return str(options.dataset_path)
 
 
 def _counter(tokenizer: Tokenizer | None) -> Count:

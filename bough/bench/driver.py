@@ -17,6 +17,7 @@ import uvloop
 
 from bough.bench.backends import (
     PATHS,
+    READERS,
     Arrival,
     Conversation,
     Prompt,
@@ -25,7 +26,6 @@ from bough.bench.backends import (
     Turn,
     first_history,
     next_history,
-    reader_of,
 )
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
 from bough.bench.processes import OnProgress
@@ -61,7 +61,6 @@ def drive(
 async def _drive(
     target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, on_progress: OnProgress
 ) -> list[Record]:
-    client = HttpClient(target.url, target.headers)
     slots: contextlib.AbstractAsyncContextManager[object]
     slots = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
     records: list[Record] = []
@@ -71,10 +70,8 @@ async def _drive(
         async with slots:
             await _converse(client, target.template, arrival.conversation, start, records, on_progress)
 
-    try:
+    with contextlib.closing(HttpClient(target.url, target.headers)) as client:
         await asyncio.gather(*map(play, arrivals))
-    finally:
-        client.close()
     return records
 
 
@@ -103,19 +100,19 @@ async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, tu
     raw = msgspec.json.encode(template.body(history, turn.output_tokens))
     began = time.monotonic()
     record = Record(began - start, turn.input_tokens)
-    reader, events = reader_of(template.api, record), EventReader()
+    read_event, events = READERS[template.api], EventReader()
 
     def read(data: bytes) -> None:
         now_s = time.monotonic() - began
         for event in events.feed(data):
-            reader.event(event, now_s)
+            read_event(record, event, now_s)
 
     try:
         response = await client.post(PATHS[template.api], raw, read if template.stream else None)
         if response.status != 200:
             raise HttpFailure(f"{response.status}: {response.text[:200]}")
         if not template.stream:
-            reader.whole(bytes(response.body), time.monotonic() - began)
+            read_event(record, bytes(response.body), time.monotonic() - began)
         if not record.output_tokens:
             raise HttpFailure("an answer without tokens")
     except (HttpFailure, msgspec.DecodeError) as error:

@@ -1,4 +1,4 @@
-"""From records to figures and text, with the names and definitions of SGLang's `bench_serving`.
+"""From records to figures, with the names and definitions of SGLang's `bench_serving`; as text and as pictures.
 
 TTFT: time to first token. TPOT: mean time per further token of a request. ITL: gap before each further token. E2E: the
 whole request.
@@ -6,13 +6,17 @@ whole request.
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.bench.backends import Record
+from bough.core.errors import SettingsError
 
 FloatArray = npt.NDArray[np.float64]
 PERCENTILES = (90, 95, 99)
@@ -38,6 +42,14 @@ LINES = (
 )
 SPREADS = (("e2e_latency", "E2E Latency"), ("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"))
 WORDS = ("mean", "median", "p90", "p95", "p99")
+CURVE_POINTS = 200
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem }} img {{ max-width: 100% }}
+td {{ padding-right: 1rem }} td + td {{ text-align: right }} div {{ display: flex; gap: 3rem }}</style>
+</head><body><h1>{title}</h1><img alt="" src="data:image/png;base64,{picture}">
+<div><table>{figures}</table><table>{settings}</table></div></body></html>
+"""
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
@@ -112,10 +124,10 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [(label, _shown(result[name])) for name, label in LINES if result[name] is not None]
+    rows = [(label, shown(result[name])) for name, label in LINES if result[name] is not None]
     for name, label in SPREADS:
-        rows += [(f"{word.capitalize()} {label} (ms)", _shown(result[f"{word}_{name}_ms"])) for word in WORDS]
-    return [*rows, ("Max ITL (ms)", _shown(result["max_itl_ms"]))]
+        rows += [(f"{word.capitalize()} {label} (ms)", shown(result[f"{word}_{name}_ms"])) for word in WORDS]
+    return [*rows, ("Max ITL (ms)", shown(result["max_itl_ms"]))]
 
 
 def text_report(result: Mapping[str, Any]) -> str:
@@ -125,5 +137,60 @@ def text_report(result: Mapping[str, Any]) -> str:
     return "\n".join(["Serving benchmark result".center(width + 15, "="), *lines, "=" * (width + 15)])
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# ---- as pictures: a PNG by matplotlib, and one HTML page that holds it and the tables
+
+
+def require_matplotlib() -> None:
+    """Checked before a long run."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SettingsError("A picture needs matplotlib; install it with `pip install 'bough[bench]'`.") from None
+
+
+def draw_png(records: Sequence[Record], title: str) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    good = [record for record in records if record.ok]
+    firsts, totals = [record.first_s for record in good], [record.total_s for record in good]
+    began = [record.began_s for record in good]
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    panels = list(figure.subplots(2, 3).flat)
+    gaps = [gap for record in good for gap in record.gaps_s]
+    times = {"Time to first token": firsts, "Gap between tokens": gaps, "Whole request": totals}
+    for axes, (name, seconds) in zip(panels, times.items(), strict=False):
+        shares = np.linspace(0, 1, min(CURVE_POINTS, max(2, len(seconds))))
+        axes.plot(1e3 * np.quantile(seconds or [0.0], shares), shares)
+        axes.set(title=name, xlabel="milliseconds", ylabel="share of all")
+    panels[3].plot(tokens_by_second(good))
+    panels[3].set(title="Output", xlabel="seconds", ylabel="tokens per second")
+    for axes, name, seconds in ((panels[4], "Time to first token", firsts), (panels[5], "Whole request", totals)):
+        axes.plot(began, [1e3 * each for each in seconds], ".", markersize=3)
+        axes.set(title=f"{name} over the run", xlabel="seconds", ylabel="milliseconds")
+    for axes in panels:
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
+    return png.getvalue()
+
+
+def html_report(result: Mapping[str, Any], settings: Mapping[str, Any], png: bytes) -> str:
+    return PAGE.format(
+        title=escape(headline(result)),
+        picture=base64.b64encode(png).decode(),
+        figures=_rows(table(result)),
+        settings=_rows([(name, str(value)) for name, value in settings.items()]),
+    )
+
+
+def _rows(pairs: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in pairs)

@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
     require_counts(args, ("batch_size", "input_len", "output_len"))
     from bough.executor.build import build_executor
-    from bough.loader.shapes import find_files
+    from bough.loader.locate import find_files
 
     settings = Settings.from_flat(flat)
     executor = build_executor(find_files(settings.model), settings).executor

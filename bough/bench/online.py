@@ -15,6 +15,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,12 +64,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _reach(url: str) -> None:
-    client = HttpClient(url)
-    try:
-        with reaching(url):
-            await client.get("/v1/models")
-    finally:
-        client.close()
+    with closing(HttpClient(url)) as client, reaching(url):
+        await client.get("/v1/models")
 
 
 # ---- the loads
@@ -105,15 +102,9 @@ def tokens_of(draw: random.Random, count: int) -> list[int]:
 
 
 async def _play(args: argparse.Namespace, part: int) -> list[Timed | str]:
-    client = HttpClient(args.url)
     rows: list[Timed | str] = []
-    try:
-        if args.work == "W5":
-            await _play_w5(client, args, part, rows)
-        else:
-            await _play_w6(client, args, part, rows)
-    finally:
-        client.close()
+    with closing(HttpClient(args.url)) as client:
+        await (_play_w5 if args.work == "W5" else _play_w6)(client, args, part, rows)
     return rows
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ import msgspec
 from tqdm import tqdm
 
 from bough.bench.backends import BACKENDS, Api, Arrival, Conversation, Record, RequestTemplate, Turn, first_history
-from bough.bench.datasets import DATASETS, DataOptions, make_dataset
+from bough.bench.datasets import DATASETS, make_dataset
 from bough.bench.driver import LEAD_S, Target, drive, poisson_arrivals
 from bough.bench.http_client import HttpClient, ServerError, reaching
-from bough.bench.metrics import headline, summarise, text_report
+from bough.bench.metrics import draw_png, headline, html_report, require_matplotlib, summarise, text_report
 from bough.bench.number_checks import flag_of, require_above_zero, require_counts
-from bough.bench.plots import draw_png, html_report, require_matplotlib
 from bough.bench.processes import OnProgress, run_parts
 from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
@@ -128,10 +127,6 @@ def extra_body(args: argparse.Namespace) -> dict[str, Any]:
     return extra
 
 
-def data_options(args: argparse.Namespace) -> DataOptions:
-    return DataOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(DataOptions)})
-
-
 def shown_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What is needed to repeat the run, without secrets."""
     hidden = {"api_key", "output_file", "output_details", "plot", "html", "disable_tqdm"}
@@ -152,7 +147,7 @@ def main(args: argparse.Namespace) -> int:
     check(args)
     if args.plot is not None or args.html is not None:
         require_matplotlib()
-    conversations = make_dataset(data_options(args), _tokenizer(args.tokenizer))
+    conversations = make_dataset(args, _tokenizer(args.tokenizer))
     api = BACKENDS[args.backend]
     first_history(api, conversations[0].turns[0].prompt)  # refused here, where the API cannot take it
     target = asyncio.run(_find_target(args, api))
@@ -171,12 +166,8 @@ def main(args: argparse.Namespace) -> int:
 async def _find_target(args: argparse.Namespace, api: Api) -> Target:
     url = args.base_url or f"http://{args.host}:{args.port}"
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    client = HttpClient(url, headers)
-    try:
-        with reaching(url):
-            model = args.model or await _first_model(client, api, url)
-    finally:
-        client.close()
+    with closing(HttpClient(url, headers)) as client, reaching(url):
+        model = args.model or await _first_model(client, api, url)
     template = RequestTemplate(api, model, not args.disable_ignore_eos, not args.disable_stream, extra_body(args))
     return Target(url, headers, template)
 
@@ -193,11 +184,8 @@ async def _first_model(client: HttpClient, api: Api, url: str) -> str:
 
 
 async def _flush_cache(target: Target) -> None:
-    client = HttpClient(target.url, target.headers)
-    try:
+    with closing(HttpClient(target.url, target.headers)) as client:
         response = await client.post("/flush_cache", {})
-    finally:
-        client.close()
     if response.status != 200:
         raise ServerError(f"The server does not flush its cache ({response.status}): {response.text[:200]}")
 

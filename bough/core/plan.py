@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.control import Command, Ticket
-from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -110,6 +110,11 @@ class BatchPlan:
     sample: BoolArray  # [batch] decodes and the last chunk of a prefill sample; earlier chunks do not
     input_logprobs: tuple[InputLogprobs, ...] = ()
     masked: BoolArray | None = None  # [batch] rows that sample under a mask; None: none does, and none is supplied
+
+    @property
+    def sample_widths(self) -> IntArray:
+        """The most tokens that each sampling row can get: a decode as many as it computes, a prompt one."""
+        return np.where(self.given < self.query_lens, self.query_lens, 1)[self.sample]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
+from collections.abc import Iterable
+
 import torch
 
 from bough.attention.registry import BackendNames, choose_backends
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
+from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.executor.load_model import LoadedModel, load_model, resolve_chunk, resolve_config, resolve_dtype
 from bough.executor.machine import compute_cores, free_memory_bytes
-from bough.executor.native_build import build_native, make_recorder, native_library, tell_kernels
+from bough.executor.native_executor import NativeExecutor
+from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
+from bough.executor.native_tapes import NativeTapes, why_not_recorded
 from bough.executor.sizing import CacheShape, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
+from bough.kernels.quant_linear.filling import FOR_FLOATS
+from bough.kernels.quant_linear.native import variant
+from bough.kernels.quant_linear.packed import Format
 from bough.loader.load import packed_formats
 from bough.loader.locate import ModelFiles
-from bough.memory.pools.kv_pool import KVPool
-from bough.native.library import use_instruction_set
+from bough.memory.pools.kv_pool import KVPool, cache_dtype
+from bough.native.library import load_library, use_instruction_set, why_absent
+from bough.sampling.logprobs import INPUT_BLOCK
+
+log = logging.getLogger(__name__)
 
 Capability = tuple[int, int]  # NVIDIA's, major and minor
 FOR_CPUS = ("int8", "int4")  # what --quantization makes of floats there
@@ -65,6 +78,7 @@ def _spelled(capability: Capability) -> str:
     return "compute capability {}.{} or newer".format(*capability)
 
 
+MAX_HEAD_DIM = 256  # BOUGH_MAX_HEAD_DIM of src/ops.h
 CPU_ROWS = 256
 CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while the cores are still well used
 
@@ -134,7 +148,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     rows = settings.scheduler.max_running_requests or CPU_ROWS
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
-    recorder = None if library is None else make_recorder(rows, chunk)
+    # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
+    recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
     free = free_memory_bytes()
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops)
     topology = loaded.topology
@@ -162,9 +177,9 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     weights = WeightStore(loaded, files, settings)
     if library is not None and recorder is not None:
         deterministic = settings.model.enable_deterministic_inference
-        native = build_native(
-            library, loaded.model, recorder, pool, threads, limits, deterministic=deterministic, weights=weights
-        )
+        torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
+        tapes = NativeTapes(library, loaded.model, recorder, pool, threads, chunk + rows)
+        native = NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights)
         if settings.model.cpu_threads is None:
             measure_threads(native, native.set_threads, threads)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
@@ -172,3 +187,44 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
         return LoadedModel(ThreadedExecutor(native), config)
     torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights)
     return LoadedModel(ThreadedExecutor(torch_executor), config)
+
+
+def native_library(
+    settings: Settings, names: BackendNames, config: ModelConfig, dtype: torch.dtype
+) -> ctypes.CDLL | None:
+    """The compiled kernels, if this engine is to use them; else one line says why not, unless that was asked for."""
+    unwanted = (names.prefill, names.decode) != ("native", "native")
+    why = "torch attention is asked for (--attention-backend)" if unwanted else _obstacle(settings, config, dtype)
+    library = load_library() if why is None else None
+    if library is not None:
+        return library
+    why = why or why_absent()
+    quantization = settings.model.quantization
+    if quantization in FOR_FLOATS:
+        raise SettingsError(f"--quantization {quantization} is done by the native CPU kernels, but {why}.")
+    if settings.model.enable_deterministic_inference:
+        raise SettingsError(f"--enable-deterministic-inference needs the native kernels on a CPU, but {why}.")
+    if settings.model.attention_backend == "native":
+        raise SettingsError(f"--attention-backend native cannot be used: {why}.")
+    if not unwanted:
+        log.warning("torch computes, not the native kernels: %s", why)
+    return None
+
+
+def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) -> None:
+    """What computes, in one line of the log; weights of `formats` may be multiplied in another way in prompts."""
+    rows = variant(Format.F32)
+    others = {variant(form, prompt=True) for form in formats} - {rows}
+    kernels = ", ".join([rows, *(f"{name} for prompts" for name in sorted(others))])
+    counted = "1 thread" if threads == 1 else f"{threads} threads"
+    log.info("native kernels (%s) on %s, KV cache of %s", kernels, counted, cache)
+
+
+def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
+    if dtype != torch.float32:
+        return f"they compute in float32, not in {dtype} (--dtype)"
+    if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:
+        return f"they do not read a KV cache of {settings.memory.kv_cache_dtype}"
+    if config.head_dim > MAX_HEAD_DIM or config.head_dim % 2:
+        return f"they have no room for heads of {config.head_dim}"
+    return why_not_recorded(config)

@@ -25,7 +25,6 @@ from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.plan import (
     BatchPlan,
-    BoolArray,
     InFlight,
     InputLogprobs,
     IntArray,
@@ -38,12 +37,12 @@ from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, MaskedStep, VerifiedStep
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
-from bough.executor.layout import Growth, LongArray, StepLayout, has_drafts, prompt_targets, sampled_tokens
+from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.plain_plans import padding_batch
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
-from bough.executor.verification import sample_step
+from bough.executor.verification import Drawn, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
@@ -294,20 +293,18 @@ class CudaExecutor:
         """Samples position by position, and reads of each how many drafts hold."""
         device = logits.device
 
-        def draw(lines: LongArray | None, rows: IntArray, of: BatchMasks | None) -> tuple[LongArray, BoolArray]:
-            assert lines is not None
+        def draw(of_rows: torch.Tensor, rows: IntArray, of: BatchMasks | None) -> Drawn:
             if of is not None:
                 of = BatchMasks(of.masked, of.places.to(device), of.words.to(device))
-            chosen = logits.index_select(0, torch.from_numpy(lines).to(device))
             on_device = torch.from_numpy(rows.astype(np.int64)).to(device)
-            sampled = sample_rows_on_device(self._sampling, chosen, on_device, rows, masks=of)
-            return sampled.tokens.cpu().numpy(), sampled.bad.cpu().numpy()
+            sampled = sample_rows_on_device(self._sampling, of_rows, on_device, rows, masks=of)
+            return Drawn(sampled.tokens.cpu().numpy(), sampled.bad.cpu().numpy())
 
         def supplied() -> TokenMasks:
             assert masks is not None
             return masks
 
-        verified, rows = sample_step(plan, draw, supplied), plan.rows[plan.sample]
+        verified, rows = sample_step(plan, logits, draw, supplied), plan.rows[plan.sample]
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.give_back(rows, verified.widths - verified.counts)
         scores = {index: found.to_host() for index, found in inputs.items()}

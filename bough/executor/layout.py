@@ -163,11 +163,6 @@ def _place_tokens(plan: BatchPlan, starts: IntArray) -> LongArray:
     return ids
 
 
-def sample_widths(plan: BatchPlan) -> IntArray:
-    """From how many of its tokens each row that samples does: a decode from all, a prompt from its last."""
-    return np.where(plan.given < plan.query_lens, plan.query_lens, 1)[plan.sample]
-
-
 def has_drafts(plan: BatchPlan) -> bool:
     return bool(((plan.given < plan.query_lens) & (plan.query_lens > 1)).any())
 
@@ -180,7 +175,7 @@ def sampled_tokens(plan: BatchPlan, query_starts: IntArray) -> LongArray:
         return ends[-1:].astype(np.int64) - 1
     if not has_drafts(plan):
         return ends[plan.sample].astype(np.int64) - 1
-    widths = sample_widths(plan)
+    widths = plan.sample_widths
     return ((ends[plan.sample] - widths).repeat(widths) + ranks(widths)).astype(np.int64)
 
 

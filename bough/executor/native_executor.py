@@ -15,16 +15,14 @@ import numpy as np
 import torch
 
 from bough.core.control import Command, CommandResult
-from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, BoolArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
 from bough.executor.control import ModelControl
-from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, sampled_tokens
+from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
-from bough.executor.verification import prompt_logprobs, sample_step
+from bough.executor.verification import HostRows, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
-from bough.sampling.masks import BatchMasks
-from bough.sampling.state import SamplingState
 
 NO_SPANS = np.zeros(1, dtype=np.int64)
 
@@ -75,15 +73,14 @@ class NativeExecutor:
         self._tapes = tapes
         self._limits = limits
         self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record)
-        self._mirror = RowMirror(limits)
+        self._rows = HostRows(limits)
         self._prompts = PromptLengths(limits, one_way=deterministic)
-        self._last_tokens = np.zeros(limits.rows, dtype=np.int64)
-        self._sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
-        self._sample = NativeSampler(self._sampling, tapes.thread_pool)
+        self._sample = NativeSampler(self._rows.sampling, tapes.thread_pool)
+        pages = self._rows.mirror.pages
         self._step = Step(
-            page_table=self._mirror.pages.ctypes.data,
-            page_table_stride=self._mirror.pages[0].size,
-            page_table_width=self._mirror.pages.shape[2],
+            page_table=pages.ctypes.data,
+            page_table_stride=pages[0].size,
+            page_table_width=pages.shape[2],
             page_size=limits.page_size,
         )
 
@@ -102,32 +99,22 @@ class NativeExecutor:
         """Lets so many compute from the next step on; no more than there were at first."""
         if threads != self.threads:
             self._tapes.set_threads(threads)
-            self._sample = NativeSampler(self._sampling, self._tapes.thread_pool)
+            self._sample = NativeSampler(self._rows.sampling, self._tapes.thread_pool)
 
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
-        self._sampling.setup(plan.setups)
         self._prompts.set_up(plan.setups)
-        layout = self._mirror.apply(plan)
+        layout = self._rows.apply(plan)
         prompts = self._prompts.marks(layout)
-        layout.token_ids[layout.from_device] = self._last_tokens[plan.rows[plan.given < plan.query_lens]]
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: dict[int, PositionLogprobs] = {}
         if plan.input_logprobs or has_drafts(plan):  # of each row more than its last token is asked for
             hidden = self._forward_whole(layout, prompts)
-            starts = layout.query_starts
-            inputs = prompt_logprobs(plan, self._sampling, hidden, starts, lambda at: self._logits_of(prompts[at]))
+            starts, sampling = layout.query_starts, self._rows.sampling
+            inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._logits_of(prompts[at]))
             logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
         else:
             logits = self._forward(layout, indices, prompts)
-
-        def draw(lines: LongArray | None, rows: IntArray, masks: BatchMasks | None) -> tuple[LongArray, BoolArray]:
-            drawn = self._sample(logits if lines is None else logits[torch.from_numpy(lines)], rows, masks)
-            return drawn.tokens, drawn.bad
-
-        sampled, rows = sample_step(plan, draw, masks), plan.rows[plan.sample]
-        self._last_tokens[rows] = sampled.last
-        self._mirror.give_back(rows, sampled.widths - sampled.counts)
-        return sampled.result(plan, logits, self._sampling.specs(rows), inputs)
+        return self._rows.finish(plan, logits, self._sample, masks, inputs)
 
     def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -19,7 +20,7 @@ from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.native import structs_of
-from bough.kernels.quant_linear.packed import PackedWeight
+from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.native.tape import Tape
 
@@ -52,14 +53,6 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
-    """Where each buffer begins in a common piece of memory of so many bytes."""
-
-    offsets: dict[Buffer, int]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """Where a tensor begins: so many bytes into a buffer."""
 
@@ -74,6 +67,16 @@ class Operation:
     name: str
     arguments: tuple[Any, ...]
     on_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTape:
+    """A tape, where its input begins if it has one, and its results. [rows, width] each"""
+
+    tape: Tape
+    input: torch.Tensor | None
+    result: torch.Tensor
+    kept: list[Any]  # what the tape's addresses point at
 
 
 class Recorder:
@@ -112,24 +115,28 @@ class Recorder:
         """What a tensor of this recording stands for."""
         return Place(self._buffers[_storage(tensor)], int(tensor.storage_offset()) * 4)
 
-    def arrange(self, results: Iterable[torch.Tensor]) -> Arrangement:
-        """Gives all buffers their places; those of `results` are kept to the tape's end."""
-        for result in results:
-            self.place(result).buffer.used_by(len(self._operations))
-        return arrange(self._buffers.values())
+    def finish(self, library: ctypes.CDLL, entry: torch.Tensor | None, result: torch.Tensor) -> RecordedTape:
+        """The recording as a tape with memory for its buffers; the recorder is empty again. The buffer of `result` is
+        kept to the tape's end."""
+        self.place(result).buffer.used_by(len(self._operations))
+        offsets, nbytes = arrange(self._buffers.values())
+        memory, tape = aligned_bytes(nbytes), Tape(library)
 
-    def write(self, tape: Tape, arrangement: Arrangement, base: int) -> list[Any]:
-        """Adds the operations to a tape whose memory begins at `base`, and forgets them. Returns what the tape points
-        at and must be kept as long as it."""
+        def view(of: torch.Tensor) -> torch.Tensor:
+            buffer = self.place(of).buffer
+            begin = offsets[buffer]
+            values = memory[begin : begin + buffer.rows * buffer.width * 4].view(np.float32)
+            return torch.from_numpy(values.reshape(buffer.rows, buffer.width))
+
+        base = memory.ctypes.data
         for operation in self._operations:
             arguments = (
-                base + arrangement.offsets[a.buffer] + a.offset if isinstance(a, Place) else a
-                for a in operation.arguments
+                base + offsets[a.buffer] + a.offset if isinstance(a, Place) else a for a in operation.arguments
             )
             tape.add(operation.name, *arguments, on_logits=operation.on_logits)
-        kept, self._kept = self._kept, []
-        self._operations, self._buffers, self._tensors = [], {}, []
-        return kept
+        recorded = RecordedTape(tape, None if entry is None else view(entry), view(result), [memory, *self._kept])
+        self._operations, self._buffers, self._tensors, self._kept = [], {}, [], []
+        return recorded
 
     # ---- the operations
 
@@ -246,9 +253,10 @@ class RecordingAttention(AttentionBackend):
         return self._recorder.attention(q, layer, pool)
 
 
-def arrange(buffers: Iterable[Buffer]) -> Arrangement:
-    """Places buffers in the order in which they are written, each in the first gap that is wide enough. A buffer is
-    needed from the operation that writes it to the last one that reads it."""
+def arrange(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
+    """Where each buffer begins in a common piece of memory, and how many bytes that has. Buffers are placed in the
+    order in which they are written, each in the first gap that is wide enough. A buffer is needed from the operation
+    that writes it to the last one that reads it."""
     offsets: dict[Buffer, int] = {}
     end = 0
     for buffer in sorted(buffers, key=lambda buffer: buffer.first):
@@ -262,7 +270,7 @@ def arrange(buffers: Iterable[Buffer]) -> Arrangement:
             at = max(at, stop)
         offsets[buffer] = at
         end = max(end, at + buffer.nbytes)
-    return Arrangement(offsets, end)
+    return offsets, end
 
 
 class OnlyRecorded(TorchFunctionMode):

@@ -8,26 +8,15 @@ last one is slow: so what does not change is told to the kernels once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from bough.core.plan import BoolArray, IntArray
+from bough.core.plan import IntArray
+from bough.executor.verification import Drawn, draw_by_torch
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Sampling, ThreadPool
 from bough.sampling.masks import BatchMasks, maskable
-from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A step's tokens."""
-
-    tokens: npt.NDArray[np.int64]  # [n] 0 where bad
-    bad: BoolArray  # [n] the logits held NaN or +inf, or no token was possible
 
 
 class NativeSampler:
@@ -57,7 +46,7 @@ class NativeSampler:
         """The next token of each of `rows` from the first lines of contiguous `logits` [n or more, V]; counts it in the
         state. Rows with masks may be overwritten there, unless one of them wants logprobs."""
         if not self._fits or (self._state.adjusted_rows and self._state.flags.adjusted(rows).any()):
-            return self._by_torch(logits[: len(rows)], rows, masks)
+            return draw_by_torch(self._state, logits[: len(rows)], rows, masks)
         job = self._job
         job.masks = None
         if masks is not None:
@@ -70,8 +59,3 @@ class NativeSampler:
         job.tokens, job.bad = drawn.tokens.ctypes.data, drawn.bad.ctypes.data
         self._pool.sample(job)
         return drawn
-
-    @torch.inference_mode()
-    def _by_torch(self, logits: torch.Tensor, rows: IntArray, masks: BatchMasks | None) -> Drawn:
-        sampled = sample(self._state, logits, rows, masks)
-        return Drawn(sampled.tokens.numpy(), sampled.bad.numpy())

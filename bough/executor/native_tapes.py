@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
-import numpy as np
 import torch
 
 from bough.attention.batch import AttentionBatch
@@ -19,22 +19,12 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.executor.machine import usable_cores
-from bough.executor.native_recorder import Arrangement, NotRecordedError, OnlyRecorded, Recorder, RecordingAttention
+from bough.executor.native_recorder import NotRecordedError, OnlyRecorded, RecordedTape, Recorder, RecordingAttention
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
-from bough.native.tape import Step, Tape, ThreadPool
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedTape:
-    """A tape, where its input begins if it has one, and its results. [rows, width] each"""
-
-    tape: Tape
-    input: torch.Tensor | None
-    result: torch.Tensor
-    kept: list[Any]
+from bough.native.tape import Step, ThreadPool
 
 
 def _thread_pool(library: ctypes.CDLL, threads: int) -> ThreadPool:
@@ -83,9 +73,11 @@ class NativeTapes:
         self.record()
 
     def record(self) -> None:
-        self.last_tokens = self._record(self._forward_to_logits)
-        self.all_tokens = self._record(self._forward_whole)
-        self.logits = self._record(self._logits_alone)
+        model, finish = self._model, partial(self._recorder.finish, self._library)
+        self.last_tokens = finish(None, model.logits(self._forward(torch.empty(1, dtype=torch.int64, device="meta"))))
+        self.all_tokens = finish(None, self._forward(None))
+        hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
+        self.logits = finish(hidden, model.logits(hidden))
         tapes = (self.last_tokens, self.all_tokens, self.logits)
         size = max(recorded.tape.scratch_bytes(self._tokens, self._most_threads) for recorded in tapes)
         self._scratch = aligned_bytes(size)
@@ -103,28 +95,6 @@ class NativeTapes:
     def run(self, recorded: RecordedTape, step: Step) -> None:
         self.thread_pool.run(recorded.tape, step, self._scratch.ctypes.data)
 
-    def _record(self, passage: Any) -> RecordedTape:
-        entry, result = passage()
-        recorder = self._recorder
-        arrangement = recorder.arrange([result])
-        memory = aligned_bytes(arrangement.nbytes)
-        tape = Tape(self._library)
-        made_of = [None if t is None else _view(memory, arrangement, recorder, t) for t in (entry, result)]
-        kept = recorder.write(tape, arrangement, memory.ctypes.data)
-        assert made_of[1] is not None
-        return RecordedTape(tape, made_of[0], made_of[1], [memory, *kept])
-
-    def _forward_to_logits(self) -> tuple[None, torch.Tensor]:
-        hidden = self._forward(torch.empty(1, dtype=torch.int64, device="meta"))
-        return None, self._model.logits(hidden)
-
-    def _forward_whole(self) -> tuple[None, torch.Tensor]:
-        return None, self._forward(None)
-
-    def _logits_alone(self) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self._recorder.rows(self._model.config.hidden_size, on_logits=True)
-        return hidden, self._model.logits(hidden)
-
     def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
         return record_forward(self._model, self._recorder, self.pool, logits_indices)
 
@@ -134,11 +104,3 @@ class _Unread:
     """What layers touch of a batch without looking at it."""
 
     slots: tuple[torch.Tensor, ...]
-
-
-def _view(memory: np.ndarray[Any, Any], arrangement: Arrangement, recorder: Recorder, of: torch.Tensor) -> torch.Tensor:
-    """A buffer as a tensor."""
-    buffer = recorder.place(of).buffer
-    begin = arrangement.offsets[buffer]
-    values = memory[begin : begin + buffer.rows * buffer.width * 4].view(np.float32)
-    return torch.from_numpy(values.reshape(buffer.rows, buffer.width))

@@ -1,4 +1,4 @@
-"""What a step returns that the host waits for: sampled tokens, with drafts verified, and the logprobs asked for.
+"""Rows of executors on a CPU, and what a step returns that the host waits for: sampled tokens, with drafts verified.
 
 A draft holds where the model samples the same token. Positions are sampled column by column: first the token behind
 each row's own; then, of the rows whose first draft is that token, the one behind the draft; and so on. The sampling
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,19 +20,64 @@ from bough.core.plan import (
     BatchPlan,
     BoolArray,
     IntArray,
+    Limits,
     LogprobSpec,
     PositionLogprobs,
     StepResult,
     TokenMasks,
     ranks,
 )
-from bough.executor.layout import LongArray, has_drafts, prompt_targets, sample_widths
-from bough.sampling.logprobs import input_logprobs, output_logprobs
+from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets
+from bough.sampling.logprobs import output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
+from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
 
-# Samples for these rows from so many lines of the logits, or from the first ones where no lines are given.
-Draw = Callable[[LongArray | None, IntArray, BatchMasks | None], tuple[LongArray, BoolArray]]
+
+class Drawn(NamedTuple):
+    """A step's tokens."""
+
+    tokens: LongArray  # [n] 0 where bad
+    bad: BoolArray  # [n] the logits held NaN or +inf, or no token was possible
+
+
+Draw = Callable[[Tensor, IntArray, BatchMasks | None], Drawn]  # samples for rows from the first lines of logits
+
+
+@torch.inference_mode()
+def draw_by_torch(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks | None) -> Drawn:
+    sampled = sample(state, logits, rows, masks)
+    return Drawn(sampled.tokens.numpy(), sampled.bad.numpy())
+
+
+class HostRows:
+    """Owns what an executor on a CPU knows of each row: `apply` takes a plan in, `finish` samples and moves rows on."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.mirror = RowMirror(limits)
+        self.last_tokens = np.zeros(limits.rows, dtype=np.int64)
+        self.sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
+
+    def apply(self, plan: BatchPlan) -> StepLayout:
+        """Brings the rows up to date; decodes begin with the token that their row sampled last."""
+        self.sampling.setup(plan.setups)
+        layout = self.mirror.apply(plan)
+        layout.token_ids[layout.from_device] = self.last_tokens[plan.rows[plan.given < plan.query_lens]]
+        return layout
+
+    def finish(
+        self,
+        plan: BatchPlan,
+        logits: Tensor,
+        draw: Draw,
+        masks: Callable[[], TokenMasks],
+        inputs: dict[int, PositionLogprobs],
+    ) -> StepResult:
+        """Samples from logits that stand as `sampled_tokens` orders them."""
+        sampled, rows = sample_step(plan, logits, draw, masks), plan.rows[plan.sample]
+        self.last_tokens[rows] = sampled.last
+        self.mirror.give_back(rows, sampled.widths - sampled.counts)
+        return sampled.result(plan, logits, self.sampling.specs(rows), inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +123,16 @@ class Verified:
         return found
 
 
-def sample_step(plan: BatchPlan, draw: Draw, masks: Callable[[], TokenMasks]) -> Verified:
-    """Samples for all rows of the plan that do, whose logits stand as `sampled_tokens` orders them."""
+def sample_step(plan: BatchPlan, logits: Tensor, draw: Draw, masks: Callable[[], TokenMasks]) -> Verified:
+    """Samples for all rows of the plan that do."""
     rows = plan.rows[plan.sample]
     if not len(rows):
         none = np.zeros(0, dtype=np.int32)
         return Verified(np.zeros((0, 1), dtype=np.int64), none, none.astype(np.bool_), none.astype(np.int64), none)
     of_batch = BatchMasks.on_host(plan, masks)
     if has_drafts(plan):
-        return _verify(plan, draw, of_batch)
-    tokens, bad = draw(None, rows, of_batch)
+        return _verify(plan, logits, draw, of_batch)
+    tokens, bad = draw(logits, rows, of_batch)
     ones = np.ones(len(rows), dtype=np.int32)
     return Verified(tokens.reshape(-1, 1), ones, bad, np.arange(len(rows)), ones)
 
@@ -105,12 +151,12 @@ def prompt_logprobs(
         first = int(query_starts[want.index]) + want.first
         at, targets = slice(first, first + want.count), torch.from_numpy(prompt_targets(plan, want))
         spec = state.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        found[want.index] = input_logprobs(logits_at(at), hidden[at], targets, spec)
+        found[want.index] = score_inputs(logits_at(at), hidden[at], targets, spec).to_host()
     return found
 
 
-def _verify(plan: BatchPlan, draw: Draw, masks: BatchMasks | None) -> Verified:
-    widths, rows = sample_widths(plan), plan.rows[plan.sample]
+def _verify(plan: BatchPlan, logits: Tensor, draw: Draw, masks: BatchMasks | None) -> Verified:
+    widths, rows = plan.sample_widths, plan.rows[plan.sample]
     lines = (widths.cumsum() - widths).astype(np.int64)
     given_at = (plan.given.cumsum() - plan.given)[plan.sample]
     masked = np.zeros(len(rows), dtype=np.bool_) if masks is None else masks.masked
@@ -119,8 +165,9 @@ def _verify(plan: BatchPlan, draw: Draw, masks: BatchMasks | None) -> Verified:
     counts, bad = np.zeros(len(rows), dtype=np.int32), np.zeros(len(rows), dtype=np.bool_)
     left = np.arange(len(rows))
     for column in range(tokens.shape[1]):
+        of_column = logits.index_select(0, torch.from_numpy(lines[left] + column).to(logits.device))
         tokens[left, column], bad[left] = draw(
-            lines[left] + column, rows[left], _column(masks, masked[left], mask_at[left] + column)
+            of_column, rows[left], _column(masks, masked[left], mask_at[left] + column)
         )
         counts[left] = column + 1
         left = left[(widths[left] > column + 1) & ~bad[left]]

@@ -17,8 +17,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from bough.memory.tree.event_key import EventKey
-from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch
-from bough.memory.tree.events import KVEvent
+from bough.memory.tree.events import END_OF_REPLAY, KVEvent, KVEventBatch
 
 REPLAY_PATIENCE_S = 2.0
 RECONNECT_PAUSE_S = 0.1

@@ -20,8 +20,7 @@ import zmq
 
 from bough.core.errors import SettingsError
 from bough.memory.tree.event_key import DOMAIN, EventKey, read_key
-from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch, PublisherConfig, is_exposed
-from bough.memory.tree.events import KVEvent
+from bough.memory.tree.events import END_OF_REPLAY, KVEvent, KVEventBatch, PublisherConfig, is_exposed
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator

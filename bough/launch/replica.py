@@ -18,7 +18,7 @@ from bough.launch.parts import check_model, input_reader, open_tokenizer
 from bough.launch.socket_folder import open_socket_folder
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
-from bough.loader.shapes import find_files
+from bough.loader.locate import find_files
 from bough.messages.channels import Addresses
 from bough.server.model_info import ModelInfo
 from bough.tokenizer.chat_template import given_template

@@ -19,7 +19,7 @@ from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer, settle_garbage
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
-from bough.memory.tree.event_wire import parse_config
+from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Garbled, Ping, ToScheduler

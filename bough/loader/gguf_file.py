@@ -11,7 +11,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -209,7 +209,7 @@ def _read_head(cursor: _Cursor) -> tuple[dict[str, Value], list[TensorInfo]]:
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{cursor.path} is damaged: general.alignment is {alignment!r}; fetch it again.")
     data_start = -(-cursor.at // alignment) * alignment
-    return metadata, [_moved(info, data_start) for info in found]
+    return metadata, [replace(info, start=info.start + data_start) for info in found]
 
 
 def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
@@ -235,10 +235,6 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
             "fetch it again."
         )
     return TensorInfo(name, shape, kind, cursor.count(), math.prod(shape) // block * block_bytes)
-
-
-def _moved(info: TensorInfo, by: int) -> TensorInfo:
-    return TensorInfo(info.name, info.shape, info.kind, info.start + by, info.nbytes)
 
 
 def _end_of_strings(buffer: mmap.mmap, at: int, count: int) -> int:

@@ -21,10 +21,9 @@ from bough.kernels.quant_linear.packed import Format, packed_bytes
 from bough.layers.weights import WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
-from bough.loader.gguf_source import GgufSource
 from bough.loader.locate import ModelFiles
 from bough.loader.packed_cache import PackedCache, cache_path
-from bough.loader.source import DummySource, Index, NamedSource, SafetensorsSource, WeightSource
+from bough.loader.source import DummySource, GgufSource, Index, NamedSource, SafetensorsSource, WeightSource
 from bough.models.names import find_tensors
 from bough.models.registry import find_family, find_gguf_family
 from bough.native.library import cpu_name

@@ -11,11 +11,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.core.errors import ModelError
+from bough.core.errors import ModelError, SettingsError
+from bough.core.settings import ModelSettings
 from bough.loader import catalogue
 from bough.models.fields import read_json
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+SHAPES = Path(__file__).parent / "shapes"  # a config.json of each: public models to be served with random weights
 INDEX_NAME = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -33,6 +35,15 @@ class ModelFiles:
     config: Path | None = None
     tokenizer: Path | None = None  # a folder with tokenizer files; None: the GGUF carries its own
     generation_config: Path | None = None
+
+
+def find_files(settings: ModelSettings) -> ModelFiles:
+    """The files of the model that the settings name: a shape, or whatever `--model-path` means."""
+    if settings.model_shape is None:
+        return locate(settings.model_path, settings.revision)
+    if settings.model_path is not None or settings.load_format not in ("auto", "dummy"):
+        raise SettingsError("--model-shape has random weights: leave out --model-path and --load-format.")
+    return _in_folder(SHAPES / settings.model_shape, settings.model_shape)
 
 
 def locate(model: str | None, revision: str | None = None, *, progress: bool = True) -> ModelFiles:

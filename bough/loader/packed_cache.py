@@ -16,7 +16,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -153,11 +153,7 @@ def _content(weights: dict[str, PackedWeight], written_s: int) -> Iterator[bytes
         offset = _aligned(offset + weight.blob.nbytes)
     text = json.dumps(entries).encode().ljust(room - HEAD.size)
     yield HEAD.pack(MAGIC, written_s, len(text), zlib.crc32(text)) + text
-    yield from _blobs(weights.values())
-
-
-def _blobs(weights: Iterable[PackedWeight]) -> Iterator[bytes | memoryview]:
-    for weight in weights:
+    for weight in weights.values():
         yield np.ascontiguousarray(weight.blob).data
         yield bytes(_aligned(weight.blob.nbytes) - weight.blob.nbytes)
 

@@ -1,12 +1,13 @@
 """Where weights come from, behind one seam: tensors by name, whole or in part.
 
-`SafetensorsSource` reads checkpoints, `DummySource` makes weights up; `gguf_source` has the third. `NamedSource` gives
-tensors of a checkpoint the model's names. Files are memory-mapped, so what is not asked for is not read. Which part
+`SafetensorsSource` and `GgufSource` read checkpoints, `DummySource` makes weights up. `NamedSource` gives tensors of a
+checkpoint the model's names. Files are memory-mapped, so what is not asked for is not read. Which part
 goes where is the model's business (`WeightSlot`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,16 +23,17 @@ from safetensors import SafetensorError, safe_open
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.kernels.quant_linear.packed import NATURAL
+from bough.loader.dequantize import PLAIN, dequantize
+from bough.loader.gguf_file import GgufFile
 from bough.models.names import Rows, Stored
 from bough.models.registry import build_model
 
+log = logging.getLogger(__name__)
+
 Index = tuple[slice, ...]
 StoredRows = tuple[npt.NDArray[np.uint8], GGMLQuantizationType]  # [rows, bytes of a row], and what the bytes are
-FLOAT_TYPES = {
-    torch.float32: GGMLQuantizationType.F32,
-    torch.float16: GGMLQuantizationType.F16,
-    torch.bfloat16: GGMLQuantizationType.BF16,
-}
+FLOAT_TYPES = {dtype: kind for kind, dtype in PLAIN.items()}
 STORED_TYPES = {kind.name: kind for kind in FLOAT_TYPES.values()}  # by safetensors' names for them
 DUMMY_SCALE = 0.02
 # Prime, so that no two rows of a matrix begin at the same place in the repeated block and none are equal.
@@ -100,6 +102,45 @@ class SafetensorsSource:
             return handle.get_slice(name)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name!r} cannot be read ({error}); fetch the file again.") from None
+
+
+class GgufSource:
+    """The tensors of one open GGUF file, by llama.cpp's names. Only the rows asked for are dequantised."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._told: set[GGMLQuantizationType] = set()
+
+    def names(self) -> Sequence[str]:
+        return list(self._file.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[name].shape
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        kind = self._file.tensors[name].kind
+        return kind if kind in NATURAL else GGMLQuantizationType.F32
+
+    def read(self, name: str, index: Index = ()) -> torch.Tensor:
+        info = self._file.tensors[name]
+        raw = self._file.raw(info)
+        if len(info.shape) == 1:
+            return dequantize(raw, info.kind).view(-1)[index]
+        rows, *others = index or (slice(None),)
+        return dequantize(raw[rows], info.kind).view(-1, *info.shape[1:])[(slice(None), *others)]
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        info = self._file.tensors[name]
+        columns = range(info.shape[1])[index[1]] if len(index) > 1 else range(info.shape[1])
+        if info.kind not in NATURAL or len(columns) < info.shape[1]:
+            self._tell_dequantised(info.kind)
+            return float_rows(self.read(name, index))
+        return self._file.raw(info)[index[0] if index else slice(None)], info.kind
+
+    def _tell_dequantised(self, kind: GGMLQuantizationType) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            log.info("weights of GGUF type %s have no native kernel; they are dequantised to float32", kind.name)
 
 
 class NamedSource:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,34 +23,17 @@ OUTPUT_BLOCK = INPUT_BLOCK  # rows whose logits are widened at once
 
 
 @dataclass(frozen=True, slots=True)
-class BlockScores:
-    """Logprobs of a block of positions, in host memory: valid once the device has come to this point."""
-
-    tokens: Tensor  # [m] int64
-    logprobs: Tensor  # [m] float32
-    top_logprobs: Tensor  # [m, most asked]
-    top_ids: Tensor  # [m, most asked]
-    id_logprobs: Tensor  # [m, most asked]
-
-
-@dataclass(frozen=True, slots=True)
 class Scores:
-    """Logprobs of some positions, not yet read."""
+    """Logprobs of some positions, not yet read: the columns of `PositionLogprobs` in host memory, block by block, valid
+    once the device has come to this point."""
 
-    blocks: Sequence[BlockScores]
+    blocks: Sequence[tuple[Tensor, ...]]
 
     def to_host(self) -> PositionLogprobs:
         """The same as numpy arrays; the step must have been waited for."""
-        return PositionLogprobs(
-            tokens=self._column("tokens").astype(np.int32),
-            logprobs=self._column("logprobs"),
-            top_logprobs=self._column("top_logprobs"),
-            top_ids=self._column("top_ids").astype(np.int32),
-            id_logprobs=self._column("id_logprobs"),
-        )
-
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(block, name).numpy() for block in self.blocks])
+        columns = (torch.cat(column).numpy() for column in zip(*self.blocks, strict=True))
+        tokens, logprobs, top_logprobs, top_ids, id_logprobs = columns
+        return PositionLogprobs(tokens.astype(np.int32), logprobs, top_logprobs, top_ids.astype(np.int32), id_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +85,8 @@ def output_logprobs(logits: Tensor, tokens: Tensor, specs: Sequence[LogprobSpec 
     return PendingLogprobs(specs, Scores(blocks))
 
 
-def input_logprobs(
-    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, spec: LogprobSpec
-) -> PositionLogprobs:
-    """Scores prompt tokens: `targets` [T] int64 under the logits that `logits_of` makes of `hidden` [T, H]."""
-    return score_inputs(logits_of, hidden, targets, spec).to_host()
-
-
 def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, spec: LogprobSpec) -> Scores:
-    """What `input_logprobs` returns, on its way to the host."""
+    """Scores prompt tokens: `targets` [T] int64 under the logits that `logits_of` makes of `hidden` [T, H]."""
     if len(hidden) != len(targets):
         raise ValueError(f"{len(hidden)} hidden states for {len(targets)} targets")
     ids = _padded_ids([spec], hidden.device)
@@ -123,7 +97,7 @@ def score_inputs(logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets:
     return Scores(blocks)
 
 
-def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> BlockScores:
+def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> tuple[Tensor, ...]:
     """Normalises only the few logits that are asked for."""
     vocab_size = logits.shape[1]
     peak, log_sum = _log_normaliser(logits)
@@ -137,7 +111,7 @@ def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> BlockScores
         # The model cannot say an id that is not in its vocabulary.
         id_logprobs.masked_fill_((ids < 0) | (ids >= vocab_size), -torch.inf),
     )
-    return BlockScores(*(column.to("cpu", non_blocking=True) for column in found))
+    return tuple(column.to("cpu", non_blocking=True) for column in found)
 
 
 def _log_normaliser(logits: Tensor) -> tuple[Tensor, Tensor]:

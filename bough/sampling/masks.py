@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import BatchPlan, BoolArray, IntArray, TokenMasks
-from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.sampling.batch import to_device
 from bough.sampling.state import SamplingState
 
@@ -51,12 +50,3 @@ class BatchMasks:
 def maskable(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks) -> Tensor:
     """The model's own logits, or a copy where a masked row wants logprobs of them."""
     return logits.clone() if (masks.masked & state.flags.logprobs[rows]).any() else logits
-
-
-def apply_masks(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks, *, raw: bool) -> Tensor:
-    """The logits [n, V], on a CPU, with all that is not allowed at -inf. `raw`: these are the model's own, which a row
-    that wants logprobs has yet to read."""
-    if raw:
-        logits = maskable(state, logits, rows, masks)
-    forbid_tokens_(logits, masks.words, masks.places)
-    return logits

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from bough.core.plan import IntArray
 from bough.kernels.sampling.rows import uniform
+from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.sampling.adjust import adjust, adjust_on_device
 from bough.sampling.batch import Part, to_device
 from bough.sampling.filters import best, draw, keep_min_p, keep_top, softmax_weights
-from bough.sampling.masks import BatchMasks, apply_masks
+from bough.sampling.masks import BatchMasks, maskable
 from bough.sampling.state import SamplingState
 
 
@@ -91,9 +92,11 @@ def sample_rows_on_device(
 def _shape(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMasks | None) -> Tensor:
     """The logits to sample from on a CPU: what requests do to them, then what grammars allow; nothing lifts that."""
     adjusted = adjust(state, logits, rows)
-    if masks is None:
-        return adjusted
-    return apply_masks(state, adjusted, rows, masks, raw=adjusted is logits)
+    if masks is not None:
+        if adjusted is logits:
+            adjusted = maskable(state, logits, rows, masks)
+        forbid_tokens_(adjusted, masks.words, masks.places)
+    return adjusted
 
 
 def _draw(state: SamplingState, part: Part, logits: Tensor, peak: Tensor) -> Tensor:

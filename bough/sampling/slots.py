@@ -1,4 +1,4 @@
-"""Vocabulary-wide storage for the few rows that ask for it.
+"""Storage for the few rows that ask for more than a number each: vocabulary-wide lines, and lists of barred stop ids.
 
 A count or a bias for every token of the vocabulary is large, and most requests want none. A `VocabularySlots` owns one
 such tensor, made with the first loan, and knows on the host which rows hold their line of it. What the numbers mean is
@@ -6,6 +6,8 @@ left to its user.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -53,3 +55,49 @@ class VocabularySlots:
     def _flat(self, rows: IntArray, tokens: IntArray) -> Tensor:
         flat = rows.astype(np.int64) * self.tensor.shape[1] + tokens
         return to_device(flat, self.tensor.device)
+
+
+class StopBars:
+    """Stop ids that a row must not say before it has said enough. `ids[row]`, on the device, are those of a row with a
+    bar; shorter lines repeat their first. The host counts what each row still lacks: it samples a token with every step
+    that it is part of."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.ids = torch.zeros((rows, 0), dtype=torch.int64, device=device)
+        self._left: dict[int, int] = {}  # tokens that a row has yet to sample
+
+    def put_up(self, rows: Sequence[int], lines: Sequence[list[int]], tokens: Sequence[int]) -> None:
+        """Bars the ids of `lines[i]`, of which there are some, to row `rows[i]` for so many tokens."""
+        if not rows:
+            return
+        self._widen(max(len(line) for line in lines))
+        width = self.ids.shape[1]
+        padded = np.array([line + line[:1] * (width - len(line)) for line in lines], dtype=np.int64)
+        at = to_device(np.array(rows, dtype=np.int64), self.ids.device)
+        self.ids.index_copy_(0, at, to_device(padded, self.ids.device))
+        self._left.update(zip(rows, tokens, strict=True))
+
+    def take_down(self, row: int) -> None:
+        self._left.pop(row, None)
+
+    def count_down(self, rows: IntArray) -> list[int]:
+        """Each of these rows samples a token; returns those whose bar falls with it."""
+        if not self._left:
+            return []
+        counted = self._left.keys() & set(rows.tolist())
+        for row in counted:
+            self._left[row] -= 1
+        fallen = [row for row in counted if not self._left[row]]
+        for row in fallen:
+            del self._left[row]
+        return fallen
+
+    def _widen(self, width: int) -> None:
+        held = self.ids.shape[1]
+        if width <= held:
+            return
+        grown = self.ids.new_zeros((self.ids.shape[0], width))
+        grown[:, :held] = self.ids
+        if held:
+            grown[:, held:] = self.ids[:, :1]
+        self.ids = grown

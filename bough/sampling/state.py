@@ -25,8 +25,7 @@ from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
 from bough.sampling.filters import Workspace
-from bough.sampling.slots import VocabularySlots
-from bough.sampling.stop_bars import StopBars
+from bough.sampling.slots import StopBars, VocabularySlots
 
 LEAST_REPETITION = 1e-25  # of any logit, however biased, a smaller penalty could make an infinite number
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything

@@ -49,12 +49,6 @@ class PlannedStep:
     has_drafts: bool
 
     @property
-    def widths(self) -> IntArray:
-        """The most tokens that each sampling row can get: a decode as many as it computes, a prompt one."""
-        plan = self.plan
-        return np.where(plan.given < plan.query_lens, plan.query_lens, 1)[plan.sample]
-
-    @property
     def prompt_tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.core.settings import SchedulerSettings
-from bough.memory.tree import Node, RadixTree
+from bough.memory.tree.node import Node
+from bough.memory.tree.tree import RadixTree
 from bough.scheduler.request import Request
 from bough.scheduler.waiting_queue import WaitingQueue
 
+LARGEST_FIRST = {"lpm": "prefix", "lof": "max_new", "priority": "urgency"}
 LPM_QUEUE_LIMIT = 128  # matching every waiting prompt each step costs more than the better order brings
 
 
@@ -45,13 +47,8 @@ def order(policy: str, waiting: Sequence[Waiting], rng: random.Random) -> list[i
     if policy == "dfs-weight":
         weight = Counter(node for w in waiting for node in w.path)
         return sorted(indices, key=lambda i: (_branch_key(waiting[i].path, weight), waiting[i].arrival))
-    if policy == "lpm":
-        return sorted(indices, key=lambda i: (-waiting[i].prefix, waiting[i].arrival))
-    if policy == "lof":
-        return sorted(indices, key=lambda i: (-waiting[i].max_new, waiting[i].arrival))
-    if policy == "priority":
-        return sorted(indices, key=lambda i: (-waiting[i].urgency, waiting[i].arrival))
-    return sorted(indices, key=lambda i: waiting[i].arrival)
+    field = LARGEST_FIRST.get(policy)
+    return sorted(indices, key=lambda i: (0 if field is None else -getattr(waiting[i], field), waiting[i].arrival))
 
 
 def _branch_key(path: tuple[int, ...], weight: Counter[int]) -> tuple[tuple[int, int], ...]:
@@ -98,7 +95,7 @@ class Ranking:
 
     def ordered(self, queue: WaitingQueue) -> list[Request]:
         """The waiting requests, first to run first."""
-        waiting = queue.snapshot()
+        waiting = list(queue)
         policy = affordable(self._policy, len(waiting))
         if policy == "fcfs" or len(waiting) <= 1:
             return waiting

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from bough.constrained.interface import GrammarSpec, Ticket
 from bough.core.plan import IntArray
-from bough.memory.tree import KVEvent
+from bough.memory.tree.events import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Ping, ToScheduler
 

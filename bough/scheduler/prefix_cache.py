@@ -12,7 +12,11 @@ import numpy as np
 
 from bough.core.plan import IntArray, Limits
 from bough.core.settings import MemorySettings
-from bough.memory.tree import Audit, GroupPages, KVEvent, Match, PagePool, RadixTree, audit_pages
+from bough.memory.tree.audit import Audit, audit_pages
+from bough.memory.tree.events import KVEvent
+from bough.memory.tree.groups import GroupPages
+from bough.memory.tree.pool import PagePool
+from bough.memory.tree.tree import Match, RadixTree
 
 NO_PAGES = np.zeros(0, dtype=np.int32)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
 from bough.core.sampling_params import SamplingParams
-from bough.memory.tree import Node
+from bough.memory.tree.node import Node
 from bough.messages.requests import Thinking
 from bough.scheduler.constraint import Constraint
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import ResourceError
-from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import IntArray, ranks
 from bough.scheduler.request import Request
 

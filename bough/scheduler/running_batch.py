@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bough.core.plan import IntArray, PageSwap, RowSetup
-from bough.memory.tree import Audit, Match, Node
+from bough.memory.tree.audit import Audit
+from bough.memory.tree.node import Node
+from bough.memory.tree.tree import Match
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowIndex, RowTable

@@ -31,15 +31,9 @@ class WaitingQueue:
         bisect.insort(self._requests, request, key=lambda r: r.arrival)
 
     def remove(self, request: Request) -> None:
-        del self._requests[self._index(request)]
-
-    def snapshot(self) -> list[Request]:
-        return list(self._requests)
-
-    def _index(self, request: Request) -> int:
         index = bisect.bisect_left(self._requests, request.arrival, key=lambda r: r.arrival)
         assert self._requests[index] is request
-        return index
+        del self._requests[index]
 
 
 class Timeouts:
@@ -56,13 +50,12 @@ class Timeouts:
         if (self._waiting_s is None and self._running_s is None) or now - self._checked_at < CHECK_INTERVAL_S:
             return []
         self._checked_at = now
-        due: list[tuple[Request, FinishAbort]] = []
+        texts: dict[Request, str] = {}
         if self._waiting_s is not None:
             text = f"The request waited longer than {self._waiting_s:g} s (--waiting-timeout-s)."
-            late = [r for r in waiting if now - r.since > self._waiting_s]
-            due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
+            texts |= {r: text for r in waiting if now - r.since > self._waiting_s}
         if self._running_s is not None:
             text = f"The request ran longer than {self._running_s:g} s (--running-timeout-s)."
-            late = [r for r in table.running_requests() if r.ran_s + now - r.since > self._running_s]
-            due += [(r, FinishAbort(text, 503, "TimeoutError")) for r in late]
-        return due
+            running = table.running_requests()
+            texts |= {r: text for r in running if r.ran_s + now - r.since > self._running_s}
+        return [(request, FinishAbort(text, 503, "TimeoutError")) for request, text in texts.items()]

@@ -20,7 +20,10 @@ import numpy as np
 from bough.core.plan import IntArray
 from bough.gateway.policies import RoutingRequest, WorkerView, build_policy
 from bough.gateway.policies.kv_events import KVEventsPolicy
-from bough.memory.tree import KVEvent, Node, PagePool, RadixTree
+from bough.memory.tree.events import KVEvent
+from bough.memory.tree.node import Node
+from bough.memory.tree.pool import PagePool
+from bough.memory.tree.tree import RadixTree
 
 TOKEN_CHARS = 4
 PAGE_TOKENS = 16

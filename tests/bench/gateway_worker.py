@@ -18,8 +18,7 @@ import msgspec
 import uvloop
 
 from bough.launch.kv_events import KVEventPublisher
-from bough.memory.tree import KVEvent
-from bough.memory.tree.event_wire import parse_config
+from bough.memory.tree.events import KVEvent, parse_config
 from bough.version import __version__
 from tests.bench.gateway_simulation import TOKEN_CHARS, Costs, EngineModel, answer_text, tokenize
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import itertools
 import json
 from pathlib import Path
@@ -10,32 +10,32 @@ from pathlib import Path
 import pytest
 
 from bough.bench.backends import Conversation, Turn
-from bough.bench.datasets import DataOptions, make_dataset
+from bough.bench.datasets import make_dataset
 from bough.bench.driver import poisson_arrivals
 from bough.core.errors import SettingsError
 from tests.fakes.scripted_engine import byte_level_tokenizer
 
-OPTIONS = DataOptions(
-    dataset_name="random",
-    dataset_path=None,
-    num_prompts=20,
-    seed=3,
-    random_input_len=40,
-    random_output_len=10,
-    random_range_ratio=0.5,
-    sharegpt_output_len=None,
-    gsp_num_groups=3,
-    gsp_prompts_per_group=4,
-    gsp_system_prompt_len=12,
-    gsp_question_len=5,
-    gsp_output_len=7,
-    num_turns=3,
-    largest_token=99,
-)
+OPTIONS = {
+    "dataset_name": "random",
+    "dataset_path": None,
+    "num_prompts": 20,
+    "seed": 3,
+    "random_input_len": 40,
+    "random_output_len": 10,
+    "random_range_ratio": 0.5,
+    "sharegpt_output_len": None,
+    "gsp_num_groups": 3,
+    "gsp_prompts_per_group": 4,
+    "gsp_system_prompt_len": 12,
+    "gsp_question_len": 5,
+    "gsp_output_len": 7,
+    "num_turns": 3,
+    "largest_token": 99,
+}
 
 
-def options(**changes: object) -> DataOptions:
-    return dataclasses.replace(OPTIONS, **changes)  # type: ignore[arg-type]
+def options(**changes: object) -> argparse.Namespace:
+    return argparse.Namespace(**(OPTIONS | changes))
 
 
 def single(conversation: Conversation) -> Turn:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.bench.workloads import shared_prefix_jobs, workload
+from bough.bench.offline import shared_prefix_jobs, workload
 from bough.cli.main import main
 
 TINY = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens", "4096", "--cpu-threads", "1"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bough.cli.bench import run as bench
 from bough.core.errors import SettingsError
-from bough.memory.tree import BlockStored, KVEvent
+from bough.memory.tree.events import BlockStored, KVEvent
 from tests.bench.gateway import LOADS, LoadOptions, summarise
 from tests.bench.gateway_simulation import PAGE_TOKENS, Costs, EngineModel, Served, Simulation, answer_text, tokenize
 

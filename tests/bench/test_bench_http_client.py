@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.bench.backends import NativeReader, OpenAIReader, Record, RequestTemplate
+from bough.bench.backends import Record, RequestTemplate, read_native, read_openai
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -120,29 +120,29 @@ def fresh() -> Record:
 
 def test_tokens_that_come_together_share_their_gap() -> None:
     record = fresh()
-    reader = NativeReader(record)
     for tokens, now_s in ((1, 0.5), (3, 1.0), (3, 1.5), (4, 1.75)):
-        reader.event(b'{"text": "abc", "meta_info": {"completion_tokens": %d, "prompt_tokens": 9}}' % tokens, now_s)
+        read_native(
+            record, b'{"text": "abc", "meta_info": {"completion_tokens": %d, "prompt_tokens": 9}}' % tokens, now_s
+        )
     assert (record.first_s, record.total_s, record.gaps_s) == (0.5, 1.75, [0.25, 0.25, 0.75])
     assert (record.prompt_tokens, record.output_tokens, record.text) == (9, 4, "abc")
 
 
 def test_openai_streams_are_joined_and_their_usage_believed() -> None:
     record = fresh()
-    reader = OpenAIReader(record)
-    reader.event(b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}', 0.1)
-    reader.event(b'{"choices": [{"delta": {"reasoning_content": "hm"}}], "usage": null}', 0.5)
-    reader.event(b'{"choices": [{"delta": {"content": "yes"}, "token_ids": [4, 5]}]}', 1.0)
+    read_openai(record, b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}', 0.1)
+    read_openai(record, b'{"choices": [{"delta": {"reasoning_content": "hm"}}], "usage": null}', 0.5)
+    read_openai(record, b'{"choices": [{"delta": {"content": "yes"}, "token_ids": [4, 5]}]}', 1.0)
     usage = b'{"prompt_tokens": 8, "completion_tokens": 6, "prompt_tokens_details": {"cached_tokens": 3}}'
-    reader.event(b'{"choices": [], "usage": %s}' % usage, 1.1)
+    read_openai(record, b'{"choices": [], "usage": %s}' % usage, 1.1)
     assert (record.text, record.first_s, record.gaps_s) == ("hmyes", 0.5, [0.25, 0.25])
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (8, 3, 6)
 
 
-@pytest.mark.parametrize("reader", [NativeReader, OpenAIReader])
-def test_an_error_in_a_stream_is_a_failure(reader: type[NativeReader] | type[OpenAIReader]) -> None:
+@pytest.mark.parametrize("reader", [read_native, read_openai])
+def test_an_error_in_a_stream_is_a_failure(reader: Callable[[Record, bytes, float], None]) -> None:
     with pytest.raises(HttpFailure, match="gone"):
-        reader(fresh()).event(b'{"error": {"message": "gone"}}', 0.1)
+        reader(fresh(), b'{"error": {"message": "gone"}}', 0.1)
 
 
 def test_bodies_speak_each_api() -> None:

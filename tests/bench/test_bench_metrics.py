@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from bough.bench.backends import Record
-from bough.bench.metrics import peak_concurrency, summarise, text_report, tokens_by_second
-from bough.bench.plots import draw_png, html_report, require_matplotlib
+from bough.bench.metrics import (
+    draw_png,
+    html_report,
+    peak_concurrency,
+    require_matplotlib,
+    summarise,
+    text_report,
+    tokens_by_second,
+)
 from bough.core.errors import SettingsError
 
 RUN = {"backend": "bough", "dataset_name": "random", "request_rate": "inf", "max_concurrency": None}

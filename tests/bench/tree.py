@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from bough.bench.number_checks import require_counts
 from bough.core.errors import SettingsError
-from bough.memory.tree import PagePool, RadixTree
+from bough.memory.tree.pool import PagePool
+from bough.memory.tree.tree import RadixTree
 
 SHARED_PREFIXES = 100
 VOCABULARY = 128_000

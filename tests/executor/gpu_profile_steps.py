@@ -23,7 +23,7 @@ from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.plain_plans import decode_plan, prompt_plan
-from bough.loader.shapes import find_files
+from bough.loader.locate import find_files
 
 STEPS = 20
 DECODES = ((256, 900), (128, 900), (16, 900), (1, 300))  # rows, keys

@@ -10,7 +10,7 @@ import torch
 
 from bough.core.control import ProfileStart
 from bough.core.errors import RequestError
-from bough.executor.profiler import TorchProfiler
+from bough.executor.control import TorchProfiler
 
 
 def test_every_recording_has_a_file_of_its_own(tmp_path: Path) -> None:

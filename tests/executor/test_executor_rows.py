@@ -13,11 +13,10 @@ from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, InputLogprobs, Limits, LogprobSpec, PageSwap, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import MemorySettings, ModelSettings, Settings
-from bough.executor.build import build_executor, check_cache_readers, check_deterministic
+from bough.executor.build import build_executor, check_cache_readers, check_deterministic, tell_kernels
 from bough.executor.load_model import resolve_config
-from bough.executor.native_build import tell_kernels
 from bough.executor.sizing import CacheSize, size_cpu_cache
-from bough.executor.torch_executor import DeviceRows
+from bough.executor.verification import HostRows
 from bough.kernels.quant_linear.native import variant
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.locate import locate
@@ -54,19 +53,19 @@ def plan(
 
 
 def test_rows_take_pages_tokens_and_swaps_in_order() -> None:
-    rows = DeviceRows(Limits(4, 2, (20,), 16, 50, 8, ""))
-    ids, batch = rows.apply(
+    rows = HostRows(Limits(4, 2, (20,), 16, 50, 8, ""))
+    layout = rows.apply(
         plan(0, [2, 1], [3, 2], [3, 2], [7, 8, 9, 5, 6], setups=(setup(2, ints(4), 2), setup(1)),
              pages=ints(6, 7, 9), counts=[2, 1])
     )  # fmt: skip
-    assert ids.tolist() == [7, 8, 9, 5, 6] and batch.positions.tolist() == [2, 3, 4, 0, 1]
-    assert batch.slots[0].tolist() == [12, 13, 14, 18, 19] and batch.context_lens.tolist() == [2, 0]
-    rows.advance(ints(2, 1), np.array([30, 31]))
+    assert layout.token_ids.tolist() == [7, 8, 9, 5, 6] and layout.positions.tolist() == [2, 3, 4, 0, 1]
+    assert layout.slots[0].tolist() == [12, 13, 14, 18, 19] and layout.context_lens.tolist() == [2, 0]
+    rows.last_tokens[[2, 1]] = 30, 31
     swap = PageSwap(2, 0, 1, ints(11))
-    ids, batch = rows.apply(plan(1, [1, 2], [1, 2], [0, 1], [40], edits=(swap,), pages=ints(3), counts=[1, 0]))
-    assert ids.tolist() == [31, 30, 40], "a decode begins with the row's last token, then the given ones"
-    assert batch.slots[0].tolist() == [6, 15, 0] or batch.slots[0].tolist()[:2] == [6, 15]
-    assert batch.page_tables[0][2, :3].tolist() == [4, 11, 7]
+    layout = rows.apply(plan(1, [1, 2], [1, 2], [0, 1], [40], edits=(swap,), pages=ints(3), counts=[1, 0]))
+    assert layout.token_ids.tolist() == [31, 30, 40], "a decode begins with the row's last token, then the given ones"
+    assert layout.slots[0].tolist() == [6, 15, 0] or layout.slots[0].tolist()[:2] == [6, 15]
+    assert rows.mirror.pages[0][2, :3].tolist() == [4, 11, 7]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_settings_that_make_no_sense_together(tiny_model: Path, flat: dict[str, 
 
 def test_quantising_needs_the_native_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them torch computes in float32, which is not what was asked for."""
-    monkeypatch.setattr("bough.executor.native_build.load_library", lambda: None)
+    monkeypatch.setattr("bough.executor.build.load_library", lambda: None)
     monkeypatch.setattr("bough.native.library.find_library", lambda: None)
     settings = Settings.from_flat({"load_format": "dummy", "device": "cpu", "quantization": "int8"})
     with pytest.raises(SettingsError, match="bough build-kernels"):
@@ -146,7 +145,7 @@ def test_quantising_needs_the_native_kernels(tiny_model: Path, monkeypatch: pyte
 def test_without_the_native_kernels_torch_computes_and_one_line_says_so(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bough.executor.native_build.load_library", lambda: None)
+    monkeypatch.setattr("bough.executor.build.load_library", lambda: None)
     monkeypatch.setattr("bough.native.library.find_library", lambda: None)
     settings = Settings.from_flat({"load_format": "dummy", "device": "cpu", "cpu_threads": 1, "max_total_tokens": 64})
     build_executor(locate(str(tiny_model)), settings).executor.close()

@@ -33,7 +33,7 @@ from bough.core.control import (
     Wake,
 )
 from bough.core.errors import BoughError, ModelError
-from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import BatchPlan, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks, mask_words
 
 VOCAB = 97

@@ -9,7 +9,7 @@ import pytest
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.launching import LocalEngines
-from bough.memory.tree.event_wire import parse_config
+from bough.memory.tree.events import parse_config
 from tests.fakes.gateways import desk
 
 

@@ -15,9 +15,8 @@ from bough.gateway import kv_feed
 from bough.gateway.kv_feed import KVFeed, reachable
 from bough.gateway.policies.block_index import BlockIndex, pack
 from bough.launch.kv_events import KVEventPublisher
-from bough.memory.tree import BlockStored, KVEvent
 from bough.memory.tree.event_key import read_key
-from bough.memory.tree.event_wire import parse_config
+from bough.memory.tree.events import BlockStored, KVEvent, parse_config
 
 PATIENCE_S = 10.0
 

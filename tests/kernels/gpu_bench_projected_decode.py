@@ -22,7 +22,7 @@ from bough.executor.cuda_executor import CudaExecutor, DecodeGraph
 from bough.kernels.decode_attention import triton as plain
 from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.projected_decode import triton as projected
-from bough.loader.shapes import find_files
+from bough.loader.locate import find_files
 from tests.kernels.gpu_timing import replay_us
 
 ROWS, KEYS = (1, 2, 4, 8, 16, 64, 128, 256), (400, 1000, 2000, 4000, 16_000)

@@ -15,9 +15,16 @@ from zmq.utils.monitor import parse_monitor_message
 from bough.core.errors import SettingsError
 from bough.launch import kv_events
 from bough.launch.kv_events import KVEventPublisher
-from bough.memory.tree import AllBlocksCleared, BlockRemoved, BlockStored
 from bough.memory.tree.event_key import EventKey, read_key
-from bough.memory.tree.event_wire import KVEventBatch, PublisherConfig, is_exposed, parse_config
+from bough.memory.tree.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    PublisherConfig,
+    is_exposed,
+    parse_config,
+)
 from tests.fakes.scheduler_bench import Bench
 
 BATCHES: list[list[Any]] = [

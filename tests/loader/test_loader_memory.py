@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 MOST = 1.3  # times what the weights occupy, everything counted that loading touches, the mapped file too
 
+# Huge pages are off: PyTorch asks for them on ARM, and an empty tensor then occupies 2 MB before anything is loaded.
 PROGRAM = """
-import re, torch
+import ctypes, re, torch
 from pathlib import Path
 from bough.distributed.topology import Topology
 from bough.loader.config import read_config
@@ -27,6 +28,8 @@ from bough.models.registry import build_model
 def peak_kib():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
+PR_SET_THP_DISABLE = 41
+assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
 files = locate(None)
 config = read_config(files)
 torch.randn(300, 300) @ torch.randn(300, 300)  # what the libraries take for themselves is not loading
@@ -81,5 +84,4 @@ def test_weights_on_their_way_to_a_device_are_not_doubled(tmp_path: Path) -> Non
 @reads_status
 def test_the_peak_is_little_more_than_the_weights() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    # Below one, because the allocator has touched some of the weights' memory before; near zero, nothing was measured.
-    assert 0.7 < float(done.stdout) <= MOST, done.stdout
+    assert 0.9 < float(done.stdout) <= MOST, done.stdout

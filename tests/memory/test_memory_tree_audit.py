@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from bough.core.plan import IntArray
-from bough.memory.tree import PagePool, RadixTree, audit_pages
+from bough.memory.tree.audit import audit_pages
+from bough.memory.tree.pool import PagePool
+from bough.memory.tree.tree import RadixTree
 
 
 def ids(*numbers: int) -> IntArray:

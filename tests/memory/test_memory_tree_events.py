@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bough.core.plan import IntArray
-from bough.memory.tree import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, RadixTree
-from bough.memory.tree.events import hash_blocks
+from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, hash_blocks
+from bough.memory.tree.tree import RadixTree
 
 
 def ids(*numbers: int) -> IntArray:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
-from bough.core.errors import SettingsError
 from bough.core.plan import IntArray
-from bough.memory.tree import POLICIES, RadixTree
-from bough.memory.tree.eviction import MAX_NEWS, find_policy
+from bough.core.settings import EVICTION_POLICIES
+from bough.memory.tree.eviction import MAX_NEWS, POLICIES
+from bough.memory.tree.node import Node
+from bough.memory.tree.tree import RadixTree
 
 
-@dataclass(frozen=True)
-class Leaf:
-    created: int = 0
-    last_used: int = 0
-    hits: int = 0
-    priority: int = 0
+def leaf(*, created: int = 0, last_used: int = 0, hits: int = 0, priority: int = 0) -> Node:
+    none = tokens()
+    return Node(None, b"", b"", none, (), (), created=created, last_used=last_used, hits=hits, priority=priority)
 
 
 def tokens(*numbers: int) -> IntArray:
@@ -28,26 +24,25 @@ def tokens(*numbers: int) -> IntArray:
 @pytest.mark.parametrize(
     ("policy", "first", "second"),
     [
-        ("lru", Leaf(last_used=1, hits=9), Leaf(last_used=2)),
-        ("lfu", Leaf(hits=1, last_used=9), Leaf(hits=2, last_used=1)),
-        ("lfu", Leaf(hits=1, last_used=1), Leaf(hits=1, last_used=2)),
-        ("slru", Leaf(hits=1, last_used=9), Leaf(hits=2, last_used=1)),
-        ("slru", Leaf(hits=1, last_used=1), Leaf(hits=0, last_used=2)),
-        ("slru", Leaf(hits=7, last_used=1), Leaf(hits=2, last_used=2)),
-        ("fifo", Leaf(created=1, last_used=9), Leaf(created=2, last_used=3)),
-        ("mru", Leaf(last_used=2), Leaf(last_used=1)),
-        ("priority", Leaf(priority=-1, last_used=9), Leaf(priority=0, last_used=1)),
-        ("priority", Leaf(priority=3, last_used=1), Leaf(priority=3, last_used=2)),
+        ("lru", leaf(last_used=1, hits=9), leaf(last_used=2)),
+        ("lfu", leaf(hits=1, last_used=9), leaf(hits=2, last_used=1)),
+        ("lfu", leaf(hits=1, last_used=1), leaf(hits=1, last_used=2)),
+        ("slru", leaf(hits=1, last_used=9), leaf(hits=2, last_used=1)),
+        ("slru", leaf(hits=1, last_used=1), leaf(hits=0, last_used=2)),
+        ("slru", leaf(hits=7, last_used=1), leaf(hits=2, last_used=2)),
+        ("fifo", leaf(created=1, last_used=9), leaf(created=2, last_used=3)),
+        ("mru", leaf(last_used=2), leaf(last_used=1)),
+        ("priority", leaf(priority=-1, last_used=9), leaf(priority=0, last_used=1)),
+        ("priority", leaf(priority=3, last_used=1), leaf(priority=3, last_used=2)),
     ],
 )
-def test_policy_ranks_the_first_leaf_before_the_second(policy: str, first: Leaf, second: Leaf) -> None:
-    rank = find_policy(policy)
+def test_policy_ranks_the_first_leaf_before_the_second(policy: str, first: Node, second: Node) -> None:
+    rank = POLICIES[policy]
     assert rank(first) < rank(second)
 
 
-def test_unknown_policy_lists_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match="'lifo'; choose one of lru, lfu, slru, fifo, mru, priority"):
-        RadixTree(policy="lifo")
+def test_every_policy_of_the_flag_is_there() -> None:
+    assert tuple(POLICIES) == EVICTION_POLICIES
 
 
 @pytest.mark.parametrize(

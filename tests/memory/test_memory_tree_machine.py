@@ -22,17 +22,12 @@ from hypothesis.stateful import (
 )
 
 from bough.core.plan import IntArray
-from bough.memory.tree import (
-    POLICIES,
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    KVEvent,
-    Node,
-    PagePool,
-    RadixTree,
-    audit_pages,
-)
+from bough.memory.tree.audit import audit_pages
+from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from bough.memory.tree.eviction import POLICIES
+from bough.memory.tree.node import Node
+from bough.memory.tree.pool import PagePool
+from bough.memory.tree.tree import RadixTree
 
 POOL_PAGES = 60
 

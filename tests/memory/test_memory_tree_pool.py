@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bough.core.plan import IntArray
-from bough.memory.tree import PageOwnershipError, PagePool, PagesExhausted
+from bough.memory.tree.pool import PageOwnershipError, PagePool, PagesExhausted
 
 
 def pages(*numbers: int) -> IntArray:

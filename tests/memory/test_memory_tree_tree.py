@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bough.core.plan import IntArray
-from bough.memory.tree import RadixTree
+from bough.memory.tree.tree import RadixTree
 
 
 def ids(*numbers: int) -> IntArray:
@@ -52,10 +52,14 @@ def test_match_finds_the_longest_prefix(tree: RadixTree, key: tuple[int, ...], p
     assert tree.check() == []
 
 
+def state_of(tree: RadixTree) -> list[tuple[object, ...]]:
+    return [(n.tokens, n.pages.tolist(), n.locks, n.hits, n.last_used, n.priority) for n in tree.nodes()]
+
+
 def test_match_length_changes_nothing(tree: RadixTree) -> None:
-    before = tree.dump()
+    before = state_of(tree)
     assert tree.match_length(ids(1, 2, 3)) == 3
-    assert tree.dump() == before
+    assert state_of(tree) == before
 
 
 def test_match_without_touch_leaves_the_order_of_eviction() -> None:
@@ -250,18 +254,9 @@ def test_a_tree_of_many_levels_does_not_exhaust_the_stack() -> None:
     assert tree.evict(1).tolist() == []
     tree.unlock(node)
     assert tree.check() == []
-    assert len(tree.dump().splitlines()) == depth + 1
+    assert len(list(tree.nodes())) == depth
     assert tree.evict(depth - 1).tolist() == list(range(depth, 1, -1))
     assert tree.reset().tolist() == [1]
-
-
-def test_dump_shows_structure_and_namespace(tree: RadixTree) -> None:
-    tree.insert(span(1, 20), span(101, 120), "salt")
-    lines = tree.dump().splitlines()
-    assert lines[0] == "26 pages: 26 evictable, 0 protected"
-    assert lines[1].startswith("  [1 2] 2 tokens, 2 pages, locks=0")
-    assert lines[2].startswith("    [3 4] 2 tokens")
-    assert lines[-1].startswith("  'salt' [1 2 3 4 5 6 7 8 ...] 20 tokens")
 
 
 def test_check_names_what_is_broken(tree: RadixTree) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 
-from bough.core.kv_group import FULL_ATTENTION
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import FULL_ATTENTION, ModelConfig
 from tests.parity.test_sliding_windows import Engine
 
 pytestmark = pytest.mark.gpu

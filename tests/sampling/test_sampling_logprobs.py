@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bough.core.plan import LogprobSpec
 from bough.sampling import logprobs
-from bough.sampling.logprobs import INPUT_BLOCK, input_logprobs, output_logprobs
+from bough.sampling.logprobs import INPUT_BLOCK, output_logprobs, score_inputs
 
 
 def randn(*shape: int) -> Tensor:
@@ -71,7 +71,7 @@ def test_input_logprobs_in_bounded_blocks(length: int) -> None:
         return block @ head
 
     spec = LogprobSpec(top=3, ids=(4, 8))
-    result = input_logprobs(logits_of, hidden, targets, spec)
+    result = score_inputs(logits_of, hidden, targets, spec).to_host()
     exact = torch.log_softmax((hidden.double() @ head.double()), -1)
     assert max(sizes) <= INPUT_BLOCK
     assert sum(sizes) == length
@@ -84,4 +84,4 @@ def test_input_logprobs_in_bounded_blocks(length: int) -> None:
 
 def test_input_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="3 hidden states for 2 targets"):
-        input_logprobs(lambda block: block, torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), LogprobSpec())
+        score_inputs(lambda block: block, torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), LogprobSpec())

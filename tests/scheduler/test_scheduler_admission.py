@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bough.core.kv_group import FULL_ATTENTION, KVGroup
+from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import Limits
 from bough.core.settings import MemorySettings
 from bough.scheduler.admission import (

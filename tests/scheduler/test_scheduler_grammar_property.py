@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
-from bough.core.kv_group import KVGroup
+from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Abort, LogprobRequest
 from tests.fakes.executor import FakeExecutor, GuessingProposer, make_groups

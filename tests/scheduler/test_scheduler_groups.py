@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.core.kv_group import KVGroup
+from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
 from tests.fakes.executor import FakeExecutor, oracle
 from tests.fakes.scheduler_bench import Bench

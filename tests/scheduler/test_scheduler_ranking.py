@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bough.core.settings import SchedulerSettings
-from bough.memory.tree import RadixTree
+from bough.memory.tree.tree import RadixTree
 from bough.scheduler.policy import LPM_QUEUE_LIMIT, Ranking
 from bough.scheduler.waiting_queue import WaitingQueue
 from tests.fakes.boxes import waiting_request

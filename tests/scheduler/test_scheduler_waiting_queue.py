@@ -25,17 +25,8 @@ def test_order_of_arrival(added: list[int], removed: list[int], expected: list[i
         queue.add(requests[arrival])
     for arrival in removed:
         queue.remove(requests[arrival])
-    assert [r.arrival for r in queue] == [r.arrival for r in queue.snapshot()] == expected
+    assert [r.arrival for r in queue] == expected
     assert len(queue) == len(expected)
-
-
-def test_a_snapshot_stays_as_it_was() -> None:
-    queue = WaitingQueue()
-    first = waiting_request(0)
-    queue.add(first)
-    snapshot = queue.snapshot()
-    queue.remove(first)
-    assert snapshot == [first] and len(queue) == 0
 
 
 def test_removing_a_stranger_is_a_defect() -> None:

@@ -8,78 +8,25 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from bough.core.errors import SettingsError
 from bough.memory.tree.node import Node
 
 SLRU_PROTECTED_HITS = 2
 MAX_NEWS = 256  # ranked at once: about a hundred microseconds
 
 
-class LeafStats(Protocol):
-    """What a policy may look at."""
-
-    @property
-    def created(self) -> int: ...
-    @property
-    def last_used(self) -> int: ...
-    @property
-    def hits(self) -> int: ...
-    @property
-    def priority(self) -> int: ...
-
-
 Rank: TypeAlias = tuple[int, ...]
-Policy: TypeAlias = Callable[[LeafStats], Rank]
-
-
-def lru(leaf: LeafStats) -> Rank:
-    """Least recently used first."""
-    return (leaf.last_used,)
-
-
-def lfu(leaf: LeafStats) -> Rank:
-    """Least frequently used first; among equals, the least recent."""
-    return (leaf.hits, leaf.last_used)
-
-
-def slru(leaf: LeafStats) -> Rank:
-    """Segmented: what was hit at least twice outlives all that was not; least recent first within a segment."""
-    return (int(leaf.hits >= SLRU_PROTECTED_HITS), leaf.last_used)
-
-
-def fifo(leaf: LeafStats) -> Rank:
-    """Oldest first, used or not."""
-    return (leaf.created,)
-
-
-def mru(leaf: LeafStats) -> Rank:
-    """Most recently used first: right for cyclic scans that are longer than the cache."""
-    return (-leaf.last_used,)
-
-
-def priority(leaf: LeafStats) -> Rank:
-    """Lowest request priority first; among equals, the least recent."""
-    return (leaf.priority, leaf.last_used)
-
-
+Policy: TypeAlias = Callable[[Node], Rank]
 POLICIES: dict[str, Policy] = {
-    "lru": lru,
-    "lfu": lfu,
-    "slru": slru,
-    "fifo": fifo,
-    "mru": mru,
-    "priority": priority,
+    "lru": lambda leaf: (leaf.last_used,),
+    "lfu": lambda leaf: (leaf.hits, leaf.last_used),
+    # Segmented: what was hit at least twice outlives all that was not.
+    "slru": lambda leaf: (int(leaf.hits >= SLRU_PROTECTED_HITS), leaf.last_used),
+    "fifo": lambda leaf: (leaf.created,),
+    "mru": lambda leaf: (-leaf.last_used,),  # right for cyclic scans that are longer than the cache
+    "priority": lambda leaf: (leaf.priority, leaf.last_used),
 }
-
-
-def find_policy(name: str) -> Policy:
-    """The policy of that name."""
-    policy = POLICIES.get(name)
-    if policy is None:
-        raise SettingsError(f"Unknown eviction policy {name!r}; choose one of {', '.join(POLICIES)}.")
-    return policy
 
 
 class VictimQueue:
@@ -107,9 +54,7 @@ class VictimQueue:
         """Says that `node` may have become an evictable leaf, or that its rank may have changed."""
         if node.evictable:
             self._news.add(node)
-            if (
-                len(self._news) >= MAX_NEWS
-            ):  # else the first eviction of a long-lived tree would stall on all its leaves
+            if len(self._news) >= MAX_NEWS:  # else the first eviction of an old tree would stall on all its leaves
                 self._rank_news()
 
     def pop(self) -> Node | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.kv_group import KVGroup
+from bough.core.model_config import KVGroup
 from bough.core.plan import BoolArray, IntArray
 from bough.memory.tree.pool import PagePool
 

@@ -1,4 +1,4 @@
-"""Reads a radix tree for its audit and for people: walks, discrepancies, and a printed form. It changes nothing."""
+"""Reads a radix tree for its audit: walks and discrepancies. It changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Edge, Namespace, Node
 
 PREVIEW_TOKENS = 8
 MAX_SHARED_PAGES = 20  # pages owned twice that are named; one mistake can touch thousands
-MAX_INDENT = 40  # deeper nodes stay in this column, so that a deep tree does not print as a triangle of blanks
 
 
 def descendants(root: Node) -> Iterator[Node]:
@@ -93,16 +92,3 @@ def describe(node: Node) -> str:
     tokens = np.frombuffer(node.tokens, TOKEN, min(PREVIEW_TOKENS, len(node.tokens) // TOKEN_BYTES)).tolist()
     more = " ..." if len(node.tokens) > PREVIEW_TOKENS * TOKEN_BYTES else ""
     return f"[{' '.join(map(str, tokens))}{more}] {len(node.tokens) // TOKEN_BYTES} tokens"
-
-
-def render(root: Node, evictable: int, protected: int) -> str:
-    """A line for each node, indented by depth."""
-    lines = [f"{evictable + protected} pages: {evictable} evictable, {protected} protected"]
-    stack = [(child, 1) for child in reversed(root.children.values())]
-    while stack:
-        node, depth = stack.pop()
-        stack.extend((child, depth + 1) for child in reversed(node.children.values()))
-        namespace = f"{node.edge[0]!r} " if isinstance(node.edge, tuple) and node.edge[0] else ""
-        use = f"locks={node.locks} hits={node.hits} last_used={node.last_used} priority={node.priority}"
-        lines.append(f"{'  ' * min(depth, MAX_INDENT)}{namespace}{describe(node)}, {len(node.pages)} pages, {use}")
-    return "\n".join(lines)

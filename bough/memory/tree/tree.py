@@ -21,7 +21,7 @@ import numpy as np
 from bough.core.plan import IntArray
 from bough.memory.tree import inspection
 from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, hash_blocks
-from bough.memory.tree.eviction import VictimQueue, find_policy
+from bough.memory.tree.eviction import POLICIES, VictimQueue
 from bough.memory.tree.groups import GroupPages, NameArray
 from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Edge, Namespace, Node, common_prefix, cut, detach, split
 
@@ -63,7 +63,7 @@ class RadixTree:
         self._protected = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._on_event = on_event
-        self._victims = VictimQueue(find_policy(policy))
+        self._victims = VictimQueue(POLICIES[policy])
         self._clock = 0
         self._root = Node(None, b"", b"", NO_PAGES, (), (), created=0, last_used=0)
 
@@ -238,10 +238,6 @@ class RadixTree:
         problems += inspection.sharing_problems(self._root)
         problems += inspection.counter_problems(self._root, self._evictable, self._protected)
         return problems + self._victims.check(self.nodes())
-
-    def dump(self) -> str:
-        """The tree as readable lines."""
-        return inspection.render(self._root, self._evictable, self._protected)
 
     # -- internals --------------------------------------------------------------------------------------------------
 

@@ -30,11 +30,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         _mm_storeu_si128((__m128i *)token->codes, _mm512_cvtsepi32_epi8(first));
         _mm_storeu_si128((__m128i *)(token->codes + 16), _mm512_cvtsepi32_epi8(second));
         int32_t sums[2] = {_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)};
-        token->scale = largest / 127.0f;
-        token->offset = token->scale * (float)(sums[0] + sums[1]);
-        token->negated_sum = -(sums[0] + sums[1]);
-        token->negated_half_sums[0] = -sums[0];
-        token->negated_half_sums[1] = -sums[1];
+        describe_codes(token, largest, sums[0], sums[1]);
     }
 }
 

@@ -30,11 +30,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
             sums[half] = vaddvq_s16(vaddq_s16(low, high));
             vst1q_s8(token->codes + 16 * half, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
         }
-        token->scale = largest / 127.0f;
-        token->offset = token->scale * (float)(sums[0] + sums[1]);
-        token->negated_sum = -(sums[0] + sums[1]);
-        token->negated_half_sums[0] = -sums[0];
-        token->negated_half_sums[1] = -sums[1];
+        describe_codes(token, largest, sums[0], sums[1]);
     }
 }
 

@@ -16,11 +16,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
             token->codes[i] = (int8_t)code;
             sums[i / 16] += code;
         }
-        token->scale = largest / 127.0f;
-        token->offset = token->scale * (float)(sums[0] + sums[1]);
-        token->negated_sum = -(sums[0] + sums[1]);
-        token->negated_half_sums[0] = -sums[0];
-        token->negated_half_sums[1] = -sums[1];
+        describe_codes(token, largest, sums[0], sums[1]);
     }
 }
 

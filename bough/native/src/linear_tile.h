@@ -85,6 +85,15 @@ typedef struct {
     int32_t padding[3];
 } token_group;
 
+/* Fills in what stands beside the codes, given the sums of those of either half. */
+ALWAYS_INLINE void describe_codes(token_group *token, float largest, int32_t first_sum, int32_t second_sum) {
+    token->scale = largest / 127.0f;
+    token->offset = token->scale * (float)(first_sum + second_sum);
+    token->negated_sum = -(first_sum + second_sum);
+    token->negated_half_sums[0] = -first_sum;
+    token->negated_half_sums[1] = -second_sum;
+}
+
 /* One line more than the groups need, so that tokens do not all compete for the same lines of the cache. */
 static inline int64_t token_bytes(int64_t k) { return (k / GROUP + 1) * (int64_t)sizeof(token_group); }
 

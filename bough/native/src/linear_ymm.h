@@ -44,12 +44,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         _mm256_storeu_si256((__m256i *)token->codes, bytes);
         int32_t first = sum_of(_mm256_add_epi32(codes[0], codes[1]));
-        int32_t second = sum_of(_mm256_add_epi32(codes[2], codes[3]));
-        token->scale = largest / 127.0f;
-        token->offset = token->scale * (float)(first + second);
-        token->negated_sum = -(first + second);
-        token->negated_half_sums[0] = -first;
-        token->negated_half_sums[1] = -second;
+        describe_codes(token, largest, first, sum_of(_mm256_add_epi32(codes[2], codes[3])));
     }
 }
 

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.gateway.policies.block_index import BlockIndex, pack
-from bough.memory.tree import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, PagePool, RadixTree
+from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from bough.memory.tree.pool import PagePool
+from bough.memory.tree.tree import RadixTree
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.gateway.policies.kv_events import STEP, KVEventsPolicy, PromptBook
-from bough.memory.tree import BlockRemoved, BlockStored
+from bough.memory.tree.events import BlockRemoved, BlockStored
 from tests.fakes.routing import fleet, request
 
 SYSTEM = "You are a careful assistant who answers in one sentence. " * 20

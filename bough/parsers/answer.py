@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bough.parsers.calls import Calls
 from bough.parsers.events import (
     CallArguments,
     CallBegin,
@@ -18,7 +17,7 @@ from bough.parsers.events import (
     Text,
     collect,
 )
-from bough.parsers.formats.base import Framed, ToolFormat
+from bough.parsers.formats.base import Calls, Framed, ToolFormat
 from bough.parsers.reasoning import ReasoningFormat
 from bough.parsers.source import StreamParser
 

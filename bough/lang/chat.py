@@ -6,11 +6,11 @@ two messages. Templates that rewrite older messages cannot do so here.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Protocol
 
 from bough.core.errors import RequestError, SettingsError
@@ -94,9 +94,7 @@ class TemplateFormat:
             return ""  # what follows comes with the user's message
 
     def _without_closing(self, roles: tuple[str, ...], text: str) -> str:
-        pairs = enumerate(zip(text, self.closing(roles[:-1]), strict=False))
-        written = next((i for i, (a, b) in pairs if a != b), None)
-        return text[len(self.closing(roles[:-1])) if written is None else written :]
+        return text[len(commonprefix([text, self.closing(roles[:-1])])) :]  # noqa: RUF071  # not of paths
 
     def _render(self, roles: Sequence[str], *, add_generation_prompt: bool = False) -> str:
         messages: list[Mapping[str, Any]] = [{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)]
@@ -132,9 +130,6 @@ class Document:
     role_start: int = 0  # where its content begins
     images: tuple[tuple[int, str | bytes], ...] = ()  # with the place in the text
     videos: tuple[tuple[str, int], ...] = ()
-
-    def copy(self) -> Document:
-        return dataclasses.replace(self)
 
     def begin(self, role: str, *, generated: bool) -> None:
         if self.role is not None:
@@ -210,7 +205,6 @@ def _marks(before: str, after: str) -> dict[str, Around]:
 FORMATS: dict[str, NamedFormat] = {
     "default": NamedFormat({"system": ("SYSTEM:", "\n"), "user": ("USER:", "\n"), "assistant": ("ASSISTANT:", "\n")}),
     "chatml": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
-    "qwen": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
     "llama-2-chat": NamedFormat(
         {"system": ("<<SYS>>\n", "\n<</SYS>>\n\n"), "user": ("[INST] ", " [/INST]"), "assistant": ("", " </s><s>")}
     ),
@@ -236,6 +230,8 @@ FORMATS: dict[str, NamedFormat] = {
         ("<｜end▁of▁sentence｜>",),
     ),
 }
+
+FORMATS["qwen"] = FORMATS["chatml"]
 
 # Which name a model's path suggests; the first that matches.
 PATHS = (

@@ -204,14 +204,15 @@ class Batch:
             reason = f"{type(error).__name__} {error}".rstrip()
             logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)
 
-    def checked(self, states: list[ProgramState]) -> BatchResults:
-        """The results of the batch; says in the log if some failed."""
-        results = BatchResults(states)
-        errors = results.errors
-        if errors:
-            first = min(errors)
-            logger.warning("%d of %d programs failed; number %d: %s", len(errors), len(states), first, errors[first])
-        return results
+
+def checked(states: list[ProgramState]) -> BatchResults:
+    """The results of a batch; says in the log if some failed."""
+    results = BatchResults(states)
+    errors = results.errors
+    if errors:
+        first = min(errors)
+        logger.warning("%d of %d programs failed; number %d: %s", len(errors), len(states), first, errors[first])
+    return results
 
 
 def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import asyncio
 import atexit
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from bough.lang.backends.endpoint import RuntimeEndpoint
@@ -74,7 +73,5 @@ class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.shutdown()

@@ -98,12 +98,6 @@ class Slot:
         self.value: Any = None
         self.meta: Any = None
 
-    @classmethod
-    def of(cls, value: Any) -> Slot:
-        slot = cls()
-        slot.fill(value)
-        return slot
-
     def fill(self, value: Any, meta: Any = None) -> None:
         self.value, self.meta = value, meta
         self.partial = value if isinstance(value, str) else str(value[0]) if isinstance(value, list) and value else ""

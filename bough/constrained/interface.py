@@ -16,9 +16,6 @@ import numpy.typing as npt
 
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
 
-BACKENDS = ("xgrammar", "llguidance", "outlines-core")
-BACKEND_ALIASES = {"outlines": "outlines-core", "outlines_core": "outlines-core", "guidance": "llguidance"}
-
 
 class GrammarSpec(msgspec.Struct, frozen=True):
     """What a request asks for; it crosses processes and is the cache's key, so its text is canonical (`spec.py`)."""

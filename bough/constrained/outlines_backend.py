@@ -7,6 +7,7 @@ process that can be ended. A state's mask is made once and shared.
 from __future__ import annotations
 
 from collections.abc import Callable
+from os.path import commonprefix
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,8 @@ class States:
             found, at = b"", state
             while len(found) < MAX_FORCED_BYTES and not self.ends(at):
                 tokens = self._next_tokens(at)
-                common = _common_start([self.vocabulary.pieces[token] for token in tokens])
+                pieces = [self.vocabulary.pieces[token] for token in tokens]
+                common = commonprefix(pieces) if pieces else b""  # noqa: RUF071  # not of paths
                 step = next((token for token in tokens if self.vocabulary.pieces[token] == common), None)
                 found += common
                 if step is None or not common:
@@ -91,12 +93,6 @@ class States:
     def _next_tokens(self, state: int) -> list[int]:
         tokens = self.index.get_allowed_tokens(state) or []
         return [token for token in tokens if token < self.vocabulary.size and token not in self.vocabulary.stop_ids]
-
-
-def _common_start(pieces: list[bytes]) -> bytes:
-    low, high = min(pieces, default=b""), max(pieces, default=b"")
-    size = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    return low[:size]
 
 
 class OutlinesMatcher:

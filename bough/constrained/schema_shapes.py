@@ -15,41 +15,41 @@ Problem = tuple[str, str]  # where, and what is wrong there
 TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
 
-def problems(node: Any, pointer: str = "") -> Iterator[Problem]:
+def problems(schema: Any) -> Iterator[Problem]:
     """What is wrong with a schema and those in it, one after the other."""
-    if not isinstance(node, dict | bool):
-        yield pointer, f"{_shown(node)} is not a schema (an object, true or false)"
-    for keyword, value in node.items() if isinstance(node, dict) else ():
-        path = join(pointer, keyword)
-        if keyword in SHAPES:
-            holds, wanted = SHAPES[keyword]
-            if not holds(value):
-                yield path, f"{_shown(value)} is not {wanted}"
-        elif keyword in LISTS and value == []:
-            yield path, "[] should be non-empty"
-        elif keyword in LISTS and not isinstance(value, list):
-            yield path, f"{_shown(value)} is not a list of schemas"
-        elif keyword in MAPS and not isinstance(value, dict):
-            yield path, f"{_shown(value)} is not an object of schemas"
-        for place, part in _schemas_in(keyword, value, path):
-            yield from problems(part, place)
+    for pointer, node in _subschemas(schema, ""):
+        if not isinstance(node, dict | bool):
+            yield pointer, f"{_shown(node)} is not a schema (an object, true or false)"
+        for keyword, value in node.items() if isinstance(node, dict) else ():
+            path = join(pointer, keyword)
+            if keyword in SHAPES:
+                holds, wanted = SHAPES[keyword]
+                if not holds(value):
+                    yield path, f"{_shown(value)} is not {wanted}"
+            elif keyword in LISTS and value == []:
+                yield path, "[] should be non-empty"
+            elif keyword in LISTS and not isinstance(value, list):
+                yield path, f"{_shown(value)} is not a list of schemas"
+            elif keyword in MAPS and not isinstance(value, dict):
+                yield path, f"{_shown(value)} is not an object of schemas"
 
 
-def unknown(node: Any, pointer: str = "") -> list[str]:
+def unknown(schema: Any) -> list[str]:
     """Where keywords stand that JSON Schema does not know, each of them once."""
     found: dict[str, str] = {}
-    for path, keyword in _keywords(node, pointer):
-        if keyword not in KNOWN and not keyword.startswith(EXTENSION):
-            found.setdefault(keyword, path)
+    for pointer, node in _subschemas(schema, ""):
+        for keyword in node if isinstance(node, dict) else ():
+            if keyword not in KNOWN and not keyword.startswith(EXTENSION):
+                found.setdefault(keyword, join(pointer, keyword))
     return list(found.values())
 
 
-def _keywords(node: Any, pointer: str) -> Iterator[tuple[str, str]]:
+def _subschemas(node: Any, pointer: str) -> Iterator[tuple[str, Any]]:
+    """A schema and all in it, with their places."""
+    yield pointer, node
     for keyword, value in node.items() if isinstance(node, dict) else ():
-        path = join(pointer, keyword)
-        yield path, keyword
-        for place, part in _schemas_in(keyword, value, path):
-            yield from _keywords(part, place)
+        for place, part in _schemas_in(keyword, value, join(pointer, keyword)):
+            yield from _subschemas(part, place)
 
 
 def _schemas_in(keyword: str, value: Any, path: str) -> list[tuple[str, Any]]:

@@ -6,25 +6,9 @@ tokens, ids beyond the tokenizer's, up to the width of the model's logits) are e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
-
-class HasPieces(Protocol):
-    """What is asked of `bough.tokenizer.tokenizer.Tokenizer`."""
-
-    vocab_size: int
-
-    @property
-    def special_ids(self) -> Collection[int]: ...
-
-    def pieces(self, skip_special_tokens: bool) -> Mapping[int, str | bytes] | None: ...
-
-    def token_text(self, token: int) -> str: ...
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -40,22 +24,6 @@ class Vocabulary(msgspec.Struct, frozen=True):
     @property
     def mask_words(self) -> int:
         return (len(self.pieces) + 31) // 32
-
-
-def read_vocabulary(tokenizer: HasPieces, stop_ids: Iterable[int], size: int | None = None) -> Vocabulary:
-    """The vocabulary of a tokenizer, widened to `size` where the model's logits are wider than the tokenizer."""
-    stops = tuple(sorted({int(token) for token in stop_ids}))
-    hidden = {*tokenizer.special_ids, *stops}
-    width = max(size or 0, tokenizer.vocab_size)
-    table = tokenizer.pieces(skip_special_tokens=False)
-
-    def piece(token: int) -> bytes:
-        if token in hidden or token >= tokenizer.vocab_size:
-            return b""
-        found = table[token] if table is not None else tokenizer.token_text(token)
-        return found if isinstance(found, bytes) else found.encode()
-
-    return Vocabulary(tuple(map(piece, range(width))), stops)
 
 
 # ---- masks: word i // 32, bit i % 32, as xgrammar and llguidance lay them out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,6 @@ class GrammarDesk:
 
     def _build(self) -> None:
         from bough.constrained.compiler import build_compiler
-        from bough.constrained.vocabulary import read_vocabulary
 
         try:
             tokenizer = self._open_tokenizer()
@@ -114,6 +113,24 @@ class GrammarDesk:
             lambda last, forced, whole: spell(tokenizer, vocabulary, last, forced, whole)
         )
         self._compiler = compiler
+
+
+def read_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int], size: int | None = None) -> Vocabulary:
+    """The vocabulary of a tokenizer, widened to `size` where the model's logits are wider than the tokenizer."""
+    from bough.constrained.vocabulary import Vocabulary
+
+    stops = tuple(sorted({int(token) for token in stop_ids}))
+    hidden = {*tokenizer.special_ids, *stops}
+    width = max(size or 0, tokenizer.vocab_size)
+    table = tokenizer.pieces(skip_special_tokens=False)
+
+    def piece(token: int) -> bytes:
+        if token in hidden or token >= tokenizer.vocab_size:
+            return b""
+        found = table[token] if table is not None else tokenizer.token_text(token)
+        return found if isinstance(found, bytes) else found.encode()
+
+    return Vocabulary(tuple(map(piece, range(width))), stops)
 
 
 def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes, whole: bool) -> Sequence[int]:

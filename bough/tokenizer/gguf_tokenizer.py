@@ -46,9 +46,6 @@ class SplitRule:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2)
         return pre_tokenizers.Sequence([*steps, byte_level])
 
-    def normalizer(self) -> normalizers.Normalizer | None:
-        return normalizers.NFC() if self.nfc else None
-
 
 GPT2 = SplitRule(gpt2=True)
 SINGLE_DIGITS = SplitRule((r"\p{N}",), gpt2=True)
@@ -167,9 +164,8 @@ def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str]) -> tuple[tokenize
     merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
-    normalizer = rule.normalizer()
-    if normalizer is not None:
-        backend.normalizer = normalizer
+    if rule.nfc:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = rule.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend, rule.adds_bos

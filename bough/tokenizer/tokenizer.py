@@ -16,7 +16,7 @@ import tokenizers
 
 from bough.core.errors import RequestError
 from bough.tokenizer.chat_template import ChatTemplate
-from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, find_piece_rule
+from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, WindowDecoder, find_piece_rule
 
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is
@@ -141,8 +141,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids that stand alone; unknown ids show nothing."""
-        decoder = IncrementalDecoder(self, (), skip_special_tokens)
+        decoder = self.decoder((), skip_special_tokens)
         return decoder.push(ids) + decoder.flush()
+
+    def decoder(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder | WindowDecoder:
+        """What makes text of an answer's tokens as they come."""
+        pieces = self.pieces(skip_special_tokens)
+        if pieces is not None:
+            return IncrementalDecoder(pieces, prompt_ids, self.drops_first_space)
+        return WindowDecoder(self.backend_decode, lambda ids: self.visible(ids, skip_special_tokens), prompt_ids)
 
     def token_text(self, token: int) -> str:
         """One token as text, special or not, its leading space kept; U+FFFD where it is only part of a character."""

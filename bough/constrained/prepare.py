@@ -24,8 +24,9 @@ from bough.constrained.pattern_tree import Choice, JsonNumber, Node, Text, Token
 from bough.constrained.readings import grammar_has_many_readings, many_readings
 from bough.constrained.regexes import parse_regex
 from bough.constrained.schema_grammar import schema_rules
-from bough.constrained.schema_lowering import Gap, lower_schema
+from bough.constrained.schema_lowering import lower_schema
 from bough.constrained.tags import lower_tag, xgrammar_tag
+from bough.constrained.type_forms import Gap
 from bough.core.errors import RequestError
 
 MAX_TOLD = 8  # gaps named in one error
@@ -161,9 +162,6 @@ REPEATING = ("star", "plus", "repeat")
 DELIMITED = ("tag", "const_string")  # formats that say themselves where they begin
 
 
-# ---- schemas
-
-
 def is_large(*schemas: Rules) -> bool:
     """Whether the strings of schemas have more states, or their enums more values, than xgrammar should compile."""
     nodes = [node for rules in schemas for root in rules.values() for node in parts_of(root)]
@@ -187,9 +185,6 @@ def _states(nodes: list[Node]) -> int:
         except TooLarge:
             found += UNCOUNTED
     return found
-
-
-# ---- tags
 
 
 def _is_ambiguous(found: dict[str, Any]) -> bool:

@@ -56,7 +56,8 @@ def _join(
     tokens = list(encode(before + text))
     if not final:
         for follower in FOLLOWERS:
-            tokens = commonprefix([tokens, list(encode(before + text + follower))])  # noqa: RUF071  # not of paths
+            after = list(encode(before + text + follower))
+            tokens = tokens[: len(commonprefix([tokens, after]))]  # noqa: RUF071  # not of paths
     kept = len(commonprefix([context, tokens]))  # noqa: RUF071
     cut = len(context) - kept
     if cut > max_cut or len(tokens) <= kept:

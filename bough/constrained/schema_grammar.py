@@ -264,9 +264,6 @@ def spelt(value: Any) -> str:
     return text if all(not "\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
 
 
-# ---- strings
-
-
 def string_node(plain: Mapping[str, Any]) -> Text:
     """A string that patterns or lengths describe, or any."""
     patterns = [plain["pattern"]] if "pattern" in plain else [part["pattern"] for part in plain.get("allOf", ())]
@@ -282,9 +279,6 @@ def has_text(text: Text) -> bool:
         return not isinstance(text.pattern, Meet) or not deterministic(text.pattern).empty
     except TooLarge:
         return True
-
-
-# ---- names of properties
 
 
 def all_names_but(names: Iterable[str]) -> Node:
@@ -317,9 +311,6 @@ def name_node(entry: Mapping[str, Any]) -> Text:
     if without or not parts:
         parts.append(ANY_NAME)
     return Text(Meet(tuple(parts), tuple(without)) if len(parts) > 1 or without else parts[0])
-
-
-# ---- numbers
 
 
 def number_node(plain: Mapping[str, Any]) -> Node | None:

@@ -28,9 +28,6 @@ DTYPE_REGEXES: dict[type, str] = {
 DTYPE_STOPS = (" ", "\n")
 
 
-# Generation -----------------------------------------------------------------------------------------------------------
-
-
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -158,9 +155,6 @@ def _dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, .
     if regex is not None:
         raise RequestError("gen() takes dtype or regex, not both.", field="dtype")
     return DTYPE_REGEXES[kind], () if kind is str else DTYPE_STOPS  # a text in quotes ends with its quote
-
-
-# Roles ----------------------------------------------------------------------------------------------------------------
 
 
 def in_role(role: str, expr: ExprLike | None = None) -> Expr:

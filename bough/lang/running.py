@@ -99,9 +99,6 @@ async def _expire(executor: Executor, timeout_s: float, here: Callable[[], Site 
     executor.cancel(TimeoutError(f"the program took longer than {timeout_s:g} s"), otherwise=here())
 
 
-# Batches --------------------------------------------------------------------------------------------------------------
-
-
 class BatchResults(list[ProgramState]):
     """The states of a batch, in the order of its arguments."""
 

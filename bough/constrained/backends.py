@@ -1,8 +1,4 @@
-"""The back ends by name, and what is asked of one.
-
-A back end compiles a prepared spec into bytes, slowly, in any process, and makes matchers of those bytes, quickly,
-where tokens are generated. Its library is imported when it is first chosen.
-"""
+"""The back ends by name, and what is asked of one. A library is imported when its back end is first chosen."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from typing import Any
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
 from bough.constrained.schema_judge import same
-from bough.constrained.schema_shapes import problems, unknown
-from bough.constrained.schema_source import NotInSchema, SchemaSource, join
+from bough.constrained.schema_source import NotInSchema, SchemaSource, join, problems, unknown
 from bough.constrained.type_forms import FORMS, NO_KEYWORDS, Form, Gap, Lowering, Part, Parts, Plain, any_of, constant
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")

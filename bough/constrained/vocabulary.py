@@ -1,8 +1,4 @@
-"""A tokenizer seen by a grammar: which bytes each token writes, which tokens end a text, and masks of tokens.
-
-Grammars work on bytes, so all they need of a tokenizer is a table. Tokens that write nothing of their own (special
-tokens, ids beyond the tokenizer's, up to the width of the model's logits) are empty here, and no grammar allows them.
-"""
+"""A tokenizer seen by a grammar: which bytes each token writes, which tokens end a text, and masks of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +8,8 @@ import numpy.typing as npt
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """Token bytes by id, as wide as the model's logits; it crosses processes."""
+    """Token bytes by id, as wide as the model's logits; it crosses processes. What writes nothing of its own (special
+    tokens, ids beyond the tokenizer's) is empty, and no grammar allows it."""
 
     pieces: tuple[bytes, ...]
     stop_ids: tuple[int, ...]

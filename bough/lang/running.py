@@ -1,8 +1,4 @@
-"""Runs of a program: one, or many at once.
-
-`Run` starts the body, waits for what it has begun, and records what went wrong. `Batch` traces the beginning of the
-program first: what all runs share is computed once, and runs with a common prefix start together.
-"""
+"""Runs of a program: one, or many at once, whose common beginning is computed first, and once."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Runtime:
     ) -> str:
         """The server's answer to `/generate`, as JSON; `fields` are others of its request (`return_logprob` …)."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
-        return json.dumps(wait_for(self.endpoint._post("/generate", body)))
+        return json.dumps(wait_for(self.endpoint._call("/generate", body)))
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """What comes after a prompt, piece by piece. Leaving it early aborts the request."""

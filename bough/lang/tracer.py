@@ -1,7 +1,6 @@
 """Runs programs without a model, to see what they would do.
 
 What is not known is a placeholder. A program that looks into one (`if s["x"] == …`) is followed up to there.
-`trace_program` records the whole graph; `trace_start` stops at the first call of a model.
 """
 
 from __future__ import annotations

@@ -97,13 +97,13 @@ class GrammarDesk:
             self._compiler.close()
 
     def _build(self) -> None:
-        from bough.constrained.compiler import build_compiler
+        from bough.constrained.compiler import CachingCompiler
 
         try:
             tokenizer = self._open_tokenizer()
             assert tokenizer is not None
             vocabulary = read_vocabulary(tokenizer, self._eos_ids, self._vocab_size)
-            compiler = build_compiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
+            compiler = CachingCompiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
         except Exception as error:  # whatever it is, those who wait must learn of it
             if not isinstance(error, BoughError):
                 log.exception("grammars cannot be compiled")

@@ -1,8 +1,4 @@
-"""Tool-call and reasoning formats: text in, events out, in any chunking.
-
-A format is a grammar (`formats/`) over a stream that may stop anywhere (`source`). Nothing here raises on account of
-what a model writes: what is no call is text.
-"""
+"""Tool-call and reasoning formats: text in, events out, in any chunking. What is no call is text."""
 
 from __future__ import annotations
 

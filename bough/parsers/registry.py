@@ -7,23 +7,12 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from bough.core.errors import RequestError
+from bough.parsers.formats import tagged_arguments as tagged
 from bough.parsers.formats.base import ToolFormat
 from bough.parsers.formats.json_arguments import DeepSeek, KimiK2, Mistral
 from bough.parsers.formats.json_calls import APERTUS, COHERE, COHERE_FRAMING, HERMES, INTERN_S1, GigaChat, Llama3
 from bough.parsers.formats.messages import Harmony, Inkling, Muse
 from bough.parsers.formats.nested_values import LFM2, LLAMA4, Gemma, MiniMaxM3
-from bough.parsers.formats.tagged_arguments import (
-    DEEPSEEK_V4,
-    DEEPSEEK_V32,
-    DOTS,
-    MINIMAX_M2,
-    STEP3,
-    Glm,
-    Hunyuan,
-    KimiK3,
-    MiniCpm,
-    Qwen3Coder,
-)
 from bough.parsers.reasoning import ReasoningFormat
 
 T = TypeVar("T")
@@ -33,36 +22,36 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "cohere_command4": COHERE,
     "deepseekv3": DeepSeek(fenced=True),
     "deepseekv31": DeepSeek(fenced=False),
-    "deepseekv32": DEEPSEEK_V32,
-    "deepseekv4": DEEPSEEK_V4,
-    "dots": DOTS,
+    "deepseekv32": tagged.DEEPSEEK_V32,
+    "deepseekv4": tagged.DEEPSEEK_V4,
+    "dots": tagged.DOTS,
     "gemma4": Gemma(),
     "gigachat3": GigaChat(),
-    "glm": Glm(),
-    "glm45": Glm(),
-    "glm47": Glm(),
+    "glm": tagged.Glm(),
+    "glm45": tagged.Glm(),
+    "glm47": tagged.Glm(),
     "gpt-oss": Harmony(),
     "hermes": HERMES,
-    "hunyuan": Hunyuan(),
+    "hunyuan": tagged.Hunyuan(),
     "inkling": Inkling(),
     "interns1": INTERN_S1,
     "kimi_k2": KimiK2(),
-    "kimi_k3": KimiK3(),
+    "kimi_k3": tagged.KimiK3(),
     "lfm2": LFM2,
     "llama3": Llama3(),
-    "mimo": Qwen3Coder(),
-    "minicpm5": MiniCpm(),
-    "minimax-m2": MINIMAX_M2,
+    "mimo": tagged.Qwen3Coder(),
+    "minicpm5": tagged.MiniCpm(),
+    "minimax-m2": tagged.MINIMAX_M2,
     "minimax-m3": MiniMaxM3(),
     "mistral": Mistral(),
     "muse": Muse(),
-    "poolside_v1": Glm(),
+    "poolside_v1": tagged.Glm(),
     "pythonic": LLAMA4,
     "qwen": HERMES,
     "qwen25": HERMES,
-    "qwen3_coder": Qwen3Coder(),
-    "step3": STEP3,
-    "step3p5": Qwen3Coder(),
+    "qwen3_coder": tagged.Qwen3Coder(),
+    "step3": tagged.STEP3,
+    "step3p5": tagged.Qwen3Coder(),
     "trinity": HERMES,
 }
 
@@ -105,8 +94,8 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "kimi_k3": ReasoningFormat(
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",
-        calls=(KimiK3.TOOLS, KimiK3.RESPONSE),
-        framing=KimiK3.FRAMING,
+        calls=(tagged.KimiK3.TOOLS, tagged.KimiK3.RESPONSE),
+        framing=tagged.KimiK3.FRAMING,
     ),
     "mimo": THINK_OR_CALL,
     "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),

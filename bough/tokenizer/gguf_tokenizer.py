@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import tokenizers
@@ -106,14 +105,7 @@ def find_split_rule(name: str) -> SplitRule:
 
 
 Metadata = Mapping[str, Any]
-
-
-class TokenType(IntEnum):
-    """The numbers of `tokenizer.ggml.token_type` that matter here."""
-
-    NORMAL = 1
-    CONTROL = 3
-    USER_DEFINED = 4
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # the numbers of `tokenizer.ggml.token_type` that matter here
 
 
 def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
@@ -197,7 +189,7 @@ def _merges_from_scores(metadata: Metadata, tokens: Sequence[str]) -> list[tuple
     """Every way to make a token of two others, best-scored tokens first: the order in which SentencePiece merges."""
     scores = _required(metadata, "tokenizer.ggml.scores")
     types = _required(metadata, "tokenizer.ggml.token_type")
-    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
+    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
     best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
     return [
         (left, right)
@@ -211,9 +203,9 @@ def _merges_from_scores(metadata: Metadata, tokens: Sequence[str]) -> list[tuple
 def _add_tokens(backend: tokenizers.Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
     """Control tokens become special, user-defined ones are recognised in text and shown in it."""
     added = [
-        AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
+        AddedToken(token, normalized=False, special=kind == CONTROL)
         for token, kind in zip(tokens, metadata.get("tokenizer.ggml.token_type", ()), strict=False)
-        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+        if kind in (CONTROL, USER_DEFINED)
     ]
     backend.add_tokens([token for token in added if not token.special])
     backend.add_special_tokens([token for token in added if token.special])

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from bough.constrained.interface import Matcher
-from bough.constrained.spec import json_schema_spec, structural_tag_spec
+from bough.constrained.interface import Matcher, json_schema_spec, structural_tag_spec
 from bough.parsers import TOOL_FORMATS, AnswerFormat
 from bough.parsers.forcing import (
     CallGrammar,

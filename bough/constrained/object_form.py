@@ -75,9 +75,8 @@ class _ObjectForm:
         found = []
         for pointer, _ in self._parts:
             node = self._lowering.node((pointer, NO_KEYWORDS))
-            mine = (
-                [join(pointer, "properties", name)] if name is not None and name in node.get("properties", {}) else []
-            )
+            named = name is not None and name in node.get("properties", {})
+            mine = [join(pointer, "properties", str(name))] if named else []
             mine += [join(pointer, "patternProperties", p) for p in node.get("patternProperties", {}) if p in matched]
             if not mine and "additionalProperties" in node:
                 mine = [join(pointer, "additionalProperties")]
@@ -85,8 +84,6 @@ class _ObjectForm:
         return found
 
     def _matches(self, pattern: str, name: str) -> bool:
-        if pattern not in self._patterns:
-            return False
         try:
             return matches(self._patterns[pattern], name)
         except TooLarge:

@@ -276,7 +276,7 @@ def string_node(plain: Mapping[str, Any]) -> Text:
 def has_text(text: Text) -> bool:
     """Whether there is such a string. Patterns that are too large to be joined here are left to llguidance."""
     try:
-        return not isinstance(text.pattern, pt.Meet) or not deterministic(text.pattern).empty
+        return not isinstance(text.pattern, pt.Meet) or bool(deterministic(text.pattern).accepting)
     except TooLarge:
         return True
 

@@ -23,7 +23,6 @@ ANNOTATIONS = frozenset(
     {"$schema", "$id", "$anchor", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 )
 EARLIER_FORMS = {"divisibleBy": "multipleOf", "disallow": "not", "extends": "allOf"}
-EARLIER = EARLIER_FORMS.keys()
 LARGE = frozenset({"properties", "anyOf", "items", "prefixItems", "additionalProperties"})  # shared as a definition
 CONTENT = frozenset({"contentEncoding", "contentMediaType", "contentSchema"})
 ALL_FORMS: dict[str, Form] = {**FORMS, "object": object_form}
@@ -189,7 +188,7 @@ class _SchemaLowering(Lowering):
         """What draft 3 had and later ones write in another way."""
         for part in parts:
             node = self.node(part)
-            for keyword in EARLIER & node.keys():
+            for keyword in EARLIER_FORMS.keys() & node.keys():
                 self.gap(part[0], keyword, f"cannot be enforced: JSON Schema has {EARLIER_FORMS[keyword]} instead")
             if node.get("required") is True:
                 self.gap(part[0], "required", "cannot be enforced: the object that has this property must name it")

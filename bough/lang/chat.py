@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from os.path import commonprefix
 from typing import Any, Protocol
 
@@ -53,21 +54,16 @@ class TemplateFormat:
         """`first_token` is one that the tokenizer writes before every text; the template's own is then left out."""
         self._template = template
         self._first_token = first_token
-        self._known: dict[tuple[tuple[str, ...], str], str] = {}
+        self._prompt, self._opening, self._closing = map(
+            cache, (self._find_prompt, self._find_opening, self._find_closing)
+        )
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
-        generated = generated and roles[-1] == "assistant" and len(roles) > 1
-        return self._remember(roles, "generated" if generated else "given")
+        prompted = generated and roles[-1] == "assistant" and len(roles) > 1
+        return self._prompt(roles) if prompted else self._opening(roles)
 
     def closing(self, roles: tuple[str, ...]) -> str:
-        return self._remember(roles, "closing")
-
-    def _remember(self, roles: tuple[str, ...], what: str) -> str:
-        key = (roles, what)
-        if key not in self._known:
-            find = {"generated": self._find_prompt, "given": self._find_opening, "closing": self._find_closing}[what]
-            self._known[key] = find(roles)
-        return self._known[key]
+        return self._closing(roles)
 
     def _find_opening(self, roles: tuple[str, ...]) -> str:
         before = len(roles) - 1

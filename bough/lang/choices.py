@@ -141,13 +141,8 @@ class ScoringPlan:
             "return_text_in_logprobs": True,
         }
 
-    def read(self, outputs: Sequence[dict[str, Any]]) -> Scores:
-        """Sorts what came back; a request that was refused refuses the whole choice."""
-        metas = [output["meta_info"] for output in outputs]
-        for meta in metas:
-            reason = meta["finish_reason"] or {}
-            if reason.get("type") == "abort":
-                raise RequestError(reason.get("message") or "The scoring of a choice was aborted.")
+    def read(self, metas: list[dict[str, Any]]) -> Scores:
+        """Sorts what came back."""
         entries = [meta["input_token_logprobs"] for meta in metas]
         # The first entry is the token before those that are scored.
         tokens = [[_finite(entry) for entry in given[1:]] for given in entries[: self.choices]]

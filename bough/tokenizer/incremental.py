@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -48,20 +47,13 @@ def _as_text(piece: bytes) -> str | bytes:
         return piece  # part of a character, or no character at all
 
 
-@dataclass(frozen=True, slots=True)
-class PieceRule:
-    """How a family of tokenizers spells bytes, and whether its decoder drops one space where the text begins."""
-
-    token_bytes: Callable[[str], bytes]
-    drops_first_space: bool
-
-
-def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
-    """The rule of a tokenizer whose text is the concatenation of its tokens' bytes; None for any other."""
+def find_piece_rule(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool] | None:
+    """For a tokenizer whose text is the concatenation of its tokens' bytes: how these are spelt, and whether the
+    decoder drops one space where the text begins. None for any other."""
     state: dict[str, Any] = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     match state.get("decoders", [state]):
         case [{"type": "ByteLevel"}]:
-            return PieceRule(_byte_level_bytes, drops_first_space=False)
+            return _byte_level_bytes, False
         case [
             {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
             {"type": "ByteFallback"},
@@ -70,7 +62,7 @@ def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
         ]:
             match rest:
                 case [] | [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
-                    return PieceRule(_sentencepiece_bytes, drops_first_space=bool(rest))
+                    return _sentencepiece_bytes, bool(rest)
     return None
 
 

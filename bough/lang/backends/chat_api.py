@@ -13,7 +13,7 @@ from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
 from bough.core.sampling_params import SamplingParams
-from bough.lang.backends.base import Backend, GenRequest, image_url
+from bough.lang.backends.base import Backend, GenRequest
 from bough.lang.chat import FORMATS, ChatFormat
 
 logger = logging.getLogger(__name__)
@@ -83,13 +83,11 @@ def stops_of(fields: Mapping[str, Any]) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop)
 
 
-def image_parts(content: Any) -> Any:
+def with_images(content: Any, block: Callable[[str | bytes], dict[str, Any]]) -> Any:
+    """The content of a message, its pictures in the form that an API asks for."""
     if isinstance(content, str):
         return content
-    return [
-        {"type": "image_url", "image_url": {"url": image_url(part["image"])}} if part["type"] == "image" else part
-        for part in content
-    ]
+    return [block(part["image"]) if part["type"] == "image" else part for part in content]
 
 
 def meta_of(identity: str | None, reason: str | None, usage: Sequence[int | None]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class RuntimeEndpoint(Backend):
         texts = [text, *(text + choice for choice in choices)]
         text_ids, *full_ids = (await self._call("/tokenize", {"prompt": texts}))["tokens"]
         plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
-        return plan.read(await self._call("/generate", plan.request))
+        return plan.read(output_of(await self._call("/generate", plan.request)).metas)
 
     async def async_cache_prefix(self, text: str) -> None:
         await self._call("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})

@@ -30,12 +30,8 @@ class Invoke(BlockFormat):
         kinds: bool = False,
     ) -> None:
         self.OPENING = Markers(section, before=SPACE)
-        self.section, self._section_end, self._after_call, self._json_calls = (
-            section,
-            section_end,
-            after_call,
-            json_calls,
-        )
+        self.section, self._section_end = section, section_end
+        self._after_call, self._json_calls = after_call, json_calls
         self._invoke, self._invoke_end = f'{before_call}<{prefix}invoke name="', f"</{prefix}invoke>"
         self._parameter, value_end = f'<{prefix}parameter name="', f"</{prefix}parameter>"
         self._value_end = Markers(value_end)

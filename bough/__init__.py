@@ -2,6 +2,7 @@
 
 Names are loaded when they are first used, so that importing the package costs next to nothing.
 """
+# ruff: noqa: F403, F405  # `bough.lang` lists the names of the language; the type checker finds them there
 
 from __future__ import annotations
 
@@ -20,40 +21,7 @@ if TYPE_CHECKING:
         SettingsError,
     )
     from bough.core.sampling_params import SamplingParams
-    from bough.lang import (
-        Anthropic,
-        Crusoe,
-        LiteLLM,
-        OpenAI,
-        ProgramState,
-        Runtime,
-        RuntimeEndpoint,
-        VertexAI,
-        assistant,
-        assistant_begin,
-        assistant_end,
-        flush_cache,
-        function,
-        gen,
-        gen_int,
-        gen_string,
-        get_server_info,
-        global_config,
-        greedy_token_selection,
-        image,
-        select,
-        separate_reasoning,
-        set_default_backend,
-        system,
-        system_begin,
-        system_end,
-        token_length_normalized,
-        unconditional_likelihood_normalized,
-        user,
-        user_begin,
-        user_end,
-        video,
-    )
+    from bough.lang import *
     from bough.launch.engine import Engine
 
 __all__ = [

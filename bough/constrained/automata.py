@@ -36,10 +36,6 @@ class Dfa:
     edges: tuple[tuple[tuple[Ranges, int], ...], ...]  # by state: disjoint sets of characters and where they lead
     accepting: frozenset[int]
 
-    @property
-    def empty(self) -> bool:
-        return not self.accepting
-
 
 def matches(node: Node, text: str) -> bool:
     positions = _positions(node)

@@ -1,8 +1,4 @@
-"""The back ends by name, and what is asked of one.
-
-A back end compiles a prepared spec into bytes, slowly, in any process, and makes matchers of those bytes, quickly,
-where tokens are generated. Its library is imported when it is first chosen.
-"""
+"""The back ends by name, and what is asked of one. A library is imported when its back end is first chosen."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Protocol
 
-from bough.constrained.interface import BACKEND_ALIASES, BACKENDS, GrammarSpec, Matcher
+from bough.constrained.interface import GrammarSpec, Matcher
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError, SettingsError
 
@@ -19,6 +15,7 @@ PATHS = {
     "llguidance": "bough.constrained.llguidance_backend:LLGuidanceBackend",
     "outlines-core": "bough.constrained.outlines_backend:OutlinesBackend",
 }
+ALIASES = {"outlines": "outlines-core"}
 
 
 class Backend(Protocol):
@@ -36,10 +33,9 @@ class Backend(Protocol):
 
 def resolve_backend(name: str) -> str:
     """The back end's own name for what a user wrote."""
-    resolved = BACKEND_ALIASES.get(name, name)
-    if resolved not in BACKENDS:
-        known = ", ".join([*BACKENDS, *BACKEND_ALIASES])
-        raise SettingsError(f"--grammar-backend {name!r} is not known; choose one of: {known}.")
+    resolved = ALIASES.get(name, name)
+    if resolved not in PATHS:
+        raise SettingsError(f"--grammar-backend {name!r} is not known; choose one of: {', '.join([*PATHS, *ALIASES])}.")
     return resolved
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
-from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+from bough.constrained.interface import Compiled, GrammarSpec, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
 from bough.constrained.worker import Hello, WorkerPool
@@ -31,15 +31,6 @@ PREPARERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 NICE = 5
-
-
-def build_compiler(
-    backend: str, vocabulary: Vocabulary, timeout_s: float = 10.0, *, workers: int = 2, cache_entries: int = 512
-) -> GrammarCompiler:
-    """A compiler over one vocabulary. Nothing is loaded or started before the first grammar is asked for."""
-    if not vocabulary.stop_ids:
-        raise SettingsError("Structured output needs a tokenizer that names the token which ends a text.")
-    return CachingCompiler(backend, vocabulary, timeout_s, workers, cache_entries)
 
 
 class CompileTicket:
@@ -68,9 +59,13 @@ class _Entry:
 
 
 class CachingCompiler:
+    """A compiler over one vocabulary. Nothing is loaded or started before the first grammar is asked for."""
+
     def __init__(
-        self, backend: str, vocabulary: Vocabulary, timeout_s: float, workers: int, cache_entries: int
+        self, backend: str, vocabulary: Vocabulary, timeout_s: float = 10, *, workers: int = 2, cache_entries: int = 512
     ) -> None:
+        if not vocabulary.stop_ids:
+            raise SettingsError("Structured output needs a tokenizer that names the token which ends a text.")
         self._name = resolve_backend(backend)
         self._vocabulary = vocabulary
         self._backends: dict[str, Backend] = {}

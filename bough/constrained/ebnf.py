@@ -53,35 +53,37 @@ def parse_ebnf(text: str, field: str = "ebnf") -> Rules:
     return rules
 
 
+class _NotRegular(Exception):
+    """A rule leads back to itself, or is too long to be repeated."""
+
+
 def inline(rules: Rules) -> Node | None:
-    """The grammar as one regular expression; None where a rule leads back to itself, or is too long to be repeated."""
+    """The grammar as one regular expression; None where it is none, or too long."""
     done: dict[str, Node] = {}
 
-    def visit(node: Node, open_rules: frozenset[str]) -> Node | None:
+    def visit(node: Node, open_rules: frozenset[str]) -> Node:
         match node:
             case pt.Reference(name):
                 if name in open_rules:
-                    return None
+                    raise _NotRegular
                 if name not in done:
-                    found = visit(rules[name], open_rules | {name})
-                    if found is None or pt.positions(found) > MAX_INLINED:
-                        return None
-                    done[name] = found
+                    done[name] = visit(rules[name], open_rules | {name})
+                    if pt.positions(done[name]) > MAX_INLINED:
+                        raise _NotRegular
                 return done[name]
-            case pt.Chars():
-                return node
             case pt.Repeat(part, least, most):
-                inner = visit(part, open_rules)
-                return None if inner is None else pt.repeat(inner, least, most)
-            case pt.Row(parts) | pt.Choice(parts):
-                inners = [visit(part, open_rules) for part in parts]
-                if any(inner is None for inner in inners):
-                    return None
-                known = [inner for inner in inners if inner is not None]
-                return pt.Row(tuple(known)) if isinstance(node, pt.Row) else pt.choice(known)
-        raise TypeError(f"{type(node).__name__} is in no grammar that a client writes")
+                return pt.repeat(visit(part, open_rules), least, most)
+            case pt.Row(parts):
+                return pt.Row(tuple(visit(part, open_rules) for part in parts))
+            case pt.Choice(options):
+                return pt.choice(visit(option, open_rules) for option in options)
+        assert isinstance(node, pt.Chars), f"{type(node).__name__} is in no grammar that a client writes"
+        return node
 
-    return visit(pt.Reference(ROOT), frozenset())
+    try:
+        return visit(pt.Reference(ROOT), frozenset())
+    except _NotRegular:
+        return None
 
 
 def ending_rules(rules: Mapping[str, Node]) -> dict[str, Node]:

@@ -6,6 +6,7 @@ these are the lexemes; elsewhere each character is one, so that no lexeme swallo
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -99,7 +100,7 @@ def tag_to_lark(tag: dict[str, Any]) -> str:
 class _TagWriter:
     def __init__(self) -> None:
         self.rules: list[str] = []
-        self._count = 0
+        self._numbers = itertools.count(1)
 
     def write(self, found: dict[str, Any], last: bool = False) -> str:
         """An expression for one format; `last` says that nothing follows it."""
@@ -172,24 +173,19 @@ class _TagWriter:
         return f"{tag}{'+' if found.get('at_least_one') else '*'} {self._terminal(ANY_TEXT)}"
 
     def _grammar(self, rules: Rules) -> str:
-        prefix = f"g{self._next()}_"
-        for line in lark_text(rules, prefix).splitlines():
-            self.rules.append(line)
+        prefix = f"g{next(self._numbers)}_"
+        self.rules += lark_text(rules, prefix).splitlines()
         return f"{prefix}start"
 
     def _rule(self, body: str, lazy: bool = False) -> str:
-        name = f"t{self._next()}"
+        name = f"t{next(self._numbers)}"
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
     def _terminal(self, body: str) -> str:
-        name = f"TEXT{self._next()}"
+        name = f"TEXT{next(self._numbers)}"
         self.rules.append(f"{name}: {body}")
         return name
-
-    def _next(self) -> int:
-        self._count += 1
-        return self._count
 
 
 def _literal(text: str) -> str:

@@ -1,8 +1,4 @@
-"""How large a grammar may be: what is refused before any back end sees it.
-
-The limits are far above what people write and far below what makes a back end swallow the machine; what passes them and
-is still too much ends at the time limit, in a worker process.
-"""
+"""How large a grammar may be. What passes these limits and is still too much ends at the time limit, in a worker."""
 
 from __future__ import annotations
 

@@ -5,24 +5,14 @@ A schema that names properties and says nothing of others means these alone; `ad
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from bough.constrained import charsets
 from bough.constrained.automata import TooLarge, matches, signatures
 from bough.constrained.pattern_tree import Chars, Node, Repeat
 from bough.constrained.schema_grammar import name_node
 from bough.constrained.schema_source import join
-from bough.constrained.type_forms import (
-    NO_KEYWORDS,
-    Lowering,
-    Part,
-    Parts,
-    Plain,
-    least_and_most,
-    pattern_for,
-    read_pattern,
-    said,
-)
+from bough.constrained.type_forms import NO_KEYWORDS, Lowering, Part, Parts, Plain, pattern_for
 
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties
@@ -36,13 +26,14 @@ class _ObjectForm:
     def __init__(self, lowering: Lowering, parts: Parts) -> None:
         self._lowering = lowering
         self._parts = parts
+        self._said, self._gap_all = partial(lowering.said, parts), partial(lowering.gap_all, parts)
         self._required = list(
             dict.fromkeys(n for _, names in self._said("required") if isinstance(names, list) for n in names)
         )
         self._patterns: dict[str, Node] = {}  # those of patternProperties that can be enforced
         for pointer, patterns in self._said("patternProperties"):
             for pattern in patterns:
-                tree = read_pattern(lowering, join(pointer, "patternProperties"), pattern, pattern)
+                tree = lowering.read_pattern(join(pointer, "patternProperties"), pattern, pattern)
                 if tree is not None:
                     self._patterns[pattern] = tree
         named = (name for _, properties in self._said("properties") for name in properties)
@@ -84,9 +75,8 @@ class _ObjectForm:
         found = []
         for pointer, _ in self._parts:
             node = self._lowering.node((pointer, NO_KEYWORDS))
-            mine = (
-                [join(pointer, "properties", name)] if name is not None and name in node.get("properties", {}) else []
-            )
+            named = name is not None and name in node.get("properties", {})
+            mine = [join(pointer, "properties", str(name))] if named else []
             mine += [join(pointer, "patternProperties", p) for p in node.get("patternProperties", {}) if p in matched]
             if not mine and "additionalProperties" in node:
                 mine = [join(pointer, "additionalProperties")]
@@ -94,8 +84,6 @@ class _ObjectForm:
         return found
 
     def _matches(self, pattern: str, name: str) -> bool:
-        if pattern not in self._patterns:
-            return False
         try:
             return matches(self._patterns[pattern], name)
         except TooLarge:
@@ -158,7 +146,7 @@ class _ObjectForm:
 
     def _counts(self, plain: Plain) -> bool:
         """Writes minProperties and maxProperties where they are not implied; False where they cannot hold."""
-        least, most = least_and_most(self._lowering, self._parts, "minProperties", "maxProperties")
+        least, most = self._lowering.least_and_most(self._parts, "minProperties", "maxProperties")
         if most is not None and (most < len(self._required) or most < least):
             return False
         if self._closed and least > len(self._properties):
@@ -194,13 +182,6 @@ class _ObjectForm:
         if self._closed and trigger not in self._properties:
             return True
         return isinstance(rule, list) and set(rule) <= set(self._required)
-
-    def _gap_all(self, keyword: str, reason: str = "cannot be enforced") -> None:
-        for pointer, _ in self._said(keyword):
-            self._lowering.gap(pointer, keyword, reason)
-
-    def _said(self, keyword: str) -> list[tuple[str, Any]]:
-        return list(said(self._lowering, self._parts, keyword))
 
 
 def _strings_of(plain: Plain | None) -> Plain | None:

@@ -7,6 +7,8 @@ process that can be ended. A state's mask is made once and shared.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from os.path import commonprefix
 
 import numpy as np
 import numpy.typing as npt
@@ -54,49 +56,37 @@ class States:
     def __init__(self, index: outlines_core.Index, vocabulary: Vocabulary) -> None:
         self.index = index
         self.vocabulary = vocabulary
-        self._masks: dict[int, npt.NDArray[np.int32]] = {}
-        self._forced: dict[int, bytes] = {}
+        self.mask, self.forced = cache(self._mask), cache(self._forced)
 
     def ends(self, state: int) -> bool:
         ended = self.index.get_next_state(state, self.vocabulary.stop_ids[0])
         return ended is not None and bool(self.index.is_final_state(ended))
 
-    def mask(self, state: int) -> npt.NDArray[np.int32]:
-        found = self._masks.get(state)
-        if found is None:
-            bits = np.zeros(self.vocabulary.mask_words * 32, np.uint8)
-            bits[self._next_tokens(state)] = 1
-            found = np.packbits(bits, bitorder="little").view(np.int32)
-            if self.ends(state):
-                allow_also(self.vocabulary.stop_ids, found)
-            self._masks[state] = found
+    def _mask(self, state: int) -> npt.NDArray[np.int32]:
+        bits = np.zeros(self.vocabulary.mask_words * 32, np.uint8)
+        bits[self._next_tokens(state)] = 1
+        found = np.packbits(bits, bitorder="little").view(np.int32)
+        if self.ends(state):
+            allow_also(self.vocabulary.stop_ids, found)
         return found
 
-    def forced(self, state: int) -> bytes:
+    def _forced(self, state: int) -> bytes:
         """What every way on from a state begins with: the common start of its tokens, while that is a token itself."""
-        found = self._forced.get(state)
-        if found is None:
-            found, at = b"", state
-            while len(found) < MAX_FORCED_BYTES and not self.ends(at):
-                tokens = self._next_tokens(at)
-                common = _common_start([self.vocabulary.pieces[token] for token in tokens])
-                step = next((token for token in tokens if self.vocabulary.pieces[token] == common), None)
-                found += common
-                if step is None or not common:
-                    break
-                at = self.index.get_next_state(at, step)
-            self._forced[state] = found
+        found = b""
+        while len(found) < MAX_FORCED_BYTES and not self.ends(state):
+            tokens = self._next_tokens(state)
+            pieces = [self.vocabulary.pieces[token] for token in tokens]
+            common = commonprefix(pieces) or b""  # noqa: RUF071  # not of paths
+            step = next((token for token, piece in zip(tokens, pieces, strict=True) if piece == common), None)
+            found += common
+            if step is None or not common:
+                break
+            state = self.index.get_next_state(state, step)
         return found
 
     def _next_tokens(self, state: int) -> list[int]:
         tokens = self.index.get_allowed_tokens(state) or []
         return [token for token in tokens if token < self.vocabulary.size and token not in self.vocabulary.stop_ids]
-
-
-def _common_start(pieces: list[bytes]) -> bytes:
-    low, high = min(pieces, default=b""), max(pieces, default=b"")
-    size = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    return low[:size]
 
 
 class OutlinesMatcher:

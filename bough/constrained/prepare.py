@@ -12,37 +12,21 @@ from typing import Any
 
 import msgspec
 
+from bough.constrained import limits
+from bough.constrained import pattern_tree as pt
 from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.backends import resolve_backend
 from bough.constrained.ebnf import Rules, inline, parse_ebnf
 from bough.constrained.ebnf_writer import Unwritable, ebnf_text
 from bough.constrained.interface import GrammarKind, GrammarSpec
 from bough.constrained.lark import lark_regex, lark_text, tag_to_lark
-from bough.constrained.limits import (
-    LIGHT_CHARS,
-    LIGHT_POSITIONS,
-    LIGHT_RULES,
-    require_choices,
-    require_positions,
-    require_size,
-)
-from bough.constrained.pattern_tree import (
-    Choice,
-    JsonNumber,
-    Node,
-    Text,
-    Token,
-    choice,
-    literal,
-    parts_of,
-    pattern_text,
-    positions,
-)
+from bough.constrained.pattern_tree import Choice, JsonNumber, Node, Text, Token, parts_of, pattern_text, positions
 from bough.constrained.readings import grammar_has_many_readings, many_readings
 from bough.constrained.regexes import parse_regex
 from bough.constrained.schema_grammar import schema_rules
-from bough.constrained.schema_lowering import Gap, lower_schema
+from bough.constrained.schema_lowering import lower_schema
 from bough.constrained.tags import lower_tag, xgrammar_tag
+from bough.constrained.type_forms import Gap
 from bough.core.errors import RequestError
 
 MAX_TOLD = 8  # gaps named in one error
@@ -67,18 +51,18 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
     """The spec in the form that the back end enforces; `field` is what the client called it."""
     name = resolve_backend(backend)
     field = field or ("choices" if spec.kind == "choice" else spec.kind)
-    require_size(spec.text, field)
+    limits.require_size(spec.text, field)
     match spec.kind:
         case "json_schema":
             return _prepare_schema(spec, name, field)
         case "regex":
             tree = parse_regex(spec.text, field=field)
-            require_positions(positions(tree), field)
+            limits.require_positions(positions(tree), field)
             return _prepare_regex(tree, name, positions(tree), name == "xgrammar" and many_readings(tree))
         case "choice":
             choices = json.loads(spec.text)
-            require_choices(len(choices), field)
-            return _prepare_regex(choice(map(literal, choices)), name, len(spec.text) // 64, ambiguous=False)
+            limits.require_choices(len(choices), field)
+            return _prepare_regex(pt.choice(map(pt.literal, choices)), name, len(spec.text) // 64, ambiguous=False)
         case "ebnf":
             return _prepare_ebnf(parse_ebnf(spec.text, field), name)
         case "structural_tag":
@@ -143,7 +127,7 @@ def _prepare_tag(spec: GrammarSpec, backend: str, field: str) -> Prepared:
 
 
 def _for_xgrammar(kind: GrammarKind, text: str, size: int, warnings: tuple[str, ...] = ()) -> Prepared:
-    return Prepared(GrammarSpec(kind, text), "xgrammar", warnings, light=size <= LIGHT_POSITIONS)
+    return Prepared(GrammarSpec(kind, text), "xgrammar", warnings, light=size <= limits.LIGHT_POSITIONS)
 
 
 def _for_llguidance(text: str, warnings: tuple[str, ...] = ()) -> Prepared:
@@ -178,9 +162,6 @@ REPEATING = ("star", "plus", "repeat")
 DELIMITED = ("tag", "const_string")  # formats that say themselves where they begin
 
 
-# ---- schemas
-
-
 def is_large(*schemas: Rules) -> bool:
     """Whether the strings of schemas have more states, or their enums more values, than xgrammar should compile."""
     nodes = [node for rules in schemas for root in rules.values() for node in parts_of(root)]
@@ -192,7 +173,7 @@ def size_of(rules: Rules) -> int:
     """How much there is to compile in a schema, in positions of a regular expression."""
     text = ebnf_text(rules)
     states = _states([node for root in rules.values() for node in parts_of(root)])
-    return states + text.count("\n") // LIGHT_RULES + len(text) // LIGHT_CHARS
+    return states + text.count("\n") // limits.LIGHT_RULES + len(text) // limits.LIGHT_CHARS
 
 
 def _states(nodes: list[Node]) -> int:
@@ -204,9 +185,6 @@ def _states(nodes: list[Node]) -> int:
         except TooLarge:
             found += UNCOUNTED
     return found
-
-
-# ---- tags
 
 
 def _is_ambiguous(found: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from bough.constrained import charsets
 from bough.constrained.charsets import Ranges
-from bough.constrained.pattern_tree import Chars, Choice, Node, Reference, Repeat, Row
+from bough.constrained.pattern_tree import Chars, Choice, Node, Reference, Repeat, Row, parts_of
 
 START = "root"
 NOTHING: Ranges = ()
@@ -119,12 +119,8 @@ class _Grammar:
 
 def _counts(node: Node) -> bool:
     """Whether it has a repeat of which one must know how often it came, and cannot tell from where it stands."""
-    match node:
-        case Row(parts) | Choice(parts):
-            return any(map(_counts, parts))
-        case Repeat(part, least, most):
-            return (least != most and (least > 1 or (most or 0) > 1)) or _counts(part)
-    return False
+    repeats = ((part.least, part.most) for part in parts_of(node) if isinstance(part, Repeat))
+    return any(least != most and (least > 1 or (most or 0) > 1) for least, most in repeats)
 
 
 def _union(sets: Iterable[Ranges]) -> Ranges:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 CONTEXT_TOKENS = 4  # of what stands, encoded together with the forced text
 FOLLOWERS = ("a", "Z", "7", " ", '"', "}", "]", ",", ":", "-", ".", "\n", "<", "\\", "é")  # what a text may go on with
@@ -55,16 +56,13 @@ def _join(
     tokens = list(encode(before + text))
     if not final:
         for follower in FOLLOWERS:
-            tokens = tokens[: _common(tokens, encode(before + text + follower))]
-    kept = _common(context, tokens)
+            after = list(encode(before + text + follower))
+            tokens = tokens[: len(commonprefix([tokens, after]))]  # noqa: RUF071  # not of paths
+    kept = len(commonprefix([context, tokens]))  # noqa: RUF071
     cut = len(context) - kept
     if cut > max_cut or len(tokens) <= kept:
         return NOTHING
     return Seam(cut, tuple(tokens[kept:]))
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _decode(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str | None:

@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 from bough.constrained import charsets, numbers
+from bough.constrained import pattern_tree as pt
 from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.ebnf import ROOT, Rules, ending_rules
 from bough.constrained.pattern_tree import (
     EMPTY,
     Chars,
-    Meet,
     Node,
     Reference,
     Repeat,
@@ -264,27 +264,21 @@ def spelt(value: Any) -> str:
     return text if all(not "\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
 
 
-# ---- strings
-
-
 def string_node(plain: Mapping[str, Any]) -> Text:
     """A string that patterns or lengths describe, or any."""
     patterns = [plain["pattern"]] if "pattern" in plain else [part["pattern"] for part in plain.get("allOf", ())]
     parts: list[Node] = [parse_regex(pattern) for pattern in patterns]
     if not parts or "minLength" in plain or "maxLength" in plain:
         parts.append(Repeat(Chars(charsets.ALL), plain.get("minLength", 0), plain.get("maxLength")))
-    return Text(parts[0], free=not patterns) if len(parts) == 1 else Text(Meet(tuple(parts)))
+    return Text(parts[0], free=not patterns) if len(parts) == 1 else Text(pt.Meet(tuple(parts)))
 
 
 def has_text(text: Text) -> bool:
     """Whether there is such a string. Patterns that are too large to be joined here are left to llguidance."""
     try:
-        return not isinstance(text.pattern, Meet) or not deterministic(text.pattern).empty
+        return not isinstance(text.pattern, pt.Meet) or bool(deterministic(text.pattern).accepting)
     except TooLarge:
         return True
-
-
-# ---- names of properties
 
 
 def all_names_but(names: Iterable[str]) -> Node:
@@ -316,10 +310,7 @@ def name_node(entry: Mapping[str, Any]) -> Text:
         parts.append(all_names_but(entry["but"]))
     if without or not parts:
         parts.append(ANY_NAME)
-    return Text(Meet(tuple(parts), tuple(without)) if len(parts) > 1 or without else parts[0])
-
-
-# ---- numbers
+    return Text(pt.Meet(tuple(parts), tuple(without)) if len(parts) > 1 or without else parts[0])
 
 
 def number_node(plain: Mapping[str, Any]) -> Node | None:

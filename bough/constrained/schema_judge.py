@@ -45,7 +45,7 @@ def found_in(pattern: str, text: str) -> bool:
 
 class Judge:
     def __init__(self, root: Any) -> None:
-        from jsonschema import Draft202012Validator, validators
+        from jsonschema import Draft7Validator, Draft202012Validator, validators
         from referencing import Registry
 
         self._left = MAX_STEPS
@@ -60,7 +60,7 @@ class Judge:
             "enum": self._enum,
             "items": partial(_items, newer["items"]),
             "required": partial(_required, newer["required"]),
-            "dependencies": _dependencies,
+            "dependencies": Draft7Validator.VALIDATORS["dependencies"],
             **{name: partial(_bound, name, newer[name]) for name in BOUNDS},
         }
         keywords = {**newer, **ours}
@@ -154,18 +154,6 @@ def _items(newer: Keyword, validator: Any, items: Any, instance: Any, schema: An
 def _required(newer: Keyword, validator: Any, required: Any, instance: Any, schema: Any) -> Iterator[Any]:
     if isinstance(required, list):
         yield from newer(validator, required, instance, schema) or ()
-
-
-def _dependencies(validator: Any, rules: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-    del schema
-    if isinstance(instance, dict):
-        for name, rule in rules.items():
-            if name in instance:
-                names = rule if isinstance(rule, list) else []
-                if any(other not in instance for other in names):
-                    yield _error("lacks a property that another asks for")
-                if isinstance(rule, dict | bool):
-                    yield from validator.descend(instance, rule)
 
 
 BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}

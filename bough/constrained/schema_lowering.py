@@ -7,28 +7,15 @@ meets itself becomes a definition. Keywords that cannot be enforced become gaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from typing import Any
 
 from bough.constrained.limits import MAX_LOOKS, require_choices
 from bough.constrained.object_form import object_form
-from bough.constrained.schema_judge import Undecided, same
-from bough.constrained.schema_shapes import problems, unknown
-from bough.constrained.schema_source import NotInSchema, SchemaSource, join
-from bough.constrained.type_forms import (
-    NO_KEYWORDS,
-    Part,
-    Parts,
-    Plain,
-    any_of,
-    array_form,
-    constant,
-    number_form,
-    plain_form,
-    string_form,
-)
+from bough.constrained.schema_judge import same
+from bough.constrained.schema_source import NotInSchema, SchemaSource, join, problems, unknown
+from bough.constrained.type_forms import FORMS, NO_KEYWORDS, Form, Gap, Lowering, Part, Parts, Plain, any_of, constant
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 APPLICATORS = frozenset({"$ref", "allOf", "$dynamicRef", "$recursiveRef"})
@@ -36,25 +23,9 @@ ANNOTATIONS = frozenset(
     {"$schema", "$id", "$anchor", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 )
 EARLIER_FORMS = {"divisibleBy": "multipleOf", "disallow": "not", "extends": "allOf"}
-EARLIER = EARLIER_FORMS.keys()
 LARGE = frozenset({"properties", "anyOf", "items", "prefixItems", "additionalProperties"})  # shared as a definition
 CONTENT = frozenset({"contentEncoding", "contentMediaType", "contentSchema"})
-FORMS: dict[str, Callable[[Lowering, Parts, str], Plain | None]] = {
-    "object": object_form,
-    "array": array_form,
-    "string": string_form,
-    "number": number_form,
-    "integer": number_form,
-    "boolean": plain_form,
-    "null": plain_form,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    path: str
-    reason: str
-    says_nothing: bool = False  # nobody else would enforce it either
+ALL_FORMS: dict[str, Form] = {**FORMS, "object": object_form}
 
 
 def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:
@@ -62,17 +33,16 @@ def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ..
     try:
         for pointer, problem in problems(schema):
             raise source.error(pointer, f"is not valid JSON Schema: {problem}")
-        plain, gaps = Lowering(source).run()
+        plain, gaps = _SchemaLowering(source).run()
         gaps += tuple(Gap(path, "is no keyword of JSON Schema: it says nothing", True) for path in unknown(schema))
     except RecursionError:
         raise source.error("", "leads from reference to reference too deep to be followed") from None
     return plain, gaps
 
 
-class Lowering:
+class _SchemaLowering(Lowering):
     def __init__(self, source: SchemaSource) -> None:
-        self.source = source
-        self._gaps: dict[str, Gap] = {}
+        super().__init__(source)
         self._done: dict[Parts, Plain | None] = {}
         self._running: set[Parts] = set()
         self._looks = 0
@@ -87,16 +57,7 @@ class Lowering:
             plain = {**plain, "$defs": self._definitions}
         return plain, tuple(self._gaps.values())
 
-    def gap(self, pointer: str, keyword: str, reason: str = "cannot be enforced") -> None:
-        path = join(pointer, keyword)
-        self._gaps.setdefault(path, Gap(path, reason))
-
-    def node(self, part: Part) -> dict[str, Any]:
-        found: dict[str, Any] = self.source.at(part[0])
-        return found
-
     def lower(self, parts: Iterable[Part]) -> Plain | None:
-        """What satisfies all the parts; None where nothing does."""
         key = self._expand(parts)
         if key is None:
             return None
@@ -200,14 +161,6 @@ class Lowering:
                 return [value for value in values if all(self.accepts(other[0], value, "enum") for other in parts)]
         return None
 
-    def accepts(self, pointer: str, value: Any, keyword: str) -> bool:
-        """Whether a value is valid; one that cannot be judged passes, and leaves a gap at the keyword."""
-        try:
-            return self.source.accepts(pointer, value)
-        except Undecided as error:
-            self.gap(pointer, keyword, f"cannot be enforced: the schema {error}")
-            return True
-
     # ---- types
 
     def types(self, parts: Parts) -> tuple[str, ...]:
@@ -228,14 +181,14 @@ class Lowering:
         if any(self.node(part).get("not") in (True, {}) for part in parts if "not" in self.node(part)):
             return None
         self._note_conditions(parts)
-        options = [FORMS[name](self, parts, name) for name in self.types(parts)]
+        options = [ALL_FORMS[name](self, parts, name) for name in self.types(parts)]
         return any_of([option for option in options if option is not None])
 
     def _note_earlier_drafts(self, parts: Parts) -> None:
         """What draft 3 had and later ones write in another way."""
         for part in parts:
             node = self.node(part)
-            for keyword in EARLIER & node.keys():
+            for keyword in EARLIER_FORMS.keys() & node.keys():
                 self.gap(part[0], keyword, f"cannot be enforced: JSON Schema has {EARLIER_FORMS[keyword]} instead")
             if node.get("required") is True:
                 self.gap(part[0], "required", "cannot be enforced: the object that has this property must name it")

@@ -17,8 +17,9 @@ from bough.constrained.limits import MAX_DEPTH, require_positions
 from bough.constrained.pattern_tree import pattern_text, positions
 from bough.constrained.regexes import parse_regex
 from bough.constrained.schema_grammar import schema_rules
-from bough.constrained.schema_lowering import Gap, lower_schema
+from bough.constrained.schema_lowering import lower_schema
 from bough.constrained.schema_source import join
+from bough.constrained.type_forms import Gap
 from bough.core.errors import RequestError
 from bough.core.sampling_params import ANY_JSON
 
@@ -35,9 +36,7 @@ FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # by type of format: the fie
     "any_text": {},
     "sequence": {"elements": STRINGS},
     "or": {"elements": STRINGS},
-    "optional": {"content": (dict,)},
-    "star": {"content": (dict,)},
-    "plus": {"content": (dict,)},
+    **{kind: {"content": (dict,)} for kind in ("optional", "star", "plus")},
     "repeat": {"content": (dict,), "min": (int,), "max": (int,)},
     "tag": {"begin": STRING, "content": (dict,), "end": (str, list)},
     "triggered_tags": {"triggers": STRINGS, "tags": STRINGS},

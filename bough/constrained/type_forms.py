@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 from bough.constrained.automata import TooLarge
 from bough.constrained.limits import MAX_ITEMS, MAX_POSITIONS
 from bough.constrained.pattern_tree import Node, pattern_text, positions
 from bough.constrained.regexes import PatternError, parse_regex
 from bough.constrained.schema_grammar import has_text, number_node, string_node
+from bough.constrained.schema_judge import Undecided
 from bough.constrained.schema_source import SchemaSource, join
 
 Plain = dict[str, Any]
@@ -25,62 +28,77 @@ Parts = tuple[Part, ...]
 NO_KEYWORDS: frozenset[str] = frozenset()
 
 
-class Lowering(Protocol):
+@dataclass(frozen=True, slots=True)
+class Gap:
+    path: str
+    reason: str
+    says_nothing: bool = False  # nobody else would enforce it either
+
+
+class Lowering(ABC):
     """What the forms of types ask of the walk over a schema (`schema_lowering`)."""
 
-    source: SchemaSource
+    def __init__(self, source: SchemaSource) -> None:
+        self.source = source
+        self._gaps: dict[str, Gap] = {}
 
-    def gap(self, pointer: str, keyword: str, reason: str = ...) -> None:
-        """Records a keyword that is not enforced."""
-
-    def node(self, part: Part) -> dict[str, Any]: ...
-
+    @abstractmethod
     def lower(self, parts: Iterable[Part]) -> Plain | None:
         """What satisfies all the parts; None where nothing does."""
 
-    def accepts(self, pointer: str, value: Any, keyword: str) -> bool: ...
+    def node(self, part: Part) -> dict[str, Any]:
+        found: dict[str, Any] = self.source.at(part[0])
+        return found
 
+    def said(self, parts: Parts, keyword: str) -> list[tuple[str, Any]]:
+        """Where a keyword stands among the parts, and its value."""
+        return [(part[0], node[keyword]) for part in parts if keyword in (node := self.node(part))]
 
-def said(lowering: Lowering, parts: Parts, keyword: str) -> Iterator[tuple[str, Any]]:
-    """Where a keyword stands among the parts, and its value."""
-    for part in parts:
-        node = lowering.node(part)
-        if keyword in node:
-            yield part[0], node[keyword]
+    def gap(self, pointer: str, keyword: str, reason: str = "cannot be enforced") -> None:
+        """Records a keyword that is not enforced."""
+        path = join(pointer, keyword)
+        self._gaps.setdefault(path, Gap(path, reason))
+
+    def gap_all(self, parts: Parts, keyword: str, reason: str = "cannot be enforced") -> None:
+        for pointer, _ in self.said(parts, keyword):
+            self.gap(pointer, keyword, reason)
+
+    def accepts(self, pointer: str, value: Any, keyword: str) -> bool:
+        """Whether a value is valid; one that cannot be judged passes, and leaves a gap at the keyword."""
+        try:
+            return self.source.accepts(pointer, value)
+        except Undecided as error:
+            self.gap(pointer, keyword, f"cannot be enforced: the schema {error}")
+            return True
+
+    def read_pattern(self, pointer: str, keyword: str, pattern: str) -> Node | None:
+        """The tree of a client's pattern, which matches any part of a text; a gap where it cannot be enforced."""
+        try:
+            tree = parse_regex(pattern, search=True, field=self.source.field)
+        except PatternError as error:
+            self.gap(pointer, keyword, f"cannot be enforced: {error.reason}")
+            return None
+        if positions(tree) > MAX_POSITIONS:
+            reason = f"cannot be enforced: its repeats written out, it has over {MAX_POSITIONS} parts"
+            self.gap(pointer, keyword, reason)
+            return None
+        return tree
+
+    def least_and_most(self, parts: Parts, least: str, most: str, limit: int = MAX_POSITIONS) -> tuple[int, int | None]:
+        """The tightest of counts that several parts give; a gap where one is too large to be counted."""
+        found: dict[str, list[int]] = {least: [], most: []}
+        for keyword, values in found.items():
+            for pointer, value in self.said(parts, keyword):
+                if value > limit:
+                    self.gap(pointer, keyword, f"cannot be enforced: nothing is counted beyond {limit} here")
+                else:
+                    values.append(int(value))
+        return max(found[least], default=0), min(found[most], default=None)
 
 
 def pattern_for(tree: Node) -> str:
     """A pattern in a plain schema: anchored, and in the one dialect."""
     return f"^(?:{pattern_text(tree)})$"
-
-
-def read_pattern(lowering: Lowering, pointer: str, keyword: str, pattern: str) -> Node | None:
-    """The tree of a client's pattern, which matches any part of a text; a gap where it cannot be enforced."""
-    try:
-        tree = parse_regex(pattern, search=True, field=lowering.source.field)
-    except PatternError as error:
-        lowering.gap(pointer, keyword, f"cannot be enforced: {error.reason}")
-        return None
-    if positions(tree) > MAX_POSITIONS:
-        lowering.gap(
-            pointer, keyword, f"cannot be enforced: its repeats written out, it has over {MAX_POSITIONS} parts"
-        )
-        return None
-    return tree
-
-
-def least_and_most(
-    lowering: Lowering, parts: Parts, least: str, most: str, limit: int = MAX_POSITIONS
-) -> tuple[int, int | None]:
-    """The tightest of counts that several parts give; a gap where one is too large to be counted."""
-    found: dict[str, list[int]] = {least: [], most: []}
-    for keyword, values in found.items():
-        for pointer, value in said(lowering, parts, keyword):
-            if value > limit:
-                lowering.gap(pointer, keyword, f"cannot be enforced: nothing is counted beyond {limit} here")
-            else:
-                values.append(int(value))
-    return max(found[least], default=0), min(found[most], default=None)
 
 
 def constant(value: Any) -> Plain:
@@ -150,15 +168,6 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 Bound = tuple[int | float, bool]  # the value, and whether it is itself excluded
 
 
-def plain_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    """Null and boolean: nothing to say about them."""
-    del lowering, parts
-    return {"type": name}
-
-
-# ---- numbers
-
-
 def number_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
     low, high = _bound(lowering, parts, "inimum", max), _bound(lowering, parts, "aximum", min)
     step = _step(lowering, parts, name)
@@ -185,11 +194,13 @@ def _writable(lowering: Lowering, parts: Parts, plain: Plain) -> Plain | None:
         if number_node(plain) is not None:
             return plain
     except TooLarge:
-        _gap_all(lowering, parts, ("multipleOf",), "cannot be enforced here: it is too much to count")
+        lowering.gap_all(parts, "multipleOf", "cannot be enforced here: it is too much to count")
         return _writable(lowering, parts, {key: value for key, value in plain.items() if key != "multipleOf"})
     if "multipleOf" in plain:
         return None
-    _gap_all(lowering, parts, BOUNDS, "cannot be enforced: no number can be told from the bounds on both sides")
+    for keyword in BOUNDS:
+        reason = "cannot be enforced: no number can be told from the bounds on both sides"
+        lowering.gap_all(parts, keyword, reason)
     return {"type": plain["type"]}
 
 
@@ -212,12 +223,12 @@ def _bound(lowering: Lowering, parts: Parts, rest: str, tighter: Callable[..., A
 
 def _step(lowering: Lowering, parts: Parts, name: str) -> int | float | None:
     """The one `multipleOf` that says the same as all."""
-    steps = [Fraction(str(step)) for _, step in said(lowering, parts, "multipleOf")]
+    steps = [Fraction(str(step)) for _, step in lowering.said(parts, "multipleOf")]
     if not steps:
         return None
     if any(step.denominator & (step.denominator - 1) for step in steps):
         reason = "cannot be guaranteed: floats round such fractions, so that clients find other multiples"
-        _gap_all(lowering, parts, ("multipleOf",), reason)
+        lowering.gap_all(parts, "multipleOf", reason)
     if name == "integer":
         steps.append(Fraction(1))
     numerator = math.lcm(*(step.numerator for step in steps))
@@ -225,17 +236,8 @@ def _step(lowering: Lowering, parts: Parts, name: str) -> int | float | None:
     return numerator if denominator == 1 else numerator / denominator
 
 
-def _gap_all(lowering: Lowering, parts: Parts, keywords: tuple[str, ...], reason: str) -> None:
-    for keyword in keywords:
-        for pointer, _ in said(lowering, parts, keyword):
-            lowering.gap(pointer, keyword, reason)
-
-
-# ---- strings
-
-
 def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    least, most = least_and_most(lowering, parts, "minLength", "maxLength")
+    least, most = lowering.least_and_most(parts, "minLength", "maxLength")
     if most is not None and least > most:
         return None
     lengths: Plain = {"minLength": least} if least else {}
@@ -252,11 +254,11 @@ def string_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
 
 def _patterns(lowering: Lowering, parts: Parts) -> list[Node]:
     found = []
-    for pointer, pattern in said(lowering, parts, "pattern"):
-        tree = read_pattern(lowering, pointer, "pattern", pattern)
+    for pointer, pattern in lowering.said(parts, "pattern"):
+        tree = lowering.read_pattern(pointer, "pattern", pattern)
         if tree is not None:
             found.append(tree)
-    for pointer, named in said(lowering, parts, "format"):
+    for pointer, named in lowering.said(parts, "format"):
         if named in FORMATS:
             found.append(parse_regex(FORMATS[named]))
         else:
@@ -270,7 +272,7 @@ Layout = tuple[list[Part], Part | None]  # the schemas of the first items, and o
 
 
 def array_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    least, most = least_and_most(lowering, parts, "minItems", "maxItems", MAX_ITEMS)
+    least, most = lowering.least_and_most(parts, "minItems", "maxItems", MAX_ITEMS)
     layouts = [_layout(lowering, part) for part in parts]
     prefix: list[Plain] = []
     rest: Plain | None = None
@@ -310,13 +312,24 @@ def _layout(lowering: Lowering, part: Part) -> Layout:
 
 
 def _note_gaps(lowering: Lowering, parts: Parts, most: int | None) -> None:
-    for pointer, value in said(lowering, parts, "uniqueItems"):
+    for pointer, value in lowering.said(parts, "uniqueItems"):
         if value and (most is None or most > 1):
             lowering.gap(pointer, "uniqueItems")
     for part in parts:
         node = lowering.node(part)
         if "contains" in node and (node.get("minContains", 1) > 0 or "maxContains" in node):
             lowering.gap(part[0], "contains")
-    for pointer, value in said(lowering, parts, "unevaluatedItems"):
+    for pointer, value in lowering.said(parts, "unevaluatedItems"):
         if value is not True and value != {}:
             lowering.gap(pointer, "unevaluatedItems")
+
+
+Form = Callable[[Lowering, Parts, str], Plain | None]
+FORMS: dict[str, Form] = {
+    "array": array_form,
+    "string": string_form,
+    "number": number_form,
+    "integer": number_form,
+    "boolean": lambda lowering, parts, name: {"type": name},
+    "null": lambda lowering, parts, name: {"type": name},
+}

@@ -1,34 +1,15 @@
-"""A tokenizer seen by a grammar: which bytes each token writes, which tokens end a text, and masks of tokens.
-
-Grammars work on bytes, so all they need of a tokenizer is a table. Tokens that write nothing of their own (special
-tokens, ids beyond the tokenizer's, up to the width of the model's logits) are empty here, and no grammar allows them.
-"""
+"""A tokenizer seen by a grammar: which bytes each token writes, which tokens end a text, and masks of tokens."""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 
-class HasPieces(Protocol):
-    """What is asked of `bough.tokenizer.tokenizer.Tokenizer`."""
-
-    vocab_size: int
-
-    @property
-    def special_ids(self) -> Collection[int]: ...
-
-    def pieces(self, skip_special_tokens: bool) -> Mapping[int, str | bytes] | None: ...
-
-    def token_text(self, token: int) -> str: ...
-
-
 class Vocabulary(msgspec.Struct, frozen=True):
-    """Token bytes by id, as wide as the model's logits; it crosses processes."""
+    """Token bytes by id, as wide as the model's logits; it crosses processes. What writes nothing of its own (special
+    tokens, ids beyond the tokenizer's) is empty, and no grammar allows it."""
 
     pieces: tuple[bytes, ...]
     stop_ids: tuple[int, ...]
@@ -40,22 +21,6 @@ class Vocabulary(msgspec.Struct, frozen=True):
     @property
     def mask_words(self) -> int:
         return (len(self.pieces) + 31) // 32
-
-
-def read_vocabulary(tokenizer: HasPieces, stop_ids: Iterable[int], size: int | None = None) -> Vocabulary:
-    """The vocabulary of a tokenizer, widened to `size` where the model's logits are wider than the tokenizer."""
-    stops = tuple(sorted({int(token) for token in stop_ids}))
-    hidden = {*tokenizer.special_ids, *stops}
-    width = max(size or 0, tokenizer.vocab_size)
-    table = tokenizer.pieces(skip_special_tokens=False)
-
-    def piece(token: int) -> bytes:
-        if token in hidden or token >= tokenizer.vocab_size:
-            return b""
-        found = table[token] if table is not None else tokenizer.token_text(token)
-        return found if isinstance(found, bytes) else found.encode()
-
-    return Vocabulary(tuple(map(piece, range(width))), stops)
 
 
 # ---- masks: word i // 32, bit i % 32, as xgrammar and llguidance lay them out

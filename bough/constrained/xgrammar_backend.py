@@ -22,9 +22,7 @@ COMPILE_THREADS = 2  # a compile shares the machine with the model
 QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compiled once more
 
 
-class Crossing(msgspec.Struct, frozen=True):
-    spec: GrammarSpec
-    compiled: str | None = None  # None: it is quick to compile
+Crossing = tuple[GrammarSpec, str | None]  # the compiled grammar, where it took long
 
 
 class XGrammarBackend:
@@ -41,13 +39,13 @@ class XGrammarBackend:
         began = time.process_time()
         compiled = self._compile(spec)
         quick = time.process_time() - began < QUICK_S
-        return msgspec.msgpack.encode(Crossing(spec, None if quick else compiled.serialize_json()))
+        return msgspec.msgpack.encode((spec, None if quick else compiled.serialize_json()))
 
     def load(self, payload: bytes) -> Callable[[], Matcher]:
-        crossing = msgspec.msgpack.decode(payload, type=Crossing)
-        if crossing.compiled is None:
-            return self.matchers(crossing.spec)
-        compiled = xgrammar.CompiledGrammar.deserialize_json(crossing.compiled, self._info)
+        spec, serialised = msgspec.msgpack.decode(payload, type=Crossing)
+        if serialised is None:
+            return self.matchers(spec)
+        compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, self._info)
         return lambda: XGrammarMatcher(compiled, self._vocabulary)
 
     def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:

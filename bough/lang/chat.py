@@ -6,11 +6,12 @@ two messages. Templates that rewrite older messages cannot do so here.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from os.path import commonprefix
 from typing import Any, Protocol
 
 from bough.core.errors import RequestError, SettingsError
@@ -53,21 +54,16 @@ class TemplateFormat:
         """`first_token` is one that the tokenizer writes before every text; the template's own is then left out."""
         self._template = template
         self._first_token = first_token
-        self._known: dict[tuple[tuple[str, ...], str], str] = {}
+        self._prompt, self._opening, self._closing = map(
+            cache, (self._find_prompt, self._find_opening, self._find_closing)
+        )
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
-        generated = generated and roles[-1] == "assistant" and len(roles) > 1
-        return self._remember(roles, "generated" if generated else "given")
+        prompted = generated and roles[-1] == "assistant" and len(roles) > 1
+        return self._prompt(roles) if prompted else self._opening(roles)
 
     def closing(self, roles: tuple[str, ...]) -> str:
-        return self._remember(roles, "closing")
-
-    def _remember(self, roles: tuple[str, ...], what: str) -> str:
-        key = (roles, what)
-        if key not in self._known:
-            find = {"generated": self._find_prompt, "given": self._find_opening, "closing": self._find_closing}[what]
-            self._known[key] = find(roles)
-        return self._known[key]
+        return self._closing(roles)
 
     def _find_opening(self, roles: tuple[str, ...]) -> str:
         before = len(roles) - 1
@@ -94,9 +90,7 @@ class TemplateFormat:
             return ""  # what follows comes with the user's message
 
     def _without_closing(self, roles: tuple[str, ...], text: str) -> str:
-        pairs = enumerate(zip(text, self.closing(roles[:-1]), strict=False))
-        written = next((i for i, (a, b) in pairs if a != b), None)
-        return text[len(self.closing(roles[:-1])) if written is None else written :]
+        return text[len(commonprefix([text, self.closing(roles[:-1])])) :]  # noqa: RUF071  # not of paths
 
     def _render(self, roles: Sequence[str], *, add_generation_prompt: bool = False) -> str:
         messages: list[Mapping[str, Any]] = [{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)]
@@ -132,9 +126,6 @@ class Document:
     role_start: int = 0  # where its content begins
     images: tuple[tuple[int, str | bytes], ...] = ()  # with the place in the text
     videos: tuple[tuple[str, int], ...] = ()
-
-    def copy(self) -> Document:
-        return dataclasses.replace(self)
 
     def begin(self, role: str, *, generated: bool) -> None:
         if self.role is not None:
@@ -210,7 +201,6 @@ def _marks(before: str, after: str) -> dict[str, Around]:
 FORMATS: dict[str, NamedFormat] = {
     "default": NamedFormat({"system": ("SYSTEM:", "\n"), "user": ("USER:", "\n"), "assistant": ("ASSISTANT:", "\n")}),
     "chatml": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
-    "qwen": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
     "llama-2-chat": NamedFormat(
         {"system": ("<<SYS>>\n", "\n<</SYS>>\n\n"), "user": ("[INST] ", " [/INST]"), "assistant": ("", " </s><s>")}
     ),
@@ -236,6 +226,8 @@ FORMATS: dict[str, NamedFormat] = {
         ("<｜end▁of▁sentence｜>",),
     ),
 }
+
+FORMATS["qwen"] = FORMATS["chatml"]
 
 # Which name a model's path suggests; the first that matches.
 PATHS = (

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -140,13 +141,8 @@ class ScoringPlan:
             "return_text_in_logprobs": True,
         }
 
-    def read(self, outputs: Sequence[dict[str, Any]]) -> Scores:
-        """Sorts what came back; a request that was refused refuses the whole choice."""
-        metas = [output["meta_info"] for output in outputs]
-        for meta in metas:
-            reason = meta["finish_reason"] or {}
-            if reason.get("type") == "abort":
-                raise RequestError(reason.get("message") or "The scoring of a choice was aborted.")
+    def read(self, metas: list[dict[str, Any]]) -> Scores:
+        """Sorts what came back."""
         entries = [meta["input_token_logprobs"] for meta in metas]
         # The first entry is the token before those that are scored.
         tokens = [[_finite(entry) for entry in given[1:]] for given in entries[: self.choices]]
@@ -156,7 +152,7 @@ class ScoringPlan:
 
 def plan_scoring(text_ids: Sequence[int], full_ids: Sequence[Sequence[int]], *, unconditional: bool) -> ScoringPlan:
     """`text_ids` is the text before the choices, `full_ids` the text with each of them."""
-    border = min(_common(text_ids, ids) for ids in full_ids)
+    border = min(len(commonprefix([list(text_ids), list(ids)])) for ids in full_ids)  # noqa: RUF071  # not of paths
     border = min(border, *(len(ids) - 1 for ids in full_ids))
     if border < 1:
         raise RequestError("select() scores its choices after some text; add text to the state before it.")
@@ -167,10 +163,6 @@ def plan_scoring(text_ids: Sequence[int], full_ids: Sequence[Sequence[int]], *, 
 
 def normalized(scored: Scored) -> float:
     return float(np.mean([entry[0] for entry in scored]))
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _finite(entry: Sequence[Any]) -> tuple[float, int, str | None]:

@@ -7,7 +7,8 @@ variable to where it is used.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 from xml.sax.saxutils import escape
 
 COLOURS = {"gen": "#d5ecd4", "select": "#cfe3f5", "argument": "#f7e3c3", "variable": "#f7e3c3", "text": "#ffffff"}
@@ -25,14 +26,7 @@ class Node:
     details: str = ""
 
 
-@dataclass(slots=True)
-class Fork:
-    lanes: list[Lane]
-
-
-@dataclass(slots=True)
-class Lane:
-    items: list[Node | Fork] = field(default_factory=list)
+Lane: TypeAlias = "list[Node | tuple[Lane, ...]]"  # what a state does, in order; where it forks, its branches
 
 
 @dataclass(slots=True)
@@ -52,7 +46,7 @@ class Graph:
         return list(_nodes(self.lane))
 
     def to_dot(self) -> str:
-        layout = lay_out(self)
+        layout = Layout(self)
         lines = ["digraph program {", "  node [shape=box, style=filled, fontname=sans];"]
         for i, box in enumerate(layout.boxes):
             text = label(box.node).replace("\\", "\\\\").replace('"', '\\"')
@@ -62,7 +56,7 @@ class Graph:
         return "\n".join([*lines, "}"])
 
     def to_svg(self) -> str:
-        layout = lay_out(self)
+        layout = Layout(self)
         width = layout.columns * (WIDTH + GAP_X) + GAP_X
         height = (max(box.row for box in layout.boxes) + 1) * (HEIGHT + GAP_Y) + GAP_Y
         size = f'width="{width}" height="{height}"'
@@ -71,23 +65,23 @@ class Graph:
 
 
 def _lines(lane: Lane, indent: str) -> Iterator[str]:
-    for item in lane.items:
+    for item in lane:
         if isinstance(item, Node):
             shown = repr(item.name) if item.kind == "text" else item.name
             yield f"{indent}{item.kind:<8} {shown}{f'  ({item.details})' if item.details else ''}".rstrip()
             continue
-        yield f"{indent}fork     {len(item.lanes)}"
-        for number, branch in enumerate(item.lanes):
+        yield f"{indent}fork     {len(item)}"
+        for number, branch in enumerate(item):
             yield f"{indent}  [{number}]"
             yield from _lines(branch, indent + "    ")
 
 
 def _nodes(lane: Lane) -> Iterator[Node]:
-    for item in lane.items:
+    for item in lane:
         if isinstance(item, Node):
             yield item
         else:
-            for branch in item.lanes:
+            for branch in item:
                 yield from _nodes(branch)
 
 
@@ -98,57 +92,42 @@ class Box:
     row: int
 
 
-@dataclass(slots=True)
 class Layout:
-    boxes: list[Box] = field(default_factory=list)
-    lines: list[tuple[int, int, bool]] = field(default_factory=list)
-    columns: int = 1
+    """Where the boxes of a graph stand, and the lines between them: from, to, and whether it leads to a use."""
 
-    def add(self, node: Node, column: int, row: int) -> int:
+    def __init__(self, graph: Graph) -> None:
+        self.boxes: list[Box] = []
+        self.lines: list[tuple[int, int, bool]] = []
+        self.columns = 1
+        self._written: dict[str, int] = {}  # by variable, the box that writes it
+        title = self._add(Node("program", f"{graph.program}({', '.join(graph.parameters)})"), 0, 0)
+        row, _ = self._place(graph.lane, [title], 0, 1)
+        if graph.stopped:
+            self._add(Node("stopped", f"… {graph.stopped}"), 0, row)
+
+    def _add(self, node: Node, column: int, row: int) -> int:
         self.boxes.append(Box(node, column, row))
         self.columns = max(self.columns, column + 1)
         return len(self.boxes) - 1
 
-
-def lay_out(graph: Graph) -> Layout:
-    layout = Layout()
-    title = layout.add(Node("program", f"{graph.program}({', '.join(graph.parameters)})"), 0, 0)
-    row, _ = _place(graph.lane, layout, [title], 0, 1, {})
-    if graph.stopped:
-        layout.add(Node("stopped", f"… {graph.stopped}"), 0, row)
-    return layout
-
-
-def _place(
-    lane: Lane, layout: Layout, last: list[int], column: int, row: int, written: dict[str, int]
-) -> tuple[int, list[int]]:
-    """Puts a state's boxes below each other; gives the next free row and the boxes at its end."""
-    for item in lane.items:
-        if isinstance(item, Fork):
-            row, ends = _place_branches(item, layout, last, column, row, written)
-            joined = [end for end in ends if end not in last]
-            last = [*last[:1], *joined] if joined else last
-            continue
-        box = layout.add(item, column, row)
-        layout.lines += [(before, box, False) for before in (last if item.kind == "join" else last[:1])]
-        if item.kind == "variable" and (source := written.get(item.name.split("[")[0])) is not None:
-            layout.lines.append((source, box, True))
-        if item.kind in ("gen", "select"):
-            written[item.name] = box
-        last, row = [box], row + 1
-    return row, last
-
-
-def _place_branches(
-    fork: Fork, layout: Layout, last: list[int], column: int, row: int, written: dict[str, int]
-) -> tuple[int, list[int]]:
-    rows, ends = [row], []
-    for number, lane in enumerate(fork.lanes):
-        place = column if number == 0 else layout.columns
-        end_row, end = _place(lane, layout, last[:1], place, row, written)
-        rows.append(end_row)
-        ends += end
-    return max(rows), ends
+    def _place(self, lane: Lane, last: list[int], column: int, row: int) -> tuple[int, list[int]]:
+        """Puts a state's boxes below each other; gives the next free row and the boxes at its end."""
+        for item in lane:
+            if not isinstance(item, Node):
+                placed = [
+                    self._place(branch, last[:1], self.columns if i else column, row) for i, branch in enumerate(item)
+                ]
+                row = max(end_row for end_row, _ in placed)
+                last = [*last[:1], *(end for _, ends in placed for end in ends if end not in last)]
+                continue
+            box = self._add(item, column, row)
+            self.lines += [(before, box, False) for before in (last if item.kind == "join" else last[:1])]
+            if item.kind == "variable" and (source := self._written.get(item.name.split("[")[0])) is not None:
+                self.lines.append((source, box, True))
+            if item.kind in ("gen", "select"):
+                self._written[item.name] = box
+            last, row = [box], row + 1
+        return row, last
 
 
 def label(node: Node) -> str:

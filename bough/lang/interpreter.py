@@ -71,7 +71,8 @@ class Executor:
         return children
 
     def set_variable(self, name: str, value: Any) -> None:
-        self.slots[name] = Slot.of(value)
+        self.slots[name] = slot = Slot()
+        slot.fill(value)
         self.changes.notify()
 
     def end(self) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 from bough.core.errors import RequestError
 from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
-from bough.lang.steps import SAMPLING_NAMES
 from bough.parsers import reasoning_format
 
 ONE_CONSTRAINT = "gen() takes one constraint: choices, regex (or dtype), or json_schema."
+# The arguments of `gen` that have another name in the engine's sampling parameters, or none.
+TRANSLATED = {"name", "max_tokens", "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema"}
 # What `dtype` allows, and where such a value ends.
 DTYPE_REGEXES: dict[type, str] = {
     int: r"[-+]?[0-9]+[ \n]*",  # a number ends at the space behind it, where the stop cuts it off
@@ -25,9 +26,6 @@ DTYPE_REGEXES: dict[type, str] = {
     str: r'"[\w\d\s]*"',
 }
 DTYPE_STOPS = (" ", "\n")
-
-
-# Generation -----------------------------------------------------------------------------------------------------------
 
 
 def gen(
@@ -63,7 +61,7 @@ def gen(
         if not (dtype is regex is json_schema is None):
             raise RequestError(ONE_CONSTRAINT, field="choices")
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
-    given = {name: arguments[name] for name in SAMPLING_NAMES if name in arguments}
+    given = {name: value for name, value in arguments.items() if name not in TRANSLATED}
     given |= {
         "max_new_tokens": max_tokens,
         "min_new_tokens": min_tokens,
@@ -78,24 +76,18 @@ def gen(
     return Gen(name, {key: value for key, value in given.items() if value is not None}, ends=ends)
 
 
-def gen_int(
+def _gen_typed(
+    dtype: type,
     name: str | None = None,
     max_tokens: int | None = None,
     n: int | None = None,
     stop: str | Sequence[str] | None = None,
     **arguments: Any,
 ) -> Expr:
-    return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=int)
+    return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=dtype)
 
 
-def gen_string(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    **arguments: Any,
-) -> Expr:
-    return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=str)
+gen_int, gen_string = (partial(_gen_typed, dtype) for dtype in (int, str))
 
 
 def select(
@@ -163,9 +155,6 @@ def _dtype_form(dtype: type | str, regex: str | None) -> tuple[str, tuple[str, .
     if regex is not None:
         raise RequestError("gen() takes dtype or regex, not both.", field="dtype")
     return DTYPE_REGEXES[kind], () if kind is str else DTYPE_STOPS  # a text in quotes ends with its quote
-
-
-# Roles ----------------------------------------------------------------------------------------------------------------
 
 
 def in_role(role: str, expr: ExprLike | None = None) -> Expr:

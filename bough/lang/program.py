@@ -6,14 +6,14 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, overload
 
 from bough.lang.config import as_backend, global_config
 from bough.lang.expressions import refuse_while_tracing
 from bough.lang.graph import Graph
-from bough.lang.running import Batch, BatchResults, Run, new_state, raise_failure
+from bough.lang.running import Batch, BatchResults, Run, checked, new_state, raise_failure
 from bough.lang.state import ProgramState, StateBase
-from bough.lang.steps import BATCH_NAMES, RUN_NAMES, SAMPLING_NAMES, BatchArguments, Body, RunOptions
+from bough.lang.steps import Body, RunOptions
 from bough.lang.tracer import trace_program, trace_start
 
 
@@ -85,7 +85,7 @@ class Program(Body):
 
     async def async_run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` for event loops, with its arguments; the body runs in a thread. Cancelling it aborts the program."""
-        arguments = {name: kwargs.pop(name) for name in RUN_NAMES if name in kwargs}
+        arguments = {name: kwargs.pop(name) for name in RUN_DEFAULTS if name in kwargs}
         work = self._new_run(args, kwargs, arguments)
         done = work.start_thread()
         if not arguments.get("stream"):
@@ -103,17 +103,17 @@ class Program(Body):
 
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Unpack[BatchArguments]
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[False] = False, **rest: Any
     ) -> BatchResults: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Unpack[BatchArguments]
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **rest: Any
     ) -> Iterator[ProgramState]: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Sequence[Any], *, generator_style: bool, **rest: Unpack[BatchArguments]
+        self, batch_kwargs: Sequence[Any], *, generator_style: bool, **rest: Any
     ) -> BatchResults | Iterator[ProgramState]: ...
-    def run_batch(
+    def run_batch(  # type: ignore[misc]  # the overloads say `rest` for what they do not depend on
         self,
         batch_kwargs: Sequence[Any],
         *,
@@ -144,27 +144,21 @@ class Program(Body):
         `generator_style` the states are given one by one, in order."""
         batch = self._new_batch(batch_kwargs, locals())
         batch.start()
-        return batch.in_turn(progress_bar) if generator_style else batch.checked(list(batch.in_turn(progress_bar)))
+        return batch.in_turn(progress_bar) if generator_style else checked(list(batch.in_turn(progress_bar)))
 
-    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]) -> BatchResults:
+    async def async_run_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> BatchResults:
         """`run_batch` for event loops, with its arguments. Cancelling it aborts all programs."""
-        batch = self._async_batch(batch_kwargs, kwargs)
-        await batch.async_start()
-        return batch.checked([state async for state in batch.async_in_turn(kwargs.get("progress_bar", False))])
+        states = [state async for state in self.async_iter_batch(batch_kwargs, **kwargs)]
+        return checked(states)
 
-    async def async_iter_batch(
-        self, batch_kwargs: Sequence[Any], **kwargs: Unpack[BatchArguments]
-    ) -> AsyncIterator[ProgramState]:
-        batch = self._async_batch(batch_kwargs, kwargs)
-        await batch.async_start()
-        async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
-            yield state
-
-    def _async_batch(self, batch_kwargs: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
+    async def async_iter_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
         unknown = kwargs.keys() - BATCH_NAMES
         if unknown:
             raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
-        return self._new_batch(batch_kwargs, kwargs)
+        batch = self._new_batch(batch_kwargs, kwargs)
+        await batch.async_start()
+        async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
+            yield state
 
     def _new_batch(self, batch_kwargs: Sequence[Any], given: Mapping[str, Any]) -> Batch:
         options = self._options(given, False, True)
@@ -188,7 +182,7 @@ class Program(Body):
 
     def _options(self, given: Mapping[str, Any], stream: bool, use_thread: bool) -> RunOptions:
         refuse_while_tracing(f"runs program {self.name!r}")
-        named = {**SAMPLING_DEFAULTS, **{name: given[name] for name in SAMPLING_NAMES if name in given}}
+        named = {name: given.get(name, default) for name, default in RUN_DEFAULTS.items() if name not in RUN_OPTIONS}
         sampling = {name: value for name, value in named.items() if value is not None}
         if not global_config.skip_special_tokens_in_output:
             sampling["skip_special_tokens"] = False
@@ -199,11 +193,14 @@ class Program(Body):
         return f"<program {self.name}({', '.join(parameter.name for parameter in self.parameters)})>"
 
 
-SAMPLING_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(Program.run).parameters.items()
-    if name in SAMPLING_NAMES
-}
+def _keywords(method: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+RUN_OPTIONS = ("stream", "backend", "use_thread", "timeout_s")
+RUN_DEFAULTS = _keywords(Program.run)  # of its options, and of all generations that say nothing themselves
+BATCH_NAMES = _keywords(Program.run_batch).keys() - {"generator_style"}
 
 
 @overload

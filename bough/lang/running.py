@@ -1,8 +1,4 @@
-"""Runs of a program: one, or many at once.
-
-`Run` starts the body, waits for what it has begun, and records what went wrong. `Batch` traces the beginning of the
-program first: what all runs share is computed once, and runs with a common prefix start together.
-"""
+"""Runs of a program: one, or many at once, whose common beginning is computed first, and once."""
 
 from __future__ import annotations
 
@@ -97,9 +93,6 @@ async def _expire(executor: Executor, timeout_s: float, here: Callable[[], Site 
     """`here` tells where the body is, for one that is busy with something else than the model."""
     await asyncio.sleep(timeout_s)
     executor.cancel(TimeoutError(f"the program took longer than {timeout_s:g} s"), otherwise=here())
-
-
-# Batches --------------------------------------------------------------------------------------------------------------
 
 
 class BatchResults(list[ProgramState]):
@@ -204,14 +197,15 @@ class Batch:
             reason = f"{type(error).__name__} {error}".rstrip()
             logger.warning("%s: the common prefix could not be cached: %s", self._program.name, reason)
 
-    def checked(self, states: list[ProgramState]) -> BatchResults:
-        """The results of the batch; says in the log if some failed."""
-        results = BatchResults(states)
-        errors = results.errors
-        if errors:
-            first = min(errors)
-            logger.warning("%d of %d programs failed; number %d: %s", len(errors), len(states), first, errors[first])
-        return results
+
+def checked(states: list[ProgramState]) -> BatchResults:
+    """The results of a batch; says in the log if some failed."""
+    results = BatchResults(states)
+    errors = results.errors
+    if errors:
+        first = min(errors)
+        logger.warning("%d of %d programs failed; number %d: %s", len(errors), len(states), first, errors[first])
+    return results
 
 
 def _as_kwargs(program: Body, item: Any) -> dict[str, Any]:

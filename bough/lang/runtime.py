@@ -7,7 +7,6 @@ import asyncio
 import atexit
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from bough.lang.backends.endpoint import RuntimeEndpoint
@@ -43,7 +42,7 @@ class Runtime:
     ) -> str:
         """The server's answer to `/generate`, as JSON; `fields` are others of its request (`return_logprob` …)."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
-        return json.dumps(wait_for(self.endpoint._post("/generate", body)))
+        return json.dumps(wait_for(self.endpoint._call("/generate", body)))
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """What comes after a prompt, piece by piece. Leaving it early aborts the request."""
@@ -74,7 +73,5 @@ class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.shutdown()

@@ -43,9 +43,6 @@ class Failure:
 
     def report(self) -> ProgramError:
         self.reported = True
-        return self.to_error()
-
-    def to_error(self) -> ProgramError:
         if isinstance(self.cause, ProgramError):  # of a branch, or of a program inside this one: it says all
             inner = self.cause
             error = ProgramError(str(inner), program=inner.program, line=inner.line, text=inner.text)
@@ -97,12 +94,6 @@ class Slot:
         self.partial = ""
         self.value: Any = None
         self.meta: Any = None
-
-    @classmethod
-    def of(cls, value: Any) -> Slot:
-        slot = cls()
-        slot.fill(value)
-        return slot
 
     def fill(self, value: Any, meta: Any = None) -> None:
         self.value, self.meta = value, meta

@@ -1,7 +1,6 @@
 """Runs programs without a model, to see what they would do.
 
 What is not known is a placeholder. A program that looks into one (`if s["x"] == …`) is followed up to there.
-`trace_program` records the whole graph; `trace_start` stops at the first call of a model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from bough.core.errors import BoughError
 from bough.lang import expressions as ex
 from bough.lang.chat import ChatFormat, Document
 from bough.lang.expressions import Expr, Placeholder, StopTracing, Text
-from bough.lang.graph import Fork, Graph, Lane, Node
+from bough.lang.graph import Graph, Lane, Node
 from bough.lang.state import GroupBase, StateBase
 from bough.lang.steps import Body
 
@@ -62,7 +61,7 @@ class TraceState(StateBase):
     def _record(self, expr: Expr) -> None:
         if isinstance(expr, ex.Gen | ex.Select | ex.ScopeEnd) and expr.name is not None:
             self._names.add(expr.name)
-        self._lane.items.append(_node(expr))
+        self._lane.append(_node(expr))
 
     def set_var(self, name: str, value: Any) -> None:
         self._names.add(name)
@@ -103,8 +102,8 @@ class TraceState(StateBase):
     text_async_iter = async_get_var = async_sync = get_usage = cancel = text_iter
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> TraceGroup:
-        lanes = [Lane() for _ in range(size)]
-        self._lane.items.append(Fork(lanes))
+        lanes: tuple[Lane, ...] = tuple([] for _ in range(size))
+        self._lane.append(lanes)
         return TraceGroup([TraceState(lane, self._names, self._values) for lane in lanes], self)
 
     def _look(self, what: str) -> None:
@@ -115,7 +114,7 @@ class StartState(TraceState):
     """Stops at the first call of a model, and at whatever could lead behind one."""
 
     def __init__(self, start: Start) -> None:
-        super().__init__(Lane())
+        super().__init__([])
         self._start = start
 
     def _record(self, expr: Expr) -> None:
@@ -138,7 +137,7 @@ class StartState(TraceState):
 
 class TraceGroup(GroupBase[TraceState]):
     def join(self, mode: str = "gather_variable") -> None:
-        self._parent._lane.items.append(Node("join", mode))
+        self._parent._lane.append(Node("join", mode))
         self._parent._names.update(*(state._names for state in self.states))
 
 
@@ -160,7 +159,7 @@ def _node(expr: Expr) -> Node:
 
 
 def trace_program(program: Body, given: Mapping[str, Any]) -> Graph:
-    lane = Lane()
+    lane: Lane = []
     ended = _play(program, TraceState(lane), given)
     return Graph(program.name, [parameter.name for parameter in program.parameters], lane, ended)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ class Writer:
         self._pattern: list[Step] | None = None  # an assistant message that will be one call
 
     def go_on_from(self, other: Writer) -> None:
-        self.document = other.document.copy()
+        self.document = copy.copy(other.document)
         self.start = len(self.document.text)
         self._scopes = dict(other._scopes)
 

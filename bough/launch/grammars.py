@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -97,14 +97,13 @@ class GrammarDesk:
             self._compiler.close()
 
     def _build(self) -> None:
-        from bough.constrained.compiler import build_compiler
-        from bough.constrained.vocabulary import read_vocabulary
+        from bough.constrained.compiler import CachingCompiler
 
         try:
             tokenizer = self._open_tokenizer()
             assert tokenizer is not None
             vocabulary = read_vocabulary(tokenizer, self._eos_ids, self._vocab_size)
-            compiler = build_compiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
+            compiler = CachingCompiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
         except Exception as error:  # whatever it is, those who wait must learn of it
             if not isinstance(error, BoughError):
                 log.exception("grammars cannot be compiled")
@@ -114,6 +113,24 @@ class GrammarDesk:
             lambda last, forced, whole: spell(tokenizer, vocabulary, last, forced, whole)
         )
         self._compiler = compiler
+
+
+def read_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int], size: int | None = None) -> Vocabulary:
+    """The vocabulary of a tokenizer, widened to `size` where the model's logits are wider than the tokenizer."""
+    from bough.constrained.vocabulary import Vocabulary
+
+    stops = tuple(sorted({int(token) for token in stop_ids}))
+    hidden = {*tokenizer.special_ids, *stops}
+    width = max(size or 0, tokenizer.vocab_size)
+    table = tokenizer.pieces(skip_special_tokens=False)
+
+    def piece(token: int) -> bytes:
+        if token in hidden or token >= tokenizer.vocab_size:
+            return b""
+        found = table[token] if table is not None else tokenizer.token_text(token)
+        return found if isinstance(found, bytes) else found.encode()
+
+    return Vocabulary(tuple(map(piece, range(width))), stops)
 
 
 def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes, whole: bool) -> Sequence[int]:

@@ -6,19 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bough.parsers.calls import Calls
-from bough.parsers.events import (
-    CallArguments,
-    CallBegin,
-    CallEnd,
-    CallFailed,
-    Event,
-    Parsed,
-    Reasoning,
-    Text,
-    collect,
-)
-from bough.parsers.formats.base import Framed, ToolFormat
+from bough.parsers.events import CallArguments, CallBegin, CallEnd, CallFailed, Event, Parsed, Reasoning, Text
+from bough.parsers.formats.base import Calls, Framed, ToolFormat
 from bough.parsers.reasoning import ReasoningFormat
 from bough.parsers.source import StreamParser
 
@@ -43,7 +32,7 @@ class AnswerFormat:
 
     def parse(self, text: str) -> Parsed:
         parser = AnswerParser(self)
-        return collect([*parser.feed(text), *parser.finish()])
+        return Parsed.of([*parser.feed(text), *parser.finish()])
 
 
 class AnswerParser:

@@ -67,27 +67,28 @@ class Parsed:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
 
-
-def collect(events: Iterable[Event]) -> Parsed:
-    parsed = Parsed()
-    text: list[str] = []
-    reasoning: list[str] = []
-    open_calls: dict[int, tuple[CallBegin, list[str]]] = {}
-    for event in events:
-        match event:
-            case Text():
-                text.append(event.text)
-            case Reasoning():
-                reasoning.append(event.text)
-            case CallBegin():
-                open_calls[event.index] = event, []
-            case CallArguments():
-                open_calls[event.index][1].append(event.text)
-            case CallEnd():
-                begin, pieces = open_calls.pop(event.index)
-                parsed.calls.append(Call(begin.name, "".join(pieces), begin.id))
-            case CallFailed():
-                open_calls.pop(event.index)
-                text.append(event.text)
-    parsed.text, parsed.reasoning = "".join(text), "".join(reasoning)
-    return parsed
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Parsed:
+        """What events amount to."""
+        parsed = cls()
+        text: list[str] = []
+        reasoning: list[str] = []
+        open_calls: dict[int, tuple[CallBegin, list[str]]] = {}
+        for event in events:
+            match event:
+                case Text():
+                    text.append(event.text)
+                case Reasoning():
+                    reasoning.append(event.text)
+                case CallBegin():
+                    open_calls[event.index] = event, []
+                case CallArguments():
+                    open_calls[event.index][1].append(event.text)
+                case CallEnd():
+                    begin, pieces = open_calls.pop(event.index)
+                    parsed.calls.append(Call(begin.name, "".join(pieces), begin.id))
+                case CallFailed():
+                    open_calls.pop(event.index)
+                    text.append(event.text)
+        parsed.text, parsed.reasoning = "".join(text), "".join(reasoning)
+        return parsed

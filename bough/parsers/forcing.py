@@ -110,9 +110,6 @@ def arguments_schema(schema: Schema) -> Schema:
     return schema
 
 
-# ---- in the format's own tags
-
-
 def _tag_grammar(form: dict[str, Any], path: str, shape: Shape, arguments: Mapping[str, Schema]) -> CallGrammar:
     """`path` leads to the tags in the format, one for each tool."""
     places = {}
@@ -151,9 +148,6 @@ def _tag(shape: Shape, name: str, schema: Schema) -> dict[str, Any]:
         content = {"type": "any_text"} if schema is ANY_ARGUMENTS else named_content(shape, schema)
     assert content is not None, "arguments that do not fit the shape"
     return {"type": "tag", "begin": shape.begin(name), "content": content, "end": shape.end}
-
-
-# ---- as a list
 
 
 def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:

@@ -1,68 +1,133 @@
-"""Formats of calls by the names that SGLang's users know (`--tool-call-parser`). Several names may mean one format."""
+"""Formats of calls and of reasoning by the names that SGLang's users know (`--tool-call-parser`, `--reasoning-parser`).
+Several names may mean one format."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from bough.core.errors import RequestError
+from bough.parsers.formats import tagged_arguments as tagged
 from bough.parsers.formats.base import ToolFormat
 from bough.parsers.formats.json_arguments import DeepSeek, KimiK2, Mistral
-from bough.parsers.formats.json_calls import HERMES, INTERN_S1, Apertus, Cohere, GigaChat, Llama3
+from bough.parsers.formats.json_calls import APERTUS, COHERE, COHERE_FRAMING, HERMES, INTERN_S1, GigaChat, Llama3
 from bough.parsers.formats.messages import Harmony, Inkling, Muse
 from bough.parsers.formats.nested_values import LFM2, LLAMA4, Gemma, MiniMaxM3
-from bough.parsers.formats.tagged_arguments import (
-    DEEPSEEK_V4,
-    DEEPSEEK_V32,
-    DOTS,
-    MINIMAX_M2,
-    STEP3,
-    Glm,
-    Hunyuan,
-    KimiK3,
-    MiniCpm,
-    Qwen3Coder,
-)
+from bough.parsers.reasoning import ReasoningFormat
+
+T = TypeVar("T")
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "apertus2509": Apertus(),
-    "cohere_command4": Cohere(),
+    "apertus2509": APERTUS,
+    "cohere_command4": COHERE,
     "deepseekv3": DeepSeek(fenced=True),
     "deepseekv31": DeepSeek(fenced=False),
-    "deepseekv32": DEEPSEEK_V32,
-    "deepseekv4": DEEPSEEK_V4,
-    "dots": DOTS,
+    "deepseekv32": tagged.DEEPSEEK_V32,
+    "deepseekv4": tagged.DEEPSEEK_V4,
+    "dots": tagged.DOTS,
     "gemma4": Gemma(),
     "gigachat3": GigaChat(),
-    "glm": Glm(),
-    "glm45": Glm(),
-    "glm47": Glm(),
+    "glm": tagged.Glm(),
+    "glm45": tagged.Glm(),
+    "glm47": tagged.Glm(),
     "gpt-oss": Harmony(),
     "hermes": HERMES,
-    "hunyuan": Hunyuan(),
+    "hunyuan": tagged.Hunyuan(),
     "inkling": Inkling(),
     "interns1": INTERN_S1,
     "kimi_k2": KimiK2(),
-    "kimi_k3": KimiK3(),
+    "kimi_k3": tagged.KimiK3(),
     "lfm2": LFM2,
     "llama3": Llama3(),
-    "mimo": Qwen3Coder(),
-    "minicpm5": MiniCpm(),
-    "minimax-m2": MINIMAX_M2,
+    "mimo": tagged.Qwen3Coder(),
+    "minicpm5": tagged.MiniCpm(),
+    "minimax-m2": tagged.MINIMAX_M2,
     "minimax-m3": MiniMaxM3(),
     "mistral": Mistral(),
     "muse": Muse(),
-    "poolside_v1": Glm(),
+    "poolside_v1": tagged.Glm(),
     "pythonic": LLAMA4,
     "qwen": HERMES,
     "qwen25": HERMES,
-    "qwen3_coder": Qwen3Coder(),
-    "step3": STEP3,
-    "step3p5": Qwen3Coder(),
+    "qwen3_coder": tagged.Qwen3Coder(),
+    "step3": tagged.STEP3,
+    "step3p5": tagged.Qwen3Coder(),
     "trinity": HERMES,
+}
+
+HARMONY = ReasoningFormat(
+    "<|channel|>analysis<|message|>",
+    "<|channel|>final<|message|>",
+    closing="<|end|><|start|>assistant<|channel|>final<|message|>",
+    framed=Harmony(),
+)
+THINK = ReasoningFormat()
+THINK_FORCED = ReasoningFormat(forced=True)
+THINK_OR_CALL = ReasoningFormat(calls=("<tool_call>",))
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "apertus2509": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", calls=("<|tools_prefix|>",)),
+    "cohere_command4": ReasoningFormat(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        forced=True,
+        calls=("<|START_ACTION|>", "<|START_TEXT|>", "<|START_RESPONSE|>"),
+        framing=COHERE_FRAMING,
+    ),
+    "deepseek-r1": THINK_FORCED,
+    "deepseek-v3": THINK,
+    "deepseek-v4": THINK,
+    "dots": ReasoningFormat(calls=("<dots_function_call>",)),
+    "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
+    "glm45": THINK_OR_CALL,
+    "gpt-oss": HARMONY,
+    "hunyuan": ReasoningFormat(calls=("<tool_calls>",)),
+    "inkling": ReasoningFormat(
+        "<|content_thinking|>",
+        "<|content_text|>",
+        closing="<|end_message|><|message_model|><|content_text|>",
+        framed=Inkling(),
+    ),
+    "interns1": THINK_OR_CALL,
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "kimi_k2": ReasoningFormat(calls=("<|tool_calls_section_begin|>",)),
+    "kimi_k3": ReasoningFormat(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        calls=(tagged.KimiK3.TOOLS, tagged.KimiK3.RESPONSE),
+        framing=tagged.KimiK3.FRAMING,
+    ),
+    "mimo": THINK_OR_CALL,
+    "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),
+    "minimax-append-think": ReasoningFormat(shown=True),
+    "minimax-m3": ReasoningFormat("<mm:think>", "</mm:think>"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "muse": ReasoningFormat(
+        "to=self<|message|>",
+        "to=user<|message|>",
+        closing="<|eom|><|start|>assistant to=user<|message|>",
+        framed=Muse(),
+    ),
+    "nemotron_3": THINK_OR_CALL,
+    "poolside_v1": THINK_OR_CALL,
+    "qwen3": THINK_OR_CALL,
+    "qwen3-thinking": ReasoningFormat(forced=True, calls=("<tool_call>",)),
+    "step3": THINK_FORCED,
+    "step3p5": THINK_FORCED,
 }
 
 
 def tool_format(name: str, field: str | None = None) -> ToolFormat:
+    return _named(TOOL_FORMATS, "tool-call", name, field)
+
+
+def reasoning_format(name: str, field: str | None = None) -> ReasoningFormat:
+    return _named(REASONING_FORMATS, "reasoning", name, field)
+
+
+def _named(formats: Mapping[str, T], kind: str, name: str, field: str | None) -> T:
     """The format by this name; `field` is where a client gave it."""
-    if name not in TOOL_FORMATS:
-        known = ", ".join(TOOL_FORMATS)
-        raise RequestError(f"There is no tool-call parser {name!r}; the known ones are {known}.", field=field)
-    return TOOL_FORMATS[name]
+    if name not in formats:
+        known = ", ".join(formats)
+        raise RequestError(f"There is no {kind} parser {name!r}; the known ones are {known}.", field=field)
+    return formats[name]

@@ -133,8 +133,15 @@ class Source:
         self.take(self.at + len(text))
         return True
 
+    def skip_after_space(self, text: str) -> Steps[bool]:
+        """The same with a little white space before it."""
+        if not (yield from self.starts_after_space(text)):
+            return False
+        yield from self.expect_after_space(text)
+        return True
+
     def skip_end(self, text: str) -> Steps[bool]:
-        """The same for what closes something that is complete already: at the end of a stream part of it will do."""
+        """Skips what closes something that is complete already: at the end of a stream part of it will do."""
         if (yield from self.skip(text)):
             return True
         left = len(self.text) - self.at
@@ -152,6 +159,10 @@ class Source:
     def expect(self, text: str) -> Steps[None]:
         if not (yield from self.skip(text)):
             raise MalformedError(f"no {text!r}")
+
+    def expect_after_space(self, text: str) -> Steps[None]:
+        yield from self.skip_space()
+        yield from self.expect(text)
 
     def skip_space(self) -> Steps[None]:
         yield from self.word(BLANKS)

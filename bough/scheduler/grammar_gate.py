@@ -10,8 +10,16 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bough.constrained.interface import Compiled, GrammarSpec, Ticket
-from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
+from bough.constrained.interface import (
+    Compiled,
+    GrammarSpec,
+    Ticket,
+    choice_spec,
+    ebnf_spec,
+    json_schema_spec,
+    regex_spec,
+    structural_tag_spec,
+)
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.sampling_params import SamplingParams

@@ -24,18 +24,20 @@ from bough.parsers import (
     Call,
     CallBegin,
     CallEnd,
-    CallGrammar,
     Event,
     Reasoning,
     ReasoningFormat,
     Text,
+    reasoning_format,
+    tool_format,
+)
+from bough.parsers.forcing import (
+    CallGrammar,
     can_watch,
     forced_calls,
     forced_format,
     forced_openings,
     has_json_arguments,
-    reasoning_format,
-    tool_format,
     watched_calls,
 )
 from bough.parsers.formats.base import ToolFormat

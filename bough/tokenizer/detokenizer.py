@@ -17,7 +17,7 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Reply, Started, StepOutput, ToDetokenizer
 from bough.messages.requests import Ping, Shutdown, StreamEnded
-from bough.tokenizer.incremental import IncrementalDecoder
+from bough.tokenizer.incremental import IncrementalDecoder, WindowDecoder
 from bough.tokenizer.stops import StopMatcher
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ class Outlet(Protocol):
 class Stream:
     """One open request: how its text is made, and what has not been sent yet."""
 
-    decoder: IncrementalDecoder | None  # None: token ids only
+    decoder: IncrementalDecoder | WindowDecoder | None  # None: token ids only
     stops: StopMatcher | None
     keep_stop_token: bool
     interval: int  # tokens between two deltas; 0: one delta at the end
@@ -93,7 +93,7 @@ class Detokenizer:
         decoder = None
         if self._tokenizer is not None:
             tail = np.frombuffer(message.prompt_tail, dtype=np.int32).tolist()
-            decoder = IncrementalDecoder(self._tokenizer, tail, sampling.skip_special_tokens)
+            decoder = self._tokenizer.decoder(tail, sampling.skip_special_tokens)
         stops = None
         if sampling.stop or sampling.stop_regex:
             stops = StopMatcher(sampling.stop, sampling.stop_regex, sampling.no_stop_trim)

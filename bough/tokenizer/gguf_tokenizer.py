@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import tokenizers
@@ -45,9 +44,6 @@ class SplitRule:
         steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2)
         return pre_tokenizers.Sequence([*steps, byte_level])
-
-    def normalizer(self) -> normalizers.Normalizer | None:
-        return normalizers.NFC() if self.nfc else None
 
 
 GPT2 = SplitRule(gpt2=True)
@@ -109,14 +105,7 @@ def find_split_rule(name: str) -> SplitRule:
 
 
 Metadata = Mapping[str, Any]
-
-
-class TokenType(IntEnum):
-    """The numbers of `tokenizer.ggml.token_type` that matter here."""
-
-    NORMAL = 1
-    CONTROL = 3
-    USER_DEFINED = 4
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # the numbers of `tokenizer.ggml.token_type` that matter here
 
 
 def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
@@ -167,9 +156,8 @@ def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str]) -> tuple[tokenize
     merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
-    normalizer = rule.normalizer()
-    if normalizer is not None:
-        backend.normalizer = normalizer
+    if rule.nfc:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = rule.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend, rule.adds_bos
@@ -201,7 +189,7 @@ def _merges_from_scores(metadata: Metadata, tokens: Sequence[str]) -> list[tuple
     """Every way to make a token of two others, best-scored tokens first: the order in which SentencePiece merges."""
     scores = _required(metadata, "tokenizer.ggml.scores")
     types = _required(metadata, "tokenizer.ggml.token_type")
-    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
+    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
     best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
     return [
         (left, right)
@@ -215,9 +203,9 @@ def _merges_from_scores(metadata: Metadata, tokens: Sequence[str]) -> list[tuple
 def _add_tokens(backend: tokenizers.Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
     """Control tokens become special, user-defined ones are recognised in text and shown in it."""
     added = [
-        AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
+        AddedToken(token, normalized=False, special=kind == CONTROL)
         for token, kind in zip(tokens, metadata.get("tokenizer.ggml.token_type", ()), strict=False)
-        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+        if kind in (CONTROL, USER_DEFINED)
     ]
     backend.add_tokens([token for token in added if not token.special])
     backend.add_special_tokens([token for token in added if token.special])

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
@@ -48,20 +47,13 @@ def _as_text(piece: bytes) -> str | bytes:
         return piece  # part of a character, or no character at all
 
 
-@dataclass(frozen=True, slots=True)
-class PieceRule:
-    """How a family of tokenizers spells bytes, and whether its decoder drops one space where the text begins."""
-
-    token_bytes: Callable[[str], bytes]
-    drops_first_space: bool
-
-
-def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
-    """The rule of a tokenizer whose text is the concatenation of its tokens' bytes; None for any other."""
+def find_piece_rule(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool] | None:
+    """For a tokenizer whose text is the concatenation of its tokens' bytes: how these are spelt, and whether the
+    decoder drops one space where the text begins. None for any other."""
     state: dict[str, Any] = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     match state.get("decoders", [state]):
         case [{"type": "ByteLevel"}]:
-            return PieceRule(_byte_level_bytes, drops_first_space=False)
+            return _byte_level_bytes, False
         case [
             {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
             {"type": "ByteFallback"},
@@ -70,7 +62,7 @@ def find_piece_rule(backend: tokenizers.Tokenizer) -> PieceRule | None:
         ]:
             match rest:
                 case [] | [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
-                    return PieceRule(_sentencepiece_bytes, drops_first_space=bool(rest))
+                    return _sentencepiece_bytes, bool(rest)
     return None
 
 
@@ -105,45 +97,19 @@ WINDOW_CONTEXT = 8  # tokens before the undecided ones that are decoded with the
 WINDOW_PATIENCE = 8  # undecided tokens after which U+FFFD is believed: no character has more bytes
 
 
-class PieceSource(Protocol):
-    """What decoding needs of a tokenizer."""
-
-    @property
-    def drops_first_space(self) -> bool: ...
-
-    def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
-        """The table of contributions; None when this tokenizer's text is not a concatenation."""
-
-    def visible(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]: ...
-
-    def backend_decode(self, ids: list[int]) -> str: ...
-
-
 class IncrementalDecoder:
     """The growing text of one output. Ids in by `push`, certain text out; `flush` once at the end."""
 
-    __slots__ = ("_at_start", "_pending", "_pieces", "_window")
+    __slots__ = ("_at_start", "_pending", "_pieces")
 
-    def __init__(self, tokenizer: PieceSource, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
-        self._pieces = tokenizer.pieces(skip_special_tokens)
+    def __init__(self, pieces: TokenPieces, prompt_ids: Sequence[int], drops_first_space: bool) -> None:
+        self._pieces = pieces
         self._pending = b""
-        self._at_start = False
-        self._window: _Window | None = None
-        pieces = self._pieces
-        if pieces is None:
-            context = tokenizer.visible(prompt_ids, skip_special_tokens)[-WINDOW_CONTEXT:]
-            self._window = _Window(
-                tokenizer.backend_decode, lambda ids: tokenizer.visible(ids, skip_special_tokens), context
-            )
-        elif tokenizer.drops_first_space:
-            self._at_start = not any(pieces[token] for token in prompt_ids)
+        self._at_start = drops_first_space and not any(pieces[token] for token in prompt_ids)
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these tokens make certain."""
         pieces = self._pieces
-        if pieces is None:
-            assert self._window is not None
-            return self._window.push(ids)
         if len(ids) == 1 and not self._pending and not self._at_start:  # nearly every call of a running stream
             piece = pieces[ids[0]]
             if piece.__class__ is str:
@@ -156,8 +122,6 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """What remains when no more tokens come: an unfinished character shows as U+FFFD."""
-        if self._window is not None:
-            return self._window.flush()
         unfinished, self._pending = self._pending, b""
         return UNFINISHED if unfinished else ""
 
@@ -174,17 +138,21 @@ class IncrementalDecoder:
         return text
 
 
-class _Window:
-    """Decodes undecided tokens after a few earlier ones, and takes what they add to the text."""
+class WindowDecoder:
+    """The same for tokenizers without such a table: decodes undecided tokens after a few earlier ones, and takes what
+    they add to the text."""
 
     __slots__ = ("_context", "_decode", "_undecided", "_visible")
 
     def __init__(
-        self, decode: Callable[[list[int]], str], visible: Callable[[Sequence[int]], list[int]], context: list[int]
+        self,
+        decode: Callable[[list[int]], str],
+        visible: Callable[[Sequence[int]], list[int]],
+        prompt_ids: Sequence[int],
     ) -> None:
         self._decode = decode
         self._visible = visible
-        self._context = context
+        self._context = visible(prompt_ids)[-WINDOW_CONTEXT:]
         self._undecided: list[int] = []
 
     def push(self, ids: Sequence[int]) -> str:

@@ -100,9 +100,6 @@ def _finish(backend: tokenizers.Tokenizer, special: Mapping[str, str], template:
     return Tokenizer(backend, bos_id=bos_id, eos_ids=() if eos_id is None else (eos_id,), chat_template=template)
 
 
-# ---- special and added tokens
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Name to spelling. A token is written as its text, or as an object that describes how it matches."""
     named = {name: config.get(name) for name in SPECIAL_NAMES}
@@ -137,9 +134,6 @@ def _ensure_bos(backend: tokenizers.Tokenizer, bos: str) -> None:
     adds_bos = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))])
     earlier = backend.post_processor
     backend.post_processor = adds_bos if earlier is None else processors.Sequence([earlier, adds_bos])
-
-
-# ---- chat templates
 
 
 def _make_template(given: str | None, own: Mapping[str, str], variables: Mapping[str, str]) -> ChatTemplate | None:

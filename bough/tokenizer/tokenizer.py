@@ -1,7 +1,6 @@
 """The tokenizer of one model: text to ids, ids to text, conversations to prompts.
 
-It joins a `tokenizers.Tokenizer` with the ids that end a text, the chat template, and the table that makes decoding
-cheap. `TextBound` limits how much of a text is tokenised: a text as large as a request's body would take minutes and
+`TextBound` limits how much of a text is tokenised: a text as large as a request's body would take minutes and
 gigabytes, only to be refused for its length. Its tokens are counted piece by piece until the outcome is known.
 """
 
@@ -16,7 +15,7 @@ import tokenizers
 
 from bough.core.errors import RequestError
 from bough.tokenizer.chat_template import ChatTemplate
-from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, find_piece_rule
+from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, WindowDecoder, find_piece_rule
 
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is
@@ -81,13 +80,13 @@ class Tokenizer:
         added: Mapping[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
         self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
-        rule = find_piece_rule(backend)
-        self.drops_first_space = rule is not None and rule.drops_first_space
+        self.drops_first_space = False
         self._shown: TokenPieces | None = None
         self._skipped: TokenPieces | None = None
-        if rule is not None:
-            self._shown = TokenPieces(backend, rule.token_bytes, hidden=frozenset())
-            self._skipped = TokenPieces(backend, rule.token_bytes, hidden=self.special_ids)
+        if (rule := find_piece_rule(backend)) is not None:
+            token_bytes, self.drops_first_space = rule
+            self._shown = TokenPieces(backend, token_bytes, hidden=frozenset())
+            self._skipped = TokenPieces(backend, token_bytes, hidden=self.special_ids)
 
     def bounded(self, bound: TextBound) -> Tokenizer:
         """The same tokenizer for untrusted texts, which may be far too long."""
@@ -141,8 +140,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids that stand alone; unknown ids show nothing."""
-        decoder = IncrementalDecoder(self, (), skip_special_tokens)
+        decoder = self.decoder((), skip_special_tokens)
         return decoder.push(ids) + decoder.flush()
+
+    def decoder(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder | WindowDecoder:
+        """What makes text of an answer's tokens as they come."""
+        pieces = self.pieces(skip_special_tokens)
+        if pieces is not None:
+            return IncrementalDecoder(pieces, prompt_ids, self.drops_first_space)
+        return WindowDecoder(self.backend_decode, lambda ids: self.visible(ids, skip_special_tokens), prompt_ids)
 
     def token_text(self, token: int) -> str:
         """One token as text, special or not, its leading space kept; U+FFFD where it is only part of a character."""

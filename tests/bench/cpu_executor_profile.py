@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bough.constrained.interface import Compiled, Matcher
-from bough.constrained.spec import json_schema_spec
+from bough.constrained.interface import Compiled, Matcher, json_schema_spec
 from bough.core.plan import BatchPlan, Executor, TokenMasks
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bough.constrained.interface import GrammarSpec
-from bough.constrained.spec import (
+from bough.constrained.interface import (
+    GrammarSpec,
     choice_spec,
     ebnf_spec,
     json_schema_spec,

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from bough.constrained.interface import Matcher
-from bough.constrained.spec import json_schema_spec, structural_tag_spec
-from bough.parsers import TOOL_FORMATS, AnswerFormat, CallGrammar, can_watch, forced_calls, forced_format, watched_calls
-from bough.parsers.forcing import arguments_schema
+from bough.constrained.interface import Matcher, json_schema_spec, structural_tag_spec
+from bough.parsers import TOOL_FORMATS, AnswerFormat
+from bough.parsers.forcing import (
+    CallGrammar,
+    arguments_schema,
+    can_watch,
+    forced_calls,
+    forced_format,
+    watched_calls,
+)
 from tests.constrained.walks import accepts, matcher_of, random_text
 from tests.parsers.test_parsers_round_trip import ALIASES
 from tests.parsers.writers import in_shape

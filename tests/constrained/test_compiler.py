@@ -14,11 +14,20 @@ import numpy as np
 import pytest
 
 from bough.constrained import xgrammar_backend
-from bough.constrained.compiler import build_compiler
-from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+from bough.constrained.compiler import CachingCompiler
+from bough.constrained.interface import (
+    Compiled,
+    GrammarCompiler,
+    GrammarSpec,
+    Ticket,
+    choice_spec,
+    ebnf_spec,
+    json_schema_spec,
+    regex_spec,
+    structural_tag_spec,
+)
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
-from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.constrained.worker import Hello, WorkerPool, _Worker
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
@@ -28,7 +37,7 @@ HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
 @pytest.fixture(scope="module", params=["llguidance", "outlines-core", "xgrammar"])
 def compiler(request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
-    built = build_compiler(request.param, BYTES, timeout_s=30.0)
+    built = CachingCompiler(request.param, BYTES, timeout_s=30.0)
     yield built
     built.close()
 
@@ -81,7 +90,7 @@ def test_a_cancelled_request_may_be_asked_again(compiler: GrammarCompiler) -> No
 
 def test_what_takes_too_long_ends_alone() -> None:
     """outlines-core writes out an automaton with two to the twenty-second states here, which takes it minutes."""
-    compiler = build_compiler("outlines-core", BYTES, timeout_s=1.0)
+    compiler = CachingCompiler("outlines-core", BYTES, timeout_s=1.0)
     bomb = regex_spec("(a|b)*a(a|b){22}")
     try:
         slow, quick = compiler.request(bomb), compiler.request(regex_spec("ok"))
@@ -94,7 +103,7 @@ def test_what_takes_too_long_ends_alone() -> None:
 
 
 def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
-    compiler = build_compiler("llguidance", BYTES, cache_entries=2)
+    compiler = CachingCompiler("llguidance", BYTES, cache_entries=2)
     try:
         specs = [regex_spec(f"y{index}") for index in range(3)]
         first = wait(compiler.request(specs[0]))
@@ -159,7 +168,7 @@ def no_more_processes(*_: object, **__: object) -> None:
 
 
 def test_what_is_no_fault_of_the_grammar_fails_its_request_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = build_compiler("llguidance", BYTES)
+    compiler = CachingCompiler("llguidance", BYTES)
     try:
         with monkeypatch.context() as broken:
             broken.setattr("subprocess.Popen", no_more_processes)
@@ -248,7 +257,7 @@ def test_what_nobody_follows_in_bounded_time_says_so(preparers: WorkerPool) -> N
 
 
 def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks() -> None:
-    compiler = build_compiler("xgrammar", BYTES)
+    compiler = CachingCompiler("xgrammar", BYTES)
     try:
         matcher = wait(compiler.request(regex_spec(r"(\w+\s?)*\."))).matcher()
         assert isinstance(matcher, LLGuidanceMatcher) and accepts(matcher, "one two.") and not accepts(matcher, "one")
@@ -303,8 +312,8 @@ def test_a_limit_of_the_library_is_told_when_it_was_met_on_the_way() -> None:
 
 def test_names_of_back_ends() -> None:
     with pytest.raises(SettingsError, match=r"xgrammar, llguidance, outlines-core, outlines"):
-        build_compiler("antlr", BYTES)
-    build_compiler("outlines", BYTES).close()
+        CachingCompiler("antlr", BYTES)
+    CachingCompiler("outlines", BYTES).close()
 
 
 def test_a_spec_crosses_processes_unchanged() -> None:

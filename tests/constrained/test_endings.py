@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from bough.constrained.interface import ebnf_spec, json_schema_spec
 from bough.constrained.prepare import prepare
-from bough.constrained.spec import ebnf_spec, json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.walks import accepts, matcher_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bough.constrained.interface import json_schema_spec
 from bough.constrained.prepare import prepare
-from bough.constrained.spec import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.feature_cases import CASES, Case
 from tests.constrained.walks import BACKEND_NAMES, accepts, matcher_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bough.constrained.spec import ebnf_spec, json_schema_spec, regex_spec
+from bough.constrained.interface import ebnf_spec, json_schema_spec, regex_spec
 from tests.constrained.recogniser import recognises
 from tests.constrained.walks import BACKEND_NAMES, accepts, matcher_of, random_text
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bough.constrained.interface import json_schema_spec, structural_tag_spec
 from bough.constrained.prepare import prepare
-from bough.constrained.spec import json_schema_spec, structural_tag_spec
 from bough.core.errors import RequestError
 from tests.constrained.walks import accepts, matcher_of, random_text
 

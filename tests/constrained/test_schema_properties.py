@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bough.constrained.spec import json_schema_spec
+from bough.constrained.interface import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.walks import matcher_of, random_text
 

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bough.constrained.spec import json_schema_spec
+from bough.constrained.interface import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.suites import configuration_schemas, suite_groups, tool_schemas
 from tests.constrained.walks import accepts, matcher_of, random_text

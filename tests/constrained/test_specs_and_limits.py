@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.interface import GrammarSpec
+from bough.constrained.interface import (
+    GrammarSpec,
+    choice_spec,
+    ebnf_spec,
+    json_schema_spec,
+    regex_spec,
+    structural_tag_spec,
+)
 from bough.constrained.prepare import prepare
-from bough.constrained.spec import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 from bough.core.errors import RequestError
 
 
@@ -134,7 +140,7 @@ def test_a_strict_refusal_names_the_fields_that_are_not() -> None:
 
 def test_preparing_needs_no_back_end() -> None:
     code = (
-        "import sys, bough.constrained.prepare, bough.constrained.compiler, bough.constrained.spec as s\n"
+        "import sys, bough.constrained.prepare, bough.constrained.compiler, bough.constrained.interface as s\n"
         "bough.constrained.prepare.prepare(s.json_schema_spec({'type': 'object'}), 'xgrammar')\n"
         "print(sorted({'torch', 'xgrammar', 'llguidance', 'outlines_core', 'transformers'} & set(sys.modules)))"
     )

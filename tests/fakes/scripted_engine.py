@@ -24,7 +24,7 @@ from bough.messages.requests import Abort, Generate
 from bough.server.context import ServerContext
 from bough.server.model_info import ModelInfo
 from bough.tokenizer.chat_template import ChatTemplate
-from bough.tokenizer.incremental import BYTE_OF_CHAR, IncrementalDecoder
+from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.tokenizer import Tokenizer
 
 IM_START, IM_END = 256, 257
@@ -69,7 +69,7 @@ def deltas_of(
     """The deltas of an answer, cut behind the given numbers of tokens."""
     finish = finish or FinishStop(IM_END)
     wanted = None if prompt is None else prompt.logprobs
-    decoder = IncrementalDecoder(tokenizer, (), True)
+    decoder = tokenizer.decoder((), True)
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
     deltas = []
     for start, end in itertools.pairwise(bounds):
@@ -137,7 +137,7 @@ class ScriptedEngine:
             return
         if message.output_ids:  # of a stream that broke elsewhere: the script goes on behind them
             told = np.frombuffer(message.output_ids, np.int32).tolist()
-            replay = Delta(message.handle, IncrementalDecoder(self.tokenizer, (), True).push(told), message.output_ids)
+            replay = Delta(message.handle, self.tokenizer.decoder((), True).push(told), message.output_ids)
             asyncio.get_running_loop().call_soon(self.client.receive, Deltas([], [replay]))
             play = play[len(told) :]
         prompt = _prompt_of(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces
+from bough.tokenizer.incremental import TokenPieces, WindowDecoder
 
 
 class ByteTokenizer:
@@ -31,5 +31,5 @@ class ByteTokenizer:
     def token_text(self, token: int) -> str:
         return self.backend_decode([token])
 
-    def decoder(self) -> IncrementalDecoder:
-        return IncrementalDecoder(self, (), True)
+    def decoder(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> WindowDecoder:
+        return WindowDecoder(self.backend_decode, list, prompt_ids)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.errors import RequestError
+from bough.lang.backends.in_process import output_of
 from bough.lang.choices import (
     greedy_token_selection,
     normalized,
@@ -70,13 +71,14 @@ def test_answers_are_sorted_and_refusals_raised() -> None:
         [(None, 3, "")],
     ]
     outputs: list[Any] = [
-        {"meta_info": {"finish_reason": {"type": "length"}, "input_token_logprobs": entry}} for entry in entries
+        {"text": "", "meta_info": {"finish_reason": {"type": "length"}, "input_token_logprobs": entry}}
+        for entry in entries
     ]
-    scores = plan.read(outputs)
+    scores = plan.read(output_of(outputs).metas)
     assert scores.tokens == [[(-1.0, 2, " yes")], [(-math.inf, 3, " no")]] and scores.alone == entries[2:]
     outputs[1]["meta_info"]["finish_reason"] = {"type": "abort", "message": "too long"}
     with pytest.raises(RequestError, match="too long"):
-        plan.read(outputs)
+        plan.read(output_of(outputs).metas)
 
 
 def decide(method: Any, rows: list[list[float]], alone: list[list[float | None]] | None = None) -> str:

@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from bough.constrained.interface import Ticket
-from bough.constrained.spec import json_schema_spec, regex_spec
+from bough.constrained.interface import Ticket, json_schema_spec, regex_spec
 from bough.core.errors import ModelError, RequestError
 from bough.core.plan import mask_words
 from bough.core.settings import SchedulerSettings

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from bough.parsers import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    AnswerFormat,
+from bough.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
+from bough.parsers.forcing import (
+    NO_ARGUMENTS,
+    CallGrammar,
+    arguments_schema,
     can_watch,
     forced_calls,
     forced_format,
     forced_openings,
     watched_calls,
 )
-from bough.parsers.forcing import NO_ARGUMENTS, CallGrammar, arguments_schema
 from tests.parsers.writers import Given, in_shape
 
 WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -18,7 +18,7 @@ from bough.parsers import (
     reasoning_format,
     tool_format,
 )
-from bough.parsers.events import collect
+from bough.parsers.events import Parsed
 from bough.parsers.source import SPACE
 from tests.parsers.test_parsers_round_trip import TOOLS, calls_in, cut, events_of
 
@@ -39,14 +39,14 @@ def test_thinking_is_set_apart(name: str, thought: str, said: str, seed: int) ->
         text, form = opening + thought + kind.end + said, AnswerFormat(reasoning=kind, thinking=thinking)
         whole = form.parse(text)
         assert (whole.reasoning, whole.text) == (thought.strip(SPACE), said.lstrip(SPACE))
-        assert collect(events_of(form, cut(text, seed))) == whole
+        assert Parsed.of(events_of(form, cut(text, seed))) == whole
 
 
 @EITHER
 def test_an_answer_without_thinking_is_text(name: str) -> None:
     kind = REASONING_FORMATS[name]
     form = AnswerFormat(reasoning=kind)
-    assert form.parse("Hello.") == collect([Text("Hello.")])
+    assert form.parse("Hello.") == Parsed.of([Text("Hello.")])
     assert form.parse(f" \n{kind.end}Hello.").text == "Hello."
     assert form.parse(f"One writes {kind.start} before.").text == f"One writes {kind.start} before."
 
@@ -111,7 +111,7 @@ def test_a_call_ends_thinking_that_was_not_closed() -> None:
     )
     text = 'I must look.<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     for pieces in ([text], list(text)):
-        parsed = collect(events_of(form, pieces))
+        parsed = Parsed.of(events_of(form, pieces))
         assert (parsed.reasoning, parsed.text, calls_in(parsed)) == ("I must look.", "", [("now", {})])
 
 
@@ -121,7 +121,7 @@ def test_thinking_before_text_and_a_call() -> None:
     )
     text = 'Hm.</think>\n\nLet me see.\n<tool_call>{"name": "now"}</tool_call>\nDone.'
     for pieces in ([text], list(text)):
-        parsed = collect(events_of(form, pieces))
+        parsed = Parsed.of(events_of(form, pieces))
         assert (parsed.reasoning, parsed.text, calls_in(parsed)) == ("Hm.", "Let me see.Done.", [("now", {})])
 
 
@@ -134,7 +134,7 @@ HARMONY = (
 def test_gpt_oss_reads_thinking_text_and_calls_alike() -> None:
     both = AnswerFormat(reasoning=REASONING_FORMATS["gpt-oss"], tool_format=TOOL_FORMATS["gpt-oss"], tools=TOOLS)
     for pieces in ([HARMONY], list(HARMONY)):
-        parsed = collect(events_of(both, pieces))
+        parsed = Parsed.of(events_of(both, pieces))
         assert (parsed.reasoning, parsed.text, calls_in(parsed)) == ("The user asks.", "One moment.", [("now", {})])
     calls_only = AnswerFormat(tool_format=TOOL_FORMATS["gpt-oss"], tools=TOOLS).parse(HARMONY)
     assert (calls_only.reasoning, calls_only.text) == ("", "The user asks.One moment.")

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bough.parsers import TOOL_FORMATS, AnswerFormat, AnswerParser, CallArguments, CallBegin, CallEnd, Event, Parsed
-from bough.parsers.events import collect
 from bough.parsers.formats.base import Framed
 from tests.parsers.writers import WRITER_IDS, WRITERS, Given, llama3
 
@@ -100,11 +99,13 @@ def test_what_is_written_comes_out(
     name: str, write: Callable[[Given], str], calls: Given, said: str, seed: int
 ) -> None:
     said = "" if write is llama3 else said  # its calls have no opening marker
+    keys = [key for _, arguments in calls for key in arguments.get("options", ())]
+    assume(name != "gemma4" or not any(set(key) & set("{}:,") for key in keys))  # its keys have no quotes
     text = f"{said}\n\n{write(calls)}" if said else write(calls)
     whole = form_of(name).parse(text)
     assert calls_in(whole) == list(calls)
     assert whole.text == said
-    assert collect(events_of(form_of(name), cut(text, seed))) == whole
+    assert Parsed.of(events_of(form_of(name), cut(text, seed))) == whole
 
 
 @DISTINCT
@@ -116,9 +117,9 @@ def test_any_chunking_of_a_damaged_stream_gives_the_same(
     text = damaged(write(calls), damage)
     form = form_of(name)
     whole = form.parse(text)
-    assert collect(events_of(form, cut(text, seed))) == whole
-    assert collect(events_of(form, list(text))) == whole
-    assert collect(events_of(replace(form, eager=frozenset(TOOLS)), cut(text, seed))) == whole
+    assert Parsed.of(events_of(form, cut(text, seed))) == whole
+    assert Parsed.of(events_of(form, list(text))) == whole
+    assert Parsed.of(events_of(replace(form, eager=frozenset(TOOLS)), cut(text, seed))) == whole
     shown = [event for event in events_of(form, list(text)) if isinstance(event, CallBegin)]
     assert [begun.name for begun in shown] == [call.name for call in whole.calls]  # a stream begins no others
     for call in whole.calls:
@@ -155,7 +156,7 @@ def test_arguments_are_shown_while_they_come(name: str, write: Callable[[Given],
     assert len(shown) > (1 if name in ("pythonic", "lfm2") else 20)
     held = events_of(form_of(name), pieces)
     assert [type(event) for event in held] == [CallBegin, CallArguments, CallEnd]
-    assert collect(held) == collect(events)
+    assert Parsed.of(held) == Parsed.of(events)
 
 
 @EVERY

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bough.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat, AnswerParser
-from bough.parsers.events import collect
+from bough.parsers.events import Parsed
 
 TOOLS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -181,7 +181,7 @@ def test_usual_thinking(name: str, text: str, thought: str, said: str) -> None:
     kind = REASONING_FORMATS[name]
     for pieces in ([text], list(text)):
         parser = AnswerParser(AnswerFormat(reasoning=kind, thinking=kind.forced))
-        parsed = collect([event for piece in pieces for event in parser.feed(piece)] + parser.finish())
+        parsed = Parsed.of([event for piece in pieces for event in parser.feed(piece)] + parser.finish())
         assert (parsed.reasoning, parsed.text) == (thought, said)
 
 

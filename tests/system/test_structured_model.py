@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 import bough
+from bough.constrained.interface import json_schema_spec
 from bough.constrained.prepare import prepare
-from bough.constrained.spec import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.recogniser import recognises
 from tests.constrained.suites import suite_groups, tool_schemas

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from bough.tokenizer.incremental import IncrementalDecoder
+from bough.tokenizer.incremental import IncrementalDecoder, WindowDecoder
 from bough.tokenizer.tokenizer import Tokenizer
 
 shared = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -36,7 +36,7 @@ def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in pairwise([0, *cuts, len(ids)])]
 
 
-def stream(decoder: IncrementalDecoder, chunks: list[list[int]]) -> str:
+def stream(decoder: IncrementalDecoder | WindowDecoder, chunks: list[list[int]]) -> str:
     parts = [decoder.push(chunk) for chunk in chunks]
     return "".join(parts) + decoder.flush()
 
@@ -56,14 +56,14 @@ def test_byte_level_text_is_what_the_library_decodes(
 ) -> None:
     ids = smollm2_ids(data, smollm2)
     expected = smollm2.backend.decode(ids, skip_special_tokens=skip)
-    assert stream(IncrementalDecoder(smollm2, prompt, skip), chunked(data, ids)) == expected
+    assert stream(smollm2.decoder(prompt, skip), chunked(data, ids)) == expected
     assert smollm2.decode(ids, skip) == expected
 
 
 @shared
 @given(text=st.text(alphabet=IN_VOCABULARY, max_size=40))
 def test_no_push_shows_half_a_character(smollm2: Tokenizer, text: str) -> None:
-    decoder = IncrementalDecoder(smollm2, [], skip_special_tokens=False)
+    decoder = smollm2.decoder([], skip_special_tokens=False)
     shown = ""
     for token in smollm2.encode(text):
         shown += decoder.push([token])
@@ -78,7 +78,7 @@ def test_sentencepiece_text_is_what_follows_the_prompt(spm: Tokenizer, data: st.
     prompt = spm.encode(data.draw(st.sampled_from(["", "the", " ", "é"]), label="prompt"))
     ids = data.draw(st.lists(token, max_size=25), label="ids")
     expected = spm.decode(prompt + ids, skip)[len(spm.decode(prompt, skip)) :]
-    assert stream(IncrementalDecoder(spm, prompt, skip), chunked(data, ids)) == expected
+    assert stream(spm.decoder(prompt, skip), chunked(data, ids)) == expected
 
 
 @shared
@@ -90,9 +90,9 @@ def test_sentencepiece_decodes_valid_text_as_the_library_does(spm: Tokenizer, te
 
 def test_a_continuation_keeps_its_space_and_a_beginning_does_not(spm: Tokenizer) -> None:
     the = spm.encode("the", add_special_tokens=False)
-    assert IncrementalDecoder(spm, spm.encode("hello"), True).push(the) == " the"
-    assert IncrementalDecoder(spm, [1], True).push(the) == "the"
-    assert IncrementalDecoder(spm, [1], False).push(the) == " the"  # behind a visible "<s>"
+    assert spm.decoder(spm.encode("hello"), True).push(the) == " the"
+    assert spm.decoder([1], True).push(the) == "the"
+    assert spm.decoder([1], False).push(the) == " the"  # behind a visible "<s>"
 
 
 def test_valid_characters_survive_a_stray_byte(spm: Tokenizer) -> None:
@@ -102,7 +102,7 @@ def test_valid_characters_survive_a_stray_byte(spm: Tokenizer) -> None:
 
 def test_special_tokens_inside_a_character_do_not_break_it(smollm2: Tokenizer) -> None:
     first, *rest = smollm2.encode("😀")
-    decoder = IncrementalDecoder(smollm2, [], skip_special_tokens=True)
+    decoder = smollm2.decoder([], skip_special_tokens=True)
     assert [decoder.push([first]), decoder.push([2]), decoder.push(rest), decoder.flush()] == ["", "", "😀", ""]
 
 
@@ -129,7 +129,7 @@ def test_other_decoders_go_through_a_window(tokenizer: Tokenizer, data: st.DataO
     prompt = data.draw(st.lists(st.integers(0, 5), max_size=12), label="prompt")
     decode = tokenizer.backend.decode
     expected = decode(prompt + ids, skip_special_tokens=skip)[len(decode(prompt, skip_special_tokens=skip)) :]
-    assert stream(IncrementalDecoder(tokenizer, prompt, skip), chunked(data, ids)) == expected
+    assert stream(tokenizer.decoder(prompt, skip), chunked(data, ids)) == expected
 
 
 def test_the_window_waits_for_a_character_but_not_for_ever() -> None:
@@ -137,7 +137,7 @@ def test_the_window_waits_for_a_character_but_not_for_ever() -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate([*bytes_of_emoji, "a"])}, "a"))
     backend.decoder = decoders.ByteFallback()  # without Fuse: not one of the two known families
     tokenizer = Tokenizer(backend)
-    decoder = IncrementalDecoder(tokenizer, [4], True)
+    decoder = tokenizer.decoder([4], True)
     assert [decoder.push([i]) for i in range(4)] == ["", "", "", "😀"]
     assert decoder.push([4]) == "a"
     assert "".join(decoder.push([0]) for _ in range(8)) == "\ufffd" * 8

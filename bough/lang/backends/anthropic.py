@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bough.lang.backends.base import GenOutput, GenRequest, image_data
-from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_images
 
 
 class Anthropic(ChatApiBackend):
@@ -60,14 +60,8 @@ class Anthropic(ChatApiBackend):
             **arguments,
             "model": self.model,
             "max_tokens": fields["max_new_tokens"],
-            "messages": [{"role": m["role"], "content": _blocks(m["content"])} for m in shown],
+            "messages": [{"role": m["role"], "content": with_images(m["content"], _image_block)} for m in shown],
         }
-
-
-def _blocks(content: Any) -> Any:
-    if isinstance(content, str):
-        return content
-    return [_image_block(part["image"]) if part["type"] == "image" else part for part in content]
 
 
 def _image_block(source: str | bytes) -> dict[str, Any]:

@@ -89,9 +89,6 @@ class Backend(ABC):
         return wait_for(self.async_server_info())
 
 
-# Pictures -------------------------------------------------------------------------------------------------------------
-
-
 MARKS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 ADDRESSES = ("http://", "https://", "data:")
 

@@ -12,24 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import Backend, GenRequest, image_url
+from bough.core.sampling_params import SamplingParams
+from bough.lang.backends.base import Backend, GenRequest
 from bough.lang.chat import FORMATS, ChatFormat
 
 logger = logging.getLogger(__name__)
 
-# Values that ask for nothing; they are not sent, because some models refuse a parameter that others ignore.
-NEUTRAL: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "ignore_eos": False,
-    "n": 1,
-    "min_new_tokens": 0,
-    "skip_special_tokens": True,
-}
+DEFAULTS = SamplingParams()
 MEANT = {"regex", "json_schema", "stop_regex", "stop_token_ids"}  # without these a program would mean something else
 
 
@@ -65,9 +54,10 @@ class ChatApiBackend(Backend):
         return FORMATS["default"]
 
     def asked(self, request: GenRequest) -> dict[str, Any]:
-        """The sampling fields that say something, under the engine's names."""
+        """The sampling fields that say something, under the engine's names, and the limit, which APIs do not know.
+        Defaults are not sent, because some models refuse a parameter that others ignore."""
         fields = {name: value for name, value in request.sampling.items() if value not in (None, (), [], "")}
-        fields = {name: value for name, value in fields.items() if NEUTRAL.get(name, ...) != value}
+        fields = {n: v for n, v in fields.items() if n == "max_new_tokens" or v != getattr(DEFAULTS, n, ...)}
         for name in fields.keys() - self.known:
             if name in MEANT:
                 raise RequestError(f"{self.service} has no {name}; leave it out, or use another back end.", field=name)
@@ -93,13 +83,11 @@ def stops_of(fields: Mapping[str, Any]) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop)
 
 
-def image_parts(content: Any) -> Any:
+def with_images(content: Any, block: Callable[[str | bytes], dict[str, Any]]) -> Any:
+    """The content of a message, its pictures in the form that an API asks for."""
     if isinstance(content, str):
         return content
-    return [
-        {"type": "image_url", "image_url": {"url": image_url(part["image"])}} if part["type"] == "image" else part
-        for part in content
-    ]
+    return [block(part["image"]) if part["type"] == "image" else part for part in content]
 
 
 def meta_of(identity: str | None, reason: str | None, usage: Sequence[int | None]) -> dict[str, Any]:

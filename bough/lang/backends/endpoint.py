@@ -49,7 +49,7 @@ class RuntimeEndpoint(Backend):
         return str(self.model_info["model_path"])
 
     async def generate(self, request: GenRequest) -> GenOutput:
-        return output_of(await self._post("/generate", _body(request)))
+        return output_of(await self._call("/generate", _body(request)))
 
     async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
         import httpx
@@ -71,22 +71,22 @@ class RuntimeEndpoint(Backend):
 
     async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
         texts = [text, *(text + choice for choice in choices)]
-        text_ids, *full_ids = (await self._post("/tokenize", {"prompt": texts}))["tokens"]
+        text_ids, *full_ids = (await self._call("/tokenize", {"prompt": texts}))["tokens"]
         plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
-        return plan.read(await self._post("/generate", plan.request))
+        return plan.read(output_of(await self._call("/generate", plan.request)).metas)
 
     async def async_cache_prefix(self, text: str) -> None:
-        await self._post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+        await self._call("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
 
     async def async_flush_cache(self) -> bool:
         try:
-            await self._post("/flush_cache", None)
+            await self._call("/flush_cache")
         except RequestError:
             return False
         return True
 
     async def async_server_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = await self._get("/get_server_info")
+        info: dict[str, Any] = await self._call("/get_server_info", method="GET")
         return info
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class RuntimeEndpoint(Backend):
 
     async def _introduction(self) -> dict[str, Any]:
         try:
-            info: dict[str, Any] = await asyncio.wait_for(self._get("/get_model_info"), INTRODUCTION_S)
+            info: dict[str, Any] = await asyncio.wait_for(self._call("/get_model_info", method="GET"), INTRODUCTION_S)
         except TimeoutError:
             raise EngineDeadError(
                 f"The server at {self.base_url} did not say within {INTRODUCTION_S:g} s what it is; is it a server of "
@@ -114,13 +114,7 @@ class RuntimeEndpoint(Backend):
             ) from None
         return info
 
-    async def _post(self, path: str, body: Any) -> Any:
-        return await self._call("POST", path, body)
-
-    async def _get(self, path: str) -> Any:
-        return await self._call("GET", path, None)
-
-    async def _call(self, method: str, path: str, body: Any) -> Any:
+    async def _call(self, path: str, body: Any = None, method: str = "POST") -> Any:
         import httpx
 
         try:

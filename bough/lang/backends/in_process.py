@@ -53,7 +53,7 @@ class EngineBackend(Backend):
             raise RequestError("This engine has no tokenizer (--skip-tokenizer-init), so select() cannot score texts.")
         text_ids, *full_ids = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
         plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
-        return plan.read(await self._engine.async_generate(**plan.request))
+        return plan.read(output_of(await self._engine.async_generate(**plan.request)).metas)
 
     async def async_cache_prefix(self, text: str) -> None:
         await self._engine.async_generate(text, {"max_new_tokens": 0})

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import GenOutput, GenRequest
-from bough.lang.backends.chat_api import ChatApiBackend, image_parts, load_sdk, meta_of, stops_of
+from bough.lang.backends.base import GenOutput, GenRequest, image_url
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_images
 from bough.lang.chat import ChatFormat, format_by_name
 from bough.lang.choices import Scores
 
@@ -105,7 +105,8 @@ class OpenAI(ChatApiBackend):
         arguments = {name: fields[name] for name in FIELDS if name in fields}
         arguments |= {"model": self.model, self.limit_name: fields["max_new_tokens"]}
         if self.chat_only:
-            arguments["messages"] = [{**m, "content": image_parts(m["content"])} for m in self.conversation(request)]
+            messages = self.conversation(request)
+            arguments["messages"] = [{**m, "content": with_images(m["content"], _image_block)} for m in messages]
         else:
             arguments["prompt"] = request.text
         if "stop" in fields:
@@ -150,6 +151,10 @@ def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  #
         f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
         "address of its API (pip install 'bough[openai]')."
     )
+
+
+def _image_block(source: str | bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image_url(source)}}
 
 
 def usage_of(usage: Any) -> tuple[int | None, int | None, int | None]:

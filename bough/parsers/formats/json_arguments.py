@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bough.parsers.calls import Calls, read_calls
-from bough.parsers.formats.base import BlockFormat, Shape
+from bough.parsers.formats.base import BlockFormat, Calls, Shape, read_calls
 from bough.parsers.formats.json_calls import call_list
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 
@@ -66,9 +65,8 @@ class DeepSeek(BlockFormat):
             yield from source.expect("function" + self.SEPARATOR)
         name, _ = yield from source.until(self._name_end, MOST_NAME)
         yield calls.begin(name.strip())
-        yield from source.skip_space()
         if self._fenced:
-            yield from source.expect(self.FENCE)
+            yield from source.expect_after_space(self.FENCE)
         yield from calls.json_arguments(source)
         yield calls.end()
         if self._fenced:

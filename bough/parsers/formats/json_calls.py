@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
-from bough.parsers.calls import Calls, attempt, read_calls
 from bough.parsers.events import Text
-from bough.parsers.formats.base import BlockFormat, Shape
+from bough.parsers.formats.base import BlockFormat, Calls, OneCall, Shape, ToolFormat, attempt, read_calls
 from bough.parsers.json_text import json_value
 from bough.parsers.source import SPACE, MalformedError, Markers, Source, Steps
 from bough.parsers.values import read_json, to_json
@@ -60,10 +60,9 @@ def call_object(source: Source, calls: Calls) -> Steps[None]:
     yield calls.end()
 
 
-def call_list(source: Source, calls: Calls) -> Steps[None]:
-    yield from source.skip_space()
-    yield from source.expect("[")
-    yield from read_calls(source, calls, call_object, "]", separator=",")
+def call_list(source: Source, calls: Calls, call: OneCall = call_object) -> Steps[None]:
+    yield from source.expect_after_space("[")
+    yield from read_calls(source, calls, call, "]", separator=",")
 
 
 def _quoted_object(source: Source) -> Steps[str]:
@@ -81,8 +80,7 @@ def _quoted_object(source: Source) -> Steps[str]:
 def _key(source: Source) -> Steps[str]:
     yield from source.skip_space()
     key = yield from _string(source)
-    yield from source.skip_space()
-    yield from source.expect(":")
+    yield from source.expect_after_space(":")
     yield from source.skip_space()
     return key
 
@@ -95,10 +93,8 @@ def _string(source: Source) -> Steps[str]:
     return value
 
 
-class JsonList:
+class JsonList(ToolFormat):
     """A list of calls as the whole answer: how a call is forced where the model's own format cannot be."""
-
-    shape = None
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         if (yield from source.starts_after_space("[")):
@@ -166,51 +162,41 @@ class Llama3(BlockFormat):
         yield from read_calls(source, calls, call_object, "", separator=";")
 
 
-class Cohere(BlockFormat):
-    """Command A and 4: `<|START_ACTION|>` and a list of calls; text stands between markers, too. The ids that the model
-    gives are numbers within an answer, so clients get others."""
+class CallList(BlockFormat):
+    """A list of calls between two markers. Command A and 4 write text between markers, too; the ids that they give are
+    numbers within an answer, so clients get others."""
 
-    ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
-    FRAMING = ("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
-    OPENING = Markers(ACTION, *FRAMING, before=SPACE)
-    shape = Shape(
-        begin=lambda name: f'{{"tool_call_id": "0", "tool_name": {json.dumps(name)}, "parameters": ',
-        end="}",
-        before=f"{ACTION}[",
-        between=", ",
-        after=f"]{ACTION_END}",
-        trigger=ACTION,
-    )
-
-    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from call_list(source, calls)
-        yield from source.close(self.ACTION_END)
-
-
-class Apertus(BlockFormat):
-    """`<|tools_prefix|>[{"name": {...}}]<|tools_suffix|>`: a call is an object whose one member has the tool's name."""
-
-    PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"
-    OPENING = Markers(PREFIX, before=SPACE)
-    shape = Shape(
-        begin=lambda name: f"{{{json.dumps(name)}: ",
-        end="}",
-        before=f"{PREFIX}[",
-        between=", ",
-        after=f"]{SUFFIX}",
-        trigger=PREFIX,
-    )
+    def __init__(
+        self,
+        opening: str,
+        closing: str,
+        begin: Callable[[str], str],
+        call: OneCall = call_object,
+        framing: tuple[str, ...] = (),
+    ) -> None:
+        self.OPENING, self.FRAMING = Markers(opening, *framing, before=SPACE), framing
+        self.shape = Shape(begin, "}", f"{opening}[", between=", ", after=f"]{closing}", trigger=opening)
+        self._closing, self._call = closing, call
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from source.skip_space()
-        yield from source.expect("[")
-        yield from read_calls(source, calls, self._call, "]", separator=",")
-        yield from source.close(self.SUFFIX)
+        yield from call_list(source, calls, self._call)
+        yield from source.close(self._closing)
 
-    def _call(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from source.expect("{")
-        yield calls.begin((yield from _key(source)))
-        yield from calls.json_arguments(source)
-        yield from source.skip_space()
-        yield from source.expect("}")
-        yield calls.end()
+
+def _apertus_call(source: Source, calls: Calls) -> Steps[None]:
+    """`{"name": {...}}`: an object whose one member has the tool's name."""
+    yield from source.expect("{")
+    yield calls.begin((yield from _key(source)))
+    yield from calls.json_arguments(source)
+    yield from source.expect_after_space("}")
+    yield calls.end()
+
+
+COHERE_FRAMING = ("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+COHERE = CallList(
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    lambda name: f'{{"tool_call_id": "0", "tool_name": {json.dumps(name)}, "parameters": ',
+    framing=COHERE_FRAMING,
+)
+APERTUS = CallList("<|tools_prefix|>", "<|tools_suffix|>", lambda name: f"{{{json.dumps(name)}: ", call=_apertus_call)

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from bough.parsers.calls import Calls
 from bough.parsers.events import Reasoning, Text
-from bough.parsers.formats.base import Framed, Shape
+from bough.parsers.formats.base import Calls, Framed, Shape
 from bough.parsers.formats.json_calls import call_object
 from bough.parsers.formats.tagged_arguments import Invoke
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Show, Source, Steps
@@ -98,7 +97,6 @@ class Muse(Framed):
     ENDS = ("<|eom|>", "<|eot|>")
     HEADER, BODY_END = Markers(START, before=SPACE), Markers(START, *ENDS)
     CALLS = Invoke("<atem:function_calls>", "</atem:function_calls>", prefix="atem:")
-    shape = None
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         marker = None
@@ -114,8 +112,7 @@ class Muse(Framed):
         if recipient in ("self", "user"):
             show: Show = Reasoning if recipient == "self" else Text
             return (yield from source.passage(self.BODY_END, show, mark=True))
-        yield from source.skip_space()
-        yield from source.expect(self.CALLS.section)
+        yield from source.expect_after_space(self.CALLS.section)
         yield from self.CALLS.read_invokes(source, calls)
         yield from skip_one(source, self.ENDS)
         return None

@@ -9,8 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from bough.parsers.calls import Calls, NamedArguments, read_calls
-from bough.parsers.formats.base import BlockFormat
+from bough.parsers.formats.base import BlockFormat, Calls, NamedArguments, read_calls
 from bough.parsers.json_text import MAX_DEPTH
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 from bough.parsers.values import json_of, kinds_of, read_json, to_json
@@ -31,8 +30,7 @@ class Pythonic(BlockFormat):
 
     def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
         if marker == self._opening:
-            yield from source.skip_space()
-            yield from source.expect("[")
+            yield from source.expect_after_space("[")
         yield from read_calls(source, calls, _python_call, "]", separator=",")
         if marker == self._opening:
             yield from source.close(self._closing)
@@ -46,8 +44,7 @@ def _python_call(source: Source, calls: Calls) -> Steps[None]:
     yield from source.skip_space()
     while not (yield from source.skip(")")):
         key = yield from source.word(NAME)
-        yield from source.skip_space()
-        yield from source.expect("=")
+        yield from source.expect_after_space("=")
         text = yield from _expression(source)
         yield arguments.value(key, _value_of(text))
         if (yield from source.skip(",")):
@@ -111,8 +108,7 @@ class Gemma(BlockFormat):
     OPENING = Markers("<|tool_call>", before=SPACE)
 
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        yield from source.skip_space()
-        yield from source.expect("call:")
+        yield from source.expect_after_space("call:")
         name, _ = yield from source.until(NAME_END, MOST_NAME)
         yield calls.begin(name.strip())
         arguments = NamedArguments(calls)

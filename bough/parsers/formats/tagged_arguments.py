@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import partial
 
-from bough.parsers.calls import Calls, NamedArguments, read_blocks, read_calls
-from bough.parsers.formats.base import BlockFormat, Shape
+from bough.parsers.formats.base import BlockFormat, Calls, NamedArguments, Shape, read_arguments, read_calls
 from bough.parsers.formats.json_calls import call_object
 from bough.parsers.source import MOST_NAME, SPACE, MalformedError, Markers, Source, Steps
 
@@ -14,72 +13,68 @@ QUOTE = Markers('"')
 TAG_END = Markers(">")
 
 
-@dataclass(frozen=True, slots=True)
-class Invoke:
+class Invoke(BlockFormat):
     """`<invoke name="...">` with a `<parameter name="...">` for each argument, in the tags of several models. `prefix`
-    stands before the words `invoke` and `parameter`; `before_call` and `after_call` around each invoke."""
+    stands before the words `invoke` and `parameter`; `before_call` and `after_call` around each invoke. A section may
+    hold one call as JSON instead (`json_calls`); a parameter may say whether it is a string (`kinds`)."""
 
-    section: str
-    section_end: str
-    prefix: str = ""
-    before_call: str = ""
-    after_call: str = ""
-    json_calls: bool = False  # a section may hold one call as JSON instead
-    kinds: bool = False  # a parameter says whether it is a string
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(
-            begin=lambda name: f'{self.before_call}<{self.prefix}invoke name="{name}">\n',
-            end=f"</{self.prefix}invoke>{self.after_call}\n",
-            before=f"{self.section}\n",
-            after=self.section_end,
-            argument=self._parameter,
-            argument_end=f"</{self.prefix}parameter>\n",
-            trigger=self.section,
+    def __init__(
+        self,
+        section: str,
+        section_end: str,
+        *,
+        prefix: str = "",
+        before_call: str = "",
+        after_call: str = "",
+        json_calls: bool = False,
+        kinds: bool = False,
+    ) -> None:
+        self.OPENING = Markers(section, before=SPACE)
+        self.section, self._section_end = section, section_end
+        self._after_call, self._json_calls = after_call, json_calls
+        self._invoke, self._invoke_end = f'{before_call}<{prefix}invoke name="', f"</{prefix}invoke>"
+        self._parameter, value_end = f'<{prefix}parameter name="', f"</{prefix}parameter>"
+        self._value_end = Markers(value_end)
+        self.shape = Shape(
+            begin=lambda name: f'{self._invoke}{name}">\n',
+            end=f"{self._invoke_end}{after_call}\n",
+            before=f"{section}\n",
+            after=section_end,
+            argument=lambda name, is_text: (
+                f'{self._parameter}{name}"' + (f' string="{str(is_text).lower()}">' if kinds else ">")
+            ),
+            argument_end=f"{value_end}\n",
+            trigger=section,
         )
 
-    def _parameter(self, name: str, is_text: bool) -> str:
-        kind = f' string="{str(is_text).lower()}"' if self.kinds else ""
-        return f'<{self.prefix}parameter name="{name}"{kind}>'
-
-    def read(self, source: Source, calls: Calls) -> Steps[None]:
-        yield from read_blocks(source, calls, Markers(self.section, before=SPACE), self._section)
-
-    def _section(self, source: Source, calls: Calls, _: str) -> Steps[None]:
-        if self.json_calls and (yield from source.starts_after_space("{")):
+    def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
+        if self._json_calls and (yield from source.starts_after_space("{")):
             yield from source.skip_space()
             yield from call_object(source, calls)
-            yield from source.close(self.section_end)
+            yield from source.close(self._section_end)
         else:
             yield from self.read_invokes(source, calls)
 
     def read_invokes(self, source: Source, calls: Calls) -> Steps[None]:
-        opening = f'{self.before_call}<{self.prefix}invoke name="'
-        yield from read_calls(source, calls, self._call, self.section_end, opening=opening)
+        yield from read_calls(source, calls, self._call, self._section_end, opening=self._invoke)
 
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
-        name, _ = yield from source.until(QUOTE, MOST_NAME)
-        yield from source.until(TAG_END, MOST_NAME)
+        name, _ = yield from self._key(source)
         yield calls.begin(name)
-        closing, value_end = f"</{self.prefix}invoke>", Markers(f"</{self.prefix}parameter>")
         yield from source.skip_space()
         if (yield from source.peek()) == "{":  # some models write a JSON object instead of parameters
             yield from calls.json_arguments(source)
-            yield from source.skip_space()
-            yield from source.expect(closing)
+            yield from source.expect_after_space(self._invoke_end)
             yield calls.end()
         else:
-            arguments = NamedArguments(calls)
-            while (yield from source.skip(f'<{self.prefix}parameter name="')):
-                name, _ = yield from source.until(QUOTE, MOST_NAME)
-                kind, _ = yield from source.until(TAG_END, MOST_NAME)
-                is_text = 'string="true"' in kind if "string=" in kind else None
-                yield from arguments.raw(source, name, value_end, is_text=is_text)
-                yield from source.skip_space()
-            yield from arguments.end(source, closing)
-        if self.after_call:
-            yield from source.close(self.after_call)
+            yield from read_arguments(source, calls, self._parameter, self._key, self._value_end, self._invoke_end)
+        if self._after_call:
+            yield from source.close(self._after_call)
+
+    def _key(self, source: Source) -> Steps[tuple[str, bool | None]]:
+        name, _ = yield from source.until(QUOTE, MOST_NAME)
+        kind, _ = yield from source.until(TAG_END, MOST_NAME)
+        return name, 'string="true"' in kind if "string=" in kind else None
 
 
 DOTS = Invoke("<dots_function_call>", "</dots_function_call>", json_calls=True)
@@ -95,25 +90,18 @@ STEP3 = Invoke(
 )
 
 
-def keys_and_values(source: Source, arguments: NamedArguments, word: str = "", *, opened: bool = False) -> Steps[None]:
-    """`<arg_key>name</arg_key><arg_value>value</arg_value>` for each argument, with `word` in each tag. `opened`: the
-    first tag has been read."""
-    key_end, value_end = Markers(f"</arg_key{word}>"), Markers(f"</arg_value{word}>")
-    yield from source.skip_space()
-    while opened or (yield from source.skip(f"<arg_key{word}>")):
-        opened = False
-        key, _ = yield from source.until(key_end, MOST_NAME)
-        yield from source.skip_space()
-        yield from source.expect(f"<arg_value{word}>")
-        yield from arguments.raw(source, key.strip(), value_end)
-        yield from source.skip_space()
+def key_tag(source: Source, word: str = "") -> Steps[tuple[str, None]]:
+    """The rest of `<arg_key>name</arg_key><arg_value>`, with `word` in each tag."""
+    key, _ = yield from source.until(Markers(f"</arg_key{word}>"), MOST_NAME)
+    yield from source.expect_after_space(f"<arg_value{word}>")
+    return key.strip(), None
 
 
 class Glm(BlockFormat):
     """GLM 4.5 and later: `<tool_call>name`, then a key and a value for each argument."""
 
     OPENING = Markers("<tool_call>", before=SPACE)
-    NAME_END = Markers("<arg_key>", "</tool_call>")
+    NAME_END, VALUE_END = Markers("<arg_key>", "</tool_call>"), Markers("</arg_value>")
     shape = Shape(
         begin=lambda name: f"<tool_call>{name}\n",
         end="</tool_call>",
@@ -126,10 +114,10 @@ class Glm(BlockFormat):
     def block(self, source: Source, calls: Calls, _: str) -> Steps[None]:
         name, marker = yield from source.until(self.NAME_END, MOST_NAME)
         yield calls.begin(name.strip())
-        arguments = NamedArguments(calls)
         if marker == "<arg_key>":
-            yield from keys_and_values(source, arguments, opened=True)
-        yield from arguments.end(source, "</tool_call>" if marker == "<arg_key>" else "")
+            yield from read_arguments(source, calls, marker, key_tag, self.VALUE_END, "</tool_call>", opened=True)
+        else:
+            yield from NamedArguments(calls).end(source)
 
 
 class Hunyuan(BlockFormat):
@@ -147,9 +135,8 @@ class Hunyuan(BlockFormat):
         def call(source: Source, calls: Calls) -> Steps[None]:
             name, _ = yield from source.until(Markers(f"<tool_sep{word}>"), MOST_NAME)
             yield calls.begin(name.strip())
-            arguments = NamedArguments(calls)
-            yield from keys_and_values(source, arguments, word)
-            yield from arguments.end(source, f"</tool_call{word}>")
+            key, value_end = partial(key_tag, word=word), Markers(f"</arg_value{word}>")
+            yield from read_arguments(source, calls, f"<arg_key{word}>", key, value_end, f"</tool_call{word}>")
 
         yield from read_calls(source, calls, call, f"</tool_calls{word}>", opening=f"<tool_call{word}>")
 
@@ -170,19 +157,16 @@ class Qwen3Coder(BlockFormat):
 
     def block(self, source: Source, calls: Calls, marker: str) -> Steps[None]:
         if marker == "<tool_call>":
-            yield from source.skip_space()
-            yield from source.expect("<function=")
+            yield from source.expect_after_space("<function=")
         name, _ = yield from source.until(TAG_END, MOST_NAME)
         yield calls.begin(name.strip())
-        arguments = NamedArguments(calls)
-        yield from source.skip_space()
-        while (yield from source.skip("<parameter=")):
-            key, _ = yield from source.until(TAG_END, MOST_NAME)
-            yield from source.skip("\n")
-            yield from arguments.raw(source, key.strip(), self.VALUE_END)
-            yield from source.skip_space()
-        yield from arguments.end(source, "</function>")
+        yield from read_arguments(source, calls, "<parameter=", self._key, self.VALUE_END, "</function>")
         yield from source.close("</tool_call>")
+
+    def _key(self, source: Source) -> Steps[tuple[str, None]]:
+        key, _ = yield from source.until(TAG_END, MOST_NAME)
+        yield from source.skip("\n")
+        return key.strip(), None
 
 
 class MiniCpm(BlockFormat):
@@ -201,8 +185,7 @@ class MiniCpm(BlockFormat):
             name = yield from self._name(source)
             if (yield from source.skip("<![CDATA[")):
                 yield from arguments.raw(source, name, self.CDATA_END)
-                yield from source.skip_space()
-                yield from source.expect("</param>")
+                yield from source.expect_after_space("</param>")
             else:
                 yield from arguments.raw(source, name, self.VALUE_END)
             yield from source.skip_space()
@@ -234,16 +217,14 @@ class KimiK3(BlockFormat):
     def _call(self, source: Source, calls: Calls) -> Steps[None]:
         attributes = yield from self._attributes(source)
         yield calls.begin(attributes.get("tool", ""))
-        arguments = NamedArguments(calls)
-        yield from source.skip_space()
-        while (yield from source.skip("<|open|>argument ")):
-            attributes = yield from self._attributes(source)
-            if "key" not in attributes:
-                raise MalformedError("an argument without a key")
-            is_text = attributes["type"] == "string" if "type" in attributes else None
-            yield from arguments.raw(source, attributes["key"], self.VALUE_END, is_text=is_text)
-            yield from source.skip_space()
-        yield from arguments.end(source, "<|close|>call<|sep|>")
+        closing = "<|close|>call<|sep|>"
+        yield from read_arguments(source, calls, "<|open|>argument ", self._key, self.VALUE_END, closing)
+
+    def _key(self, source: Source) -> Steps[tuple[str, bool | None]]:
+        attributes = yield from self._attributes(source)
+        if "key" not in attributes:
+            raise MalformedError("an argument without a key")
+        return attributes["key"], attributes["type"] == "string" if "type" in attributes else None
 
     def _attributes(self, source: Source) -> Steps[dict[str, str]]:
         text, _ = yield from source.until(self.ATTRIBUTES_END, 2 * MOST_NAME)

@@ -103,13 +103,14 @@ def play(  # type: ignore[no-untyped-def]
                 bench.turn(times)
     bench.run()
     room = min(48, tokens // page_size * page_size)
+    jumps = not config["disable_jump_forward"] and all(group.kind != "state" for group, _ in groups)
     for handle, (prompt, places, asked_new, scored) in asked.items():
         max_new = min(asked_new, room - len(prompt))
         output, reason = bench.out.outputs[handle], bench.out.ended[handle]
         if places is None:
             expected = free_oracle(prompt, max_new, frozenset({EOS}))
         else:
-            found = oracle(prompt, places, max_new, jumps=not config["disable_jump_forward"], logprobs=scored)
+            found = oracle(prompt, places, max_new, jumps=jumps, logprobs=scored)
             assert found is not None
             expected = found
             text = b"".join(PIECES[token] for token in output)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.messages.outputs import Reply
-from bough.server.bodies import given_fields, read_body
+from bough.server.bodies import given_fields
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
@@ -50,6 +50,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
             methods=GET_OR_POST,
             access="admin",
+            body=Nothing,
             answer=Outcome,
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
         ),
@@ -109,8 +110,7 @@ def command_route(
 ) -> Endpoint:
     """A route whose body becomes a command to the engine."""
 
-    async def handle(request: Request) -> Response:
-        given = await read_body(request, body)
+    async def handle(request: Request, given: Any) -> Response:
         return outcome_of(await while_connected(request, act(given)))
 
     return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": Outcome, **more})
@@ -123,9 +123,8 @@ def outcome_of(reply: Reply) -> Response:
     return json_response(Outcome(True, reply.message))
 
 
-async def flush_cache(context: ServerContext, request: Request) -> Response:
+async def flush_cache(context: ServerContext, request: Request, body: Nothing) -> Response:
     deadline = time.monotonic() + _timeout_of(request)
-    await read_body(request, Nothing)
 
     async def flush() -> Reply:
         while True:
@@ -170,8 +169,7 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
     return await context.client.start_profile(**options, activities=tuple(body.activities or ()))
 
 
-async def update_weights(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, UpdateWeightsBody)
+async def update_weights(context: ServerContext, request: Request, body: UpdateWeightsBody) -> Response:
     updating = context.client.update_weights(
         body.model_path,
         body.load_format,

@@ -1,6 +1,6 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
-`requests` is what clients send and what the engine makes of it, `objects` and `response_objects` are what they get;
+`requests` is what clients send and what the engine makes of it, `objects` and `response_items` are what they get;
 `completions`, `chat` and `responses` connect both ends.
 """
 
@@ -18,8 +18,8 @@ from bough.server.openai.chat import Chats
 from bough.server.openai.completions import Completions
 from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, ModelList
 from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
-from bough.server.openai.response_objects import ResponseObject
-from bough.server.openai.response_routes import Responses
+from bough.server.openai.response_items import ResponseObject
+from bough.server.openai.responses import Responses
 
 STREAMED: dict[str, Any] = {**OPENAI, "other_types": (EVENTS,)}
 STORED: dict[str, Any] = {**OPENAI, "answer": ResponseObject}

@@ -297,33 +297,6 @@ class Identity:
         return cls(given.id or rid or f"{prefix}{uuid.uuid4().hex}", created, model)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What an answer shows besides its text, as its request asked."""
-
-    logprobs: int | None = None  # how many of the likeliest tokens beside the one taken; None: no logprobs
-    token_ids: bool = False
-    meta_info: bool = False
-    timings: bool = False
-    usage_at_end: bool = False  # of a stream
-    usage_throughout: bool = False
-    samples: int = 1  # answers per prompt
-
-    @classmethod
-    def of(
-        cls, request: EngineFields, stream: StreamOptions | None, *, logprobs: int | None, samples: int = 1
-    ) -> Shown:
-        return cls(
-            logprobs=logprobs,
-            token_ids=bool(request.return_token_ids),
-            meta_info=bool(request.return_meta_info),
-            timings=bool(request.return_timings),
-            usage_at_end=stream is not None and bool(stream.include_usage),
-            usage_throughout=stream is not None and bool(stream.continuous_usage_stats),
-            samples=samples,
-        )
-
-
 def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 1) -> dict[str, Any]:
     """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
     return {

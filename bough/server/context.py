@@ -14,6 +14,7 @@ from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
+from bough.messages.requests import GetState
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.messages import Message, Rendered, render, text_size
@@ -59,7 +60,7 @@ class ServerContext:
         """The scheduler's state, which it sends between two steps; None when it does not answer."""
         try:
             async with asyncio.timeout(STATE_TIMEOUT_S):
-                return (await self.client.state()).data
+                return (await self.client.call(GetState)).data
         except TimeoutError:
             return None
 

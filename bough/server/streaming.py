@@ -24,8 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs, Prompt, Resumption, token_array
-from bough.client.outputs import Piece, RequestOutput
-from bough.client.timings import Timings
+from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
 from bough.server.endpoint import EVENTS, ClientDisconnectedError, encode_json, json_response

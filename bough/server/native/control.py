@@ -16,8 +16,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bough.core.control import ProfileStart
 from bough.core.errors import RequestError
 from bough.messages.outputs import Reply
+from bough.messages.requests import FlushCache, Pause, Resume, StartProfile, StopProfile
 from bough.server.bodies import given_fields
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
@@ -36,7 +38,7 @@ from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
-PROFILE_OPTIONS = ("output_dir", "start_step", "num_steps", "with_stack", "record_shapes")
+PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
 GET_OR_POST = ("GET", "POST")
 
 
@@ -67,9 +69,9 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             "/pause_generation",
             "Stop computing until /continue_generation; requests that arrive in the meantime wait",
             PauseBody,
-            lambda body: client.pause(body.mode or "abort"),
+            lambda body: client.call(lambda call: Pause(call, body.mode or "abort")),
         ),
-        command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.resume()),
+        command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.call(Resume)),
         command_route(
             "/start_profile",
             "Record a trace until /stop_profile, or for num_steps steps",
@@ -81,7 +83,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             "/stop_profile",
             "End the recording and write its file",
             Nothing,
-            lambda _: client.stop_profile(),
+            lambda _: client.call(StopProfile),
             methods=GET_OR_POST,
         ),
         command_route(
@@ -128,7 +130,7 @@ async def flush_cache(context: ServerContext, request: Request, body: Nothing) -
 
     async def flush() -> Reply:
         while True:
-            reply = await context.client.flush_cache()
+            reply = await context.client.call(FlushCache)
             left = deadline - time.monotonic()
             if reply.ok or left <= 0:
                 return reply
@@ -165,8 +167,9 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
     if body.output_dir is not None and settings.api_key is not None and settings.admin_api_key is None:
         message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
         raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
-    options = given_fields(body, PROFILE_OPTIONS)
-    return await context.client.start_profile(**options, activities=tuple(body.activities or ()))
+    profile = ProfileStart(**given_fields(body, PROFILE_OPTIONS), activities=tuple(body.activities or ()))
+    start_step, num_steps = body.start_step or 0, body.num_steps
+    return await context.client.call(lambda call: StartProfile(call, start_step, num_steps, profile))
 
 
 async def update_weights(context: ServerContext, request: Request, body: UpdateWeightsBody) -> Response:

@@ -6,14 +6,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bough.cli.commands import Parser
 from bough.cli.engines import (
     DEFAULTS,
     MakeEngine,
     Output,
-    TextEngine,
     abort_reason,
     chat_tokenizer,
     encode_chat,
@@ -23,6 +22,9 @@ from bough.cli.engines import (
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
+
+if TYPE_CHECKING:
+    from bough.launch.engine import Engine
 
 
 def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
@@ -80,13 +82,13 @@ def _read_prompt(given: str | None) -> str:
     return prompt
 
 
-def _inputs(engine: TextEngine, prompt: str, chat: bool) -> dict[str, Any]:
+def _inputs(engine: Engine, prompt: str, chat: bool) -> dict[str, Any]:
     if not chat:
         return {"prompt": prompt}
     return {"input_ids": encode_chat(chat_tokenizer(engine), [{"role": "user", "content": prompt}])}
 
 
-def _print_stream(engine: TextEngine, inputs: dict[str, Any], *, raw: bool) -> int:
+def _print_stream(engine: Engine, inputs: dict[str, Any], *, raw: bool) -> int:
     output: Output | None = None
     with contextlib.closing(stream_pieces(engine, **inputs)) as pieces:
         for text, latest in pieces:

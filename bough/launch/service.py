@@ -40,8 +40,7 @@ from bough.server.context import ServerContext
 from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
-from bough.server.request_log import RequestLog
-from bough.server.tracing import RequestTraces, check_tracing, otlp_exporter, with_tracing
+from bough.server.tracing import RequestLog, RequestTraces, check_tracing, otlp_exporter, with_tracing
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 

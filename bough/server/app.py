@@ -142,7 +142,7 @@ class Front:
         self._log_requests = log_requests
         self._root = Root(root_path)
         self._browsers = browsers
-        self._active = 0
+        self.active = 0  # requests in progress
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -159,10 +159,6 @@ class Front:
         except TimeoutError:
             return False
         return True
-
-    @property
-    def active(self) -> int:
-        return self._active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a lifespan or a websocket, which this server does not have
@@ -184,7 +180,8 @@ class Front:
 
         counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
-            self._begin()
+            self.active += 1
+            self._quiet.clear()
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
             if refusal is not None:
@@ -195,7 +192,9 @@ class Front:
                 await self._refuse(self._closed(), scope, receive, named_send)
         finally:
             if counted:
-                self._end()
+                self.active -= 1
+                if not self.active:
+                    self._quiet.set()
             if self._log_requests:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks
@@ -213,12 +212,3 @@ class Front:
 
     async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
         await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)
-
-    def _begin(self) -> None:
-        self._active += 1
-        self._quiet.clear()
-
-    def _end(self) -> None:
-        self._active -= 1
-        if not self._active:
-            self._quiet.set()

@@ -33,9 +33,12 @@ from bough.tokenizer.tokenizer import Tokenizer
 MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
 
 
-def token_routes(context: ServerContext) -> list[Endpoint]:
+def text_routes(context: ServerContext) -> list[Endpoint]:
+    parse, separate = partial(parse_function_call, context), partial(separate_reasoning, context)
     reading: dict[str, Any] = {"body": TokenizeBody, "answer": TokenizeOutput}
     writing: dict[str, Any] = {"body": DetokenizeBody, "answer": DetokenizeOutput}
+    calling: dict[str, Any] = {"body": ParseCallBody, "answer": ParsedCalls}
+    thinking: dict[str, Any] = {"body": SeparateBody, "answer": Separated}
     made: list[Endpoint] = []
     for prefix in ("", "/v1"):
         shape = shape_of(f"{prefix}/tokenize")
@@ -43,7 +46,11 @@ def token_routes(context: ServerContext) -> list[Endpoint]:
             Endpoint(f"{prefix}/tokenize", partial(tokenize, context), "Text to token ids", shape=shape, **reading),
             Endpoint(f"{prefix}/detokenize", partial(detokenize, context), "Token ids to text", shape=shape, **writing),
         ]
-    return made
+    return [
+        *made,
+        Endpoint("/parse_function_call", parse, "Find the calls in a model's text", **calling),
+        Endpoint("/separate_reasoning", separate, "Tell the thinking in a model's text from the answer", **thinking),
+    ]
 
 
 async def tokenize(context: ServerContext, request: Request, body: TokenizeBody) -> Response:
@@ -90,25 +97,6 @@ async def detokenize(context: ServerContext, request: Request, body: DetokenizeB
     skip = body.skip_special_tokens is not False
     texts = await offload(sum(map(len, lists)), lambda: [tokenizer.decode(ids, skip) for ids in lists])
     return json_response({"text": texts if many else texts[0]})
-
-
-def parser_routes(context: ServerContext) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/parse_function_call",
-            partial(parse_function_call, context),
-            "Find the calls in a model's text",
-            body=ParseCallBody,
-            answer=ParsedCalls,
-        ),
-        Endpoint(
-            "/separate_reasoning",
-            partial(separate_reasoning, context),
-            "Tell the thinking in a model's text from the answer",
-            body=SeparateBody,
-            answer=Separated,
-        ),
-    ]
 
 
 async def parse_function_call(context: ServerContext, request: Request, body: ParseCallBody) -> Response:

@@ -91,11 +91,7 @@ class EngineFields(SamplingFields, kw_only=True):
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
-
-
-class UnsupportedFields(EngineFields, kw_only=True):
-    """Fields whose feature this engine does not have; refused where they ask for something."""
-
+    # Features that this engine does not have: refused where they ask for something.
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None
     session_params: dict[str, Any] | None = None
@@ -103,7 +99,7 @@ class UnsupportedFields(EngineFields, kw_only=True):
     return_cached_tokens_details: bool | None = None
 
 
-class CompletionRequest(UnsupportedFields, kw_only=True):
+class CompletionRequest(EngineFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
@@ -116,7 +112,7 @@ class CompletionRequest(UnsupportedFields, kw_only=True):
     suffix: str | None = None
 
 
-class ConversationFields(UnsupportedFields, kw_only=True):
+class ConversationFields(EngineFields, kw_only=True):
     """What chats and responses share."""
 
     top_logprobs: TopLogprobs = None

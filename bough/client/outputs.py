@@ -18,7 +18,7 @@ import numpy as np
 
 from bough.client.inputs import Prompt
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
-from bough.messages.outputs import WEIGHT_VERSION, Delta, LogprobRun, Started
+from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -224,7 +224,8 @@ class RequestOutput:
         self._unread: list[str] = []
         self._read_ids = 0
         self._tokenizer = tokenizer
-        self._started: Started | None = None
+        self.started = False  # its prompt was computed
+        self._started = Started(handle, len(prompt.ids), 0, queue_time_s=0.0)
         self._retractions = 0
         self._updates = updates
         self._received_at = time.perf_counter()
@@ -295,10 +296,6 @@ class RequestOutput:
         return 0 if wanted is None else known * wanted.width
 
     @property
-    def started(self) -> bool:
-        return self._started is not None
-
-    @property
     def done(self) -> bool:
         return self.finish is not None or self.error is not None
 
@@ -311,22 +308,22 @@ class RequestOutput:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt that were used: one that is too long may have been truncated."""
-        return len(self.prompt.ids) if self._started is None else self._started.prompt_tokens
+        return self._started.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:
-        return 0 if self._started is None else self._started.cached_tokens
+        return self._started.cached_tokens
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return () if self._started is None else self._started.warnings
+        return self._started.warnings
 
     @property
     def timings(self) -> Timings:
         end = self._finished_at or time.perf_counter()
         return Timings(
-            queue_s=0.0 if self._started is None else self._started.queue_time_s,
-            prefill_s=0.0 if self._started is None else self._started.prefill_time_s,
+            queue_s=self._started.queue_time_s,
+            prefill_s=self._started.prefill_time_s,
             total_s=end - self._received_at,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -347,8 +344,8 @@ class RequestOutput:
             "cached_tokens": self.cached_tokens,
             "reasoning_tokens": 0,
             "num_retractions": self._retractions,
-            "weight_version": WEIGHT_VERSION if self._started is None else self._started.weight_version,
-            "queue_time": 0.0 if self._started is None else self._started.queue_time_s,
+            "weight_version": self._started.weight_version,
+            "queue_time": self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }
         if self.warnings:
@@ -360,7 +357,7 @@ class RequestOutput:
         return meta
 
     def _start(self, started: Started) -> None:
-        self._started = started
+        self.started, self._started = True, started
         wanted = self.prompt.logprobs
         if wanted is None or wanted.start < 0:
             return

@@ -77,7 +77,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = self._root.without(scope["path"])
         methods, parameters = self._find(path)
-        endpoint = _choose(methods, scope["method"])
+        endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if endpoint is None:
             await error_response(_no_endpoint(path, scope["method"], methods), shape_of(path))(scope, receive, send)
             return
@@ -109,10 +109,6 @@ def with_cors(app: ASGIApp, settings: EdgeSettings) -> ASGIApp:
         allow_headers=["*"],
         expose_headers=[REQUEST_ID_HEADER, "Server-Timing", "Retry-After"],
     )
-
-
-def _choose(methods: Methods, method: str) -> Endpoint | None:
-    return methods.get("GET" if method == "HEAD" else method)
 
 
 def _no_endpoint(path: str, method: str, methods: Methods) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,34 +21,21 @@ from bough.server.anthropic.requests import (
     thinking_budget,
 )
 from bough.server.anthropic.writing import Message, MessageWriter, TokensCount
-from bough.server.context import ServerContext
+from bough.server.context import Rendered, ServerContext
 from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
 from bough.server.errors import set_field_names
-from bough.server.messages import Rendered, continues
+from bough.server.messages import continues
 from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.streaming import respond
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
     api = Anthropic(context)
+    answer: dict[str, Any] = {"body": MessagesRequest, "answer": Message, "other_types": (EVENTS,), **ANTHROPIC}
+    count: dict[str, Any] = {"body": CountTokensRequest, "answer": TokensCount, **ANTHROPIC}
     return [
-        Endpoint(
-            "/v1/messages",
-            api.messages,
-            "Answer a conversation",
-            body=MessagesRequest,
-            answer=Message,
-            other_types=(EVENTS,),
-            **ANTHROPIC,
-        ),
-        Endpoint(
-            "/v1/messages/count_tokens",
-            api.count_tokens,
-            "How many tokens a conversation has",
-            body=CountTokensRequest,
-            answer=TokensCount,
-            **ANTHROPIC,
-        ),
+        Endpoint("/v1/messages", api.messages, "Answer a conversation", **answer),
+        Endpoint("/v1/messages/count_tokens", api.count_tokens, "How many tokens a conversation has", **count),
     ]
 
 

@@ -39,31 +39,28 @@ from bough.server.streaming import while_connected
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
 PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
-GET_OR_POST = ("GET", "POST")
+START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
+STOP_PROFILE = "End the recording and write its file"
+UPDATE_WEIGHTS = "Read another checkpoint of the same model in the place of its weights"
 
 
 def control_routes(context: ServerContext) -> list[Endpoint]:
     client = context.client
     admin_only: dict[str, Any] = {"access": "admin_only"}
+    weights: dict[str, Any] = {"body": UpdateWeightsBody, "answer": WeightsOutcome, **admin_only}
+    get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
     return [
         Endpoint(
             "/flush_cache",
             partial(flush_cache, context),
             "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
-            methods=GET_OR_POST,
             access="admin",
             body=Nothing,
             answer=Outcome,
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
+            **get_or_post,
         ),
-        Endpoint(
-            "/update_weights_from_disk",
-            partial(update_weights, context),
-            "Read another checkpoint of the same model in the place of its weights",
-            body=UpdateWeightsBody,
-            answer=WeightsOutcome,
-            **admin_only,
-        ),
+        Endpoint("/update_weights_from_disk", partial(update_weights, context), UPDATE_WEIGHTS, **weights),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(
             "/pause_generation",
@@ -72,20 +69,8 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             lambda body: client.call(lambda call: Pause(call, body.mode or "abort")),
         ),
         command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.call(Resume)),
-        command_route(
-            "/start_profile",
-            "Record a trace until /stop_profile, or for num_steps steps",
-            ProfileBody,
-            partial(start_profile, context),
-            methods=GET_OR_POST,
-        ),
-        command_route(
-            "/stop_profile",
-            "End the recording and write its file",
-            Nothing,
-            lambda _: client.call(StopProfile),
-            methods=GET_OR_POST,
-        ),
+        command_route("/start_profile", START_PROFILE, ProfileBody, partial(start_profile, context), **get_or_post),
+        command_route("/stop_profile", STOP_PROFILE, Nothing, lambda _: client.call(StopProfile), **get_or_post),
         command_route(
             "/release_memory_occupation",
             "Give back the memory of weights and cache; 400 while requests run",

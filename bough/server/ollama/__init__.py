@@ -44,17 +44,20 @@ from bough.server.ollama.writing import (
 from bough.server.parsing import AnswerPlan, any_of, plan_answers, read_functions
 from bough.server.streaming import respond
 
+LINES_OF_JSON = "streamed as lines of JSON unless stream is false"
+STREAMED: dict[str, Any] = {"other_types": (LINES,), **OLLAMA}
 
-def model_routes(context: ServerContext) -> list[Endpoint]:
-    async def tags(request: Request) -> Response:
-        return json_response(ModelList([model_entry(context.model)]))
 
-    async def show(request: Request, body: ShowRequest) -> Response:
-        return json_response(describe(context.model, context.settings))
-
+def routes(context: ServerContext) -> list[Endpoint]:
+    api = Ollama(context)
+    chat: dict[str, Any] = {"body": ChatRequest, "answer": ChatAnswer, **STREAMED}
+    generate: dict[str, Any] = {"body": GenerateRequest, "answer": GenerateAnswer, **STREAMED}
+    show: dict[str, Any] = {"body": ShowRequest, "answer": ModelDescription, **OLLAMA}
     return [
-        Endpoint("/api/tags", tags, "The models that are served: one", methods=GET, answer=ModelList, **OLLAMA),
-        Endpoint("/api/show", show, "What is known of the model", body=ShowRequest, answer=ModelDescription, **OLLAMA),
+        Endpoint("/api/chat", api.chat, f"Answer a conversation; {LINES_OF_JSON}", **chat),
+        Endpoint("/api/generate", api.generate, f"Answer a prompt; {LINES_OF_JSON}", **generate),
+        Endpoint("/api/tags", api.tags, "The models that are served: one", methods=GET, answer=ModelList, **OLLAMA),
+        Endpoint("/api/show", api.show, "What is known of the model", **show),
     ]
 
 
@@ -93,34 +96,15 @@ def model_details(model: ModelInfo) -> ModelDetails:
     return ModelDetails(format=kind, family=family, families=[family])
 
 
-def routes(context: ServerContext) -> list[Endpoint]:
-    api = Ollama(context)
-    return [
-        Endpoint(
-            "/api/chat",
-            api.chat,
-            "Answer a conversation; streamed as lines of JSON unless stream is false",
-            body=ChatRequest,
-            answer=ChatAnswer,
-            other_types=(LINES,),
-            **OLLAMA,
-        ),
-        Endpoint(
-            "/api/generate",
-            api.generate,
-            "Answer a prompt; streamed as lines of JSON unless stream is false",
-            body=GenerateRequest,
-            answer=GenerateAnswer,
-            other_types=(LINES,),
-            **OLLAMA,
-        ),
-        *model_routes(context),
-    ]
-
-
 class Ollama:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
+
+    async def tags(self, request: Request) -> Response:
+        return json_response(ModelList([model_entry(self._context.model)]))
+
+    async def show(self, request: Request, body: ShowRequest) -> Response:
+        return json_response(describe(self._context.model, self._context.settings))
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         set_field_names(NAMES)

@@ -12,8 +12,8 @@ from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.context import ServerContext
-from bough.server.messages import Rendered, read_messages
+from bough.server.context import Rendered, ServerContext
+from bough.server.messages import read_messages
 from bough.server.openai.objects import (
     CalledFunction,
     ChatChoice,

@@ -274,10 +274,7 @@ class Record:
     response: ResponseObject
     messages: Sequence[Message]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def size(self) -> int:
-        return text_size(self.messages) + len(self.response.instructions or "")
+    size: int = 0  # characters, as far as the store knows
 
     def end(self, response: ResponseObject) -> None:
         """Keeps the final form; its output joins the conversation."""
@@ -289,7 +286,6 @@ class Record:
 class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
         self._records: dict[str, Record] = {}
-        self._sizes: dict[str, int] = {}  # characters of each record
         self._max_responses = max_responses
         self._max_characters = max_characters
 
@@ -308,13 +304,13 @@ class ResponseStore:
         responses until the rest fits; the newest stays, however large it is."""
         if self._records.get(record.response.id) is not record:
             return
-        self._sizes[record.response.id] = record.size
-        size = sum(self._sizes.values())
+        record.size = text_size(record.messages) + len(record.response.instructions or "")
+        size = sum(each.size for each in self._records.values())
         for id, old in list(self._records.items())[:-1]:
             if len(self._records) <= self._max_responses and size <= self._max_characters:
                 return
             if old.ended.is_set():
-                size -= self._sizes[id]
+                size -= old.size
                 self.forget(id)
 
     def find(self, id: str) -> Record:
@@ -325,7 +321,6 @@ class ResponseStore:
 
     def forget(self, id: str) -> None:
         self._records.pop(id, None)
-        self._sizes.pop(id, None)
 
     def __len__(self) -> int:
         return len(self._records)

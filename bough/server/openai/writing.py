@@ -93,15 +93,10 @@ class TokenSpeller:
         """How many tokens a part of an answer has, as the model would have written it."""
         return 0 if self._tokenizer is None or not text else len(self._tokenizer.encode(text, False))
 
-    def spelling(self, token: int) -> bytes | None:
-        return None if self._tokenizer is None else self._spelt(token, hide_special=False)
-
-    def shown_bytes(self, token: int, skip_special_tokens: bool) -> bytes:
+    def spelling(self, token: int, hide_special: bool = False) -> bytes | None:
         """What the token adds to the answer's text."""
-        return b"" if self._tokenizer is None else self._spelt(token, hide_special=skip_special_tokens)
-
-    def _spelt(self, token: int, *, hide_special: bool) -> bytes:
-        assert self._tokenizer is not None
+        if self._tokenizer is None:
+            return None
         pieces = self._tokenizer.pieces(hide_special)
         if pieces is not None:
             piece = pieces[token]
@@ -123,8 +118,8 @@ class TextOffsets:
         offsets = []
         for token in tokens:
             offsets.append(self._length)
-            shown = self._speller.shown_bytes(token, self._skip_special_tokens)
-            self._length += len(self._decoder.decode(shown))
+            shown = self._speller.spelling(token, self._skip_special_tokens)
+            self._length += len(self._decoder.decode(shown or b""))
         return offsets
 
 

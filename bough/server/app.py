@@ -7,6 +7,7 @@ of routes. Paths work with and without the prefix of `--root-path`, because some
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -149,12 +150,10 @@ class Front:
 
     async def drained(self, timeout_s: float) -> bool:
         """Waits for the requests in progress; False if some still are when the time is up."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()
-        except TimeoutError:
-            return False
-        return True
+        return not self.active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a lifespan or a websocket, which this server does not have

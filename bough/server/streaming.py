@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import Inputs, Prompt, Resumption, token_array
+from bough.client.inputs import Inputs, Resumption, token_array
 from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
@@ -189,16 +189,9 @@ def named_event(event: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
-class Writer(ABC):
-    """Writes the response to one call: its JSON, or the bytes of its stream."""
-
+class StreamWriter(ABC):
     media_type = EVENTS
     keep_alive = KEEP_ALIVE
-    opening_events: int | None = None  # in front of the first token; None: the stream cannot be resumed
-
-    @abstractmethod
-    def whole(self, answers: list[RequestOutput]) -> Any:
-        """The JSON of a response that is not streamed."""
 
     @abstractmethod
     def chunk(self, piece: Piece) -> bytes:
@@ -212,22 +205,35 @@ class Writer(ABC):
         """The last bytes of a stream that breaks after it has begun."""
 
 
+class Writer(StreamWriter):
+    """Writes the response to one call: the bytes of its stream, or its JSON."""
+
+    opening_events: int | None = None  # in front of the first token; None: the stream cannot be resumed
+
+    @abstractmethod
+    def whole(self, answers: list[RequestOutput]) -> Any:
+        """The JSON of a response that is not streamed."""
+
+
 async def respond(
     client: EngineClient, request: Request, inputs: Inputs, writer: Writer, *, stream: bool | None, timed: bool | None
 ) -> Response:
+    """The response, whole or as a stream; a stream with the comments that its client asked for."""
     if not stream:
         answers = await while_connected(request, client.answers(inputs))
         return json_response(writer.whole(answers), headers=timing_headers(answers) if timed else None)
-    announced = request.headers.get(RESUME_HEADER) == "1" and writer.opening_events is not None
-    if announced and not inputs.batched:  # streams of several answers cannot be resumed
-        writer = AnnouncingWriter(writer, inputs.prompts[0])
-    return stream_answers(client, inputs, writer, timed=timed)
+    if request.headers.get(RESUME_HEADER) != "1" or writer.opening_events is None or inputs.batched:
+        return stream_answers(client, inputs, writer, timed=timed)
+    (prompt,) = inputs.prompts
+    # A stream that was itself resumed has sent its opening events before.
+    opening_events = writer.opening_events if prompt.resumption is None else 0
+    return stream_answers(client, inputs, AnnouncingWriter(writer, prompt.seed, opening_events), timed=timed)
 
 
 def stream_answers(
     client: EngineClient,
     inputs: Inputs,
-    writer: Writer,
+    writer: StreamWriter,
     *,
     timed: bool | None,
     on_close: Callable[[], None] = lambda: None,
@@ -290,19 +296,15 @@ def read_resumption(resume: Resume | None, stream: bool | None) -> dict[str, Any
     return {"resumption": Resumption(token_array(resume.output_ids, "resume.output_ids"), resume.seed)}
 
 
-class AnnouncingWriter(Writer):
+class AnnouncingWriter(StreamWriter):
     """Puts comments in front of another writer's events. Tokens that show nothing are announced with the next event;
     the last piece and the end of the stream are one group, so that a stream is never left without its end alone."""
 
-    def __init__(self, writer: Writer, prompt: Prompt) -> None:
+    def __init__(self, writer: Writer, seed: int, opening_events: int) -> None:
         self._writer = writer
         self._ids: list[int] = []  # not announced yet
-        self._first = f": seed {prompt.seed}\n".encode()
-        # A stream that was itself resumed has sent its opening events before.
-        self._opening_events = (writer.opening_events or 0) if prompt.resumption is None else 0
-
-    def whole(self, answers: list[RequestOutput]) -> Any:
-        return self._writer.whole(answers)
+        self._first = f": seed {seed}\n".encode()
+        self._opening_events = opening_events
 
     def failure(self, failure: Failure) -> bytes:
         return self._writer.failure(failure)

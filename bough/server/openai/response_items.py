@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from bough.core.errors import RequestError
 from bough.parsers import CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.messages import ROLES, Message, check_size, joined_turns, read_content, read_message, read_messages
-from bough.server.openai.objects import CompletionTokensDetails, TokenLogprob
+from bough.server.openai.objects import TokenLogprob
 from bough.server.parsing import CallIds
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -69,11 +69,15 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cache_write_tokens: int
 
 
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: CompletionTokensDetails
+    output_tokens_details: OutputTokensDetails
     total_tokens: int
 
 

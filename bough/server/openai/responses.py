@@ -30,7 +30,7 @@ from bough.server.endpoint import json_response
 from bough.server.errors import Failure, HttpError, failure_of
 from bough.server.grammars import format_fields, meant
 from bough.server.messages import Message, read_messages, text_size
-from bough.server.openai.objects import CompletionTokensDetails, TokenLogprob
+from bough.server.openai.objects import TokenLogprob
 from bough.server.openai.requests import (
     Identity,
     ResponsesRequest,
@@ -47,6 +47,7 @@ from bough.server.openai.response_items import (
     ItemStatus,
     ItemWriter,
     OutputText,
+    OutputTokensDetails,
     ReasoningItem,
     ResponseError,
     ResponseObject,
@@ -262,7 +263,7 @@ def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
         input_tokens=answer.prompt_tokens,
         input_tokens_details=InputTokensDetails(answer.cached_tokens, 0),
         output_tokens=len(answer.ids),
-        output_tokens_details=CompletionTokensDetails(min(reasoning, len(answer.ids))),
+        output_tokens_details=OutputTokensDetails(min(reasoning, len(answer.ids))),
         total_tokens=answer.prompt_tokens + len(answer.ids),
     )
 

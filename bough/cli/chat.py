@@ -10,7 +10,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bough.cli.commands import Parser, did_you_mean
@@ -19,7 +18,6 @@ from bough.cli.engines import (
     MakeEngine,
     Message,
     Output,
-    TextEngine,
     abort_reason,
     chat_tokenizer,
     encode_chat,
@@ -32,6 +30,8 @@ from bough.core.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from bough.launch.engine import Engine
 
 SAMPLING = {"max_new_tokens": 1024}  # an answer is as long as the model makes it; this ends one that never would
 COMMANDS = {
@@ -61,32 +61,24 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """When an answer began, when its first token came and when its last; seconds of one clock."""
-
-    began_s: float
-    first_s: float
-    last_s: float
-
-    def describe(self, output: Output) -> str:
-        meta = output["meta_info"]
-        tokens = int(meta["completion_tokens"])
-        spent_s = self.last_s - self.first_s
-        rate = [f"{(tokens - 1) / spent_s:.1f} tokens/s"] if tokens > 1 and spent_s > 0 else []
-        parts = [
-            f"{tokens} token{'' if tokens == 1 else 's'}",
-            *rate,
-            f"first after {self.first_s - self.began_s:.2f} s",
-            f"{meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens cached",
-        ]
-        return " · ".join(parts)
+def describe(output: Output, first_after_s: float, spent_s: float) -> str:
+    """The line below an answer; `spent_s` is the time from its first token to its last."""
+    meta = output["meta_info"]
+    tokens = int(meta["completion_tokens"])
+    rate = [f"{(tokens - 1) / spent_s:.1f} tokens/s"] if tokens > 1 and spent_s > 0 else []
+    parts = [
+        f"{tokens} token{'' if tokens == 1 else 's'}",
+        *rate,
+        f"first after {first_after_s:.2f} s",
+        f"{meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens cached",
+    ]
+    return " · ".join(parts)
 
 
 class Chat:
     """One conversation with one engine. Only turns that were answered, if only in part, stay in the history."""
 
-    def __init__(self, engine: TextEngine, sampling: dict[str, Any], system: str | None) -> None:
+    def __init__(self, engine: Engine, sampling: dict[str, Any], system: str | None) -> None:
         self._engine = engine
         self._tokenizer = chat_tokenizer(engine)
         self._sampling = sampling
@@ -155,7 +147,7 @@ class Chat:
         if note is not None:
             self._say(note)
         if output is not None and first_s is not None:
-            self._say(Timing(began_s, first_s, time.perf_counter()).describe(output))
+            self._say(describe(output, first_s - began_s, time.perf_counter() - first_s))
 
     def _refusal(self, error: RequestError) -> str:
         # The ids are the template's own, so nothing can be wrong with them but their number.

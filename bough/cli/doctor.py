@@ -1,19 +1,79 @@
 """`bough doctor`: tells in a page whether Bough will run here, how well, and what to type where it will not.
 
-Exit code 0 when everything needed is there, 1 otherwise. The looking is done in `checkup`.
+Exit code 0 when everything needed is there, 1 otherwise. Each question is one function that returns plain data. Torch
+is loaded by name inside the functions that need it, because a missing torch is one of the findings.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 import json
+import os
+import platform
+import re
+import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import psutil
 
-from bough.cli.checkup import Finding, Fit, Machine, Use, look_at_fit, look_at_machine, look_at_use, look_for_missing
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_from
+from bough.core.errors import ResourceError
+from bough.core.settings import ModelSettings, Settings
+from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
+from bough.executor.sizing import CacheShape, size_cpu_cache
+from bough.loader import catalogue
+from bough.loader.locate import REPOSITORY, ModelFiles, locate
+from bough.native.library import instruction_sets, load_library, use_instruction_set
 from bough.version import __version__
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What is here. Cores and memory count the container's limits."""
+
+    os: str
+    python: str
+    cpu: str
+    cores: int
+    cores_total: int
+    memory_free_bytes: int
+    memory_total_bytes: int
+    home: str
+    disk_free_bytes: int
+
+
+class Use(msgspec.Struct, frozen=True):
+    device: str
+    dtype: str
+    threads: int
+    torch: str | None
+    attention_backend: str
+    cpu_instruction_set: str | None  # None: the native kernels are not compiled
+    gpus: tuple[str, ...]
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """What there is room for. Numbers are absent when the model is not on disk or does not fit; `note` says why."""
+
+    model: str
+    note: str
+    context_length: int | None = None
+    weight_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    kv_tokens: int | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    needed: bool
+    what: str
+    fix: str
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -80,3 +140,199 @@ def _line(name: str, value: str) -> str:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
+
+
+def look_at_machine() -> Machine:
+    home = catalogue.home()
+    existing = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    return Machine(
+        os=platform.platform(),
+        python=platform.python_version(),
+        cpu=_cpu_name(),
+        cores=usable_cores(),
+        cores_total=os.cpu_count() or 1,
+        memory_free_bytes=free_memory_bytes(),
+        memory_total_bytes=int(psutil.virtual_memory().total),
+        home=str(home),
+        disk_free_bytes=shutil.disk_usage(existing).free,
+    )
+
+
+def look_at_use(settings: Settings) -> Use:
+    model = settings.model
+    torch = load_torch()
+    return Use(
+        device="cpu",
+        dtype=_dtype_name(settings),
+        threads=model.cpu_threads or compute_cores(),
+        torch=None if torch is None else str(torch.__version__),
+        attention_backend=_attention_backend(model),
+        cpu_instruction_set=_instruction_set(model.cpu_instruction_set),
+        gpus=() if torch is None else _gpus(torch),
+    )
+
+
+def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
+    """How many tokens the KV cache would hold; nothing is fetched to find out."""
+    asked = settings.model.model_path
+    entry = catalogue.DEFAULT if asked is None else catalogue.find(asked)
+    name = entry.name if entry is not None else str(asked)
+    files = _files_on_disk(settings, entry)
+    if files is None:
+        fix = f"bough models pull {name}" if entry is not None else f"hf download {name}"
+        missing = Finding(False, f"{name} is not fetched; the first start would do it.", fix)
+        return Fit(name, "unknown until the model is fetched"), [missing]
+    torch = load_torch()
+    if torch is None:
+        return Fit(name, "unknown without torch"), []
+    return _measure(name, files, settings, torch)
+
+
+def look_for_missing() -> list[Finding]:
+    packages = [
+        Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in _absent_packages()
+    ]
+    if _installed("torch") and load_torch() is None:
+        what = "The package torch is installed but cannot be loaded; `python -c 'import torch'` shows why."
+        packages.append(Finding(True, what, "pip install --force-reinstall torch"))
+    optional = [
+        Finding(False, f"The extra {extra!r} is not complete: {', '.join(absent)}.", f"pip install 'bough[{extra}]'")
+        for extra, absent in _absent_extras().items()
+    ]
+    if importlib.util.find_spec("pip") is None:
+        optional.append(Finding(False, "There is no pip, so models cannot be pulled.", "python -m ensurepip"))
+    if load_library() is None:
+        what = "The native CPU kernels are not compiled or cannot be opened here, so torch does their work."
+        optional.append(Finding(False, what, "bough build-kernels"))
+    if not any(map(shutil.which, COMPILERS)):
+        optional.append(
+            Finding(
+                False, "There is no C++ compiler, so torch cannot compile kernels.", "apt install g++ (or the like)"
+            )
+        )
+    return packages + optional
+
+
+def load_torch() -> Any | None:
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError):  # OSError: one of its shared libraries
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _dtype_name(settings: Settings) -> str:
+    return "float32" if settings.model.dtype == "auto" else settings.model.dtype
+
+
+def _attention_backend(model: ModelSettings) -> str:
+    if model.attention_backend != "auto":
+        return model.attention_backend
+    return "torch" if load_library() is None else "native"
+
+
+def _instruction_set(asked: str) -> str | None:
+    use_instruction_set(asked)
+    library = load_library()
+    return None if library is None else instruction_sets(library)[-1]
+
+
+def _gpus(torch: Any) -> tuple[str, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(f"{device.name}, {device.total_memory / 2**30:.0f} GiB" for device in devices)
+
+
+def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:
+    model = settings.model.model_path
+    if entry is not None:
+        return None if catalogue.local_path(entry) is None else locate(entry.name)
+    assert model is not None
+    if Path(model).expanduser().exists() or not REPOSITORY.fullmatch(model):
+        return locate(model)  # or its error, which says what would be right
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return locate(snapshot_download(model, revision=settings.model.revision, local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
+    from bough.distributed.topology import Topology
+    from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
+    from bough.executor.load_model import resolve_chunk, resolve_config
+    from bough.loader.load import open_source, packed_size
+    from bough.loader.source import DummySource
+    from bough.memory.pools.kv_pool import KVPool, cache_dtype
+
+    config, dtype = resolve_config(files, settings), getattr(torch, _dtype_name(settings))
+    weight_bytes, cache_like = DummySource(config, dtype).nbytes(), dtype
+    if (files.gguf or files.safetensors) and dtype == torch.float32 and _attention_backend(settings.model) == "native":
+        packed = packed_size(open_source(files, config), settings.model.quantization)
+        weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
+    held = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
+    of_groups = KVPool.bytes_per_token(config, held, Topology())
+    per_token, rows = sum(of_groups), settings.scheduler.max_running_requests or CPU_ROWS
+    chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
+    free = free_memory_bytes()
+    try:
+        if weight_bytes > free:
+            raise ResourceError(f"The weights of {name} take {weight_bytes / 2**30:.2f} GiB, more than is free.")
+        size = size_cpu_cache(
+            settings.memory,
+            free_bytes=free - weight_bytes,
+            weight_bytes=weight_bytes,
+            shape=CacheShape.of(config, of_groups, settings.memory, rows, chunk),
+            context_length=config.context_length,
+        )
+    except ResourceError as error:
+        fix = "choose a smaller model or --dtype bfloat16, or free some memory"
+        return Fit(name, "does not fit", config.context_length, weight_bytes, per_token), [
+            Finding(True, str(error), fix)
+        ]
+    tokens = size.pages[0] * settings.memory.page_size
+    return Fit(name, size.note, config.context_length, weight_bytes, per_token, tokens), []
+
+
+def _absent_packages() -> list[str]:
+    return [name for name, extra in _requirements() if extra is None and not _installed(name)]
+
+
+def _absent_extras() -> dict[str, list[str]]:
+    absent: dict[str, list[str]] = {}
+    for name, extra in _requirements():
+        if extra not in (None, "dev") and not _installed(name):
+            absent.setdefault(str(extra), []).append(name)
+    return absent
+
+
+def _requirements() -> list[tuple[str, str | None]]:
+    """(package, extra) of everything that Bough names in its own metadata; torch alone where that is not installed."""
+    try:
+        stated = importlib.metadata.requires("bough") or []
+    except importlib.metadata.PackageNotFoundError:
+        return [("torch", None)]
+    found = []
+    for line in stated:
+        name = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", line)
+        if name is not None:
+            found.append((name[0], extra[1] if extra else None))
+    return found
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,15 +1,16 @@
-"""What the commands ask of an engine, and the few steps that `generate` and `chat` share.
-
-The engine itself is the offline one of `bough.launch`; commands get it from a factory, which tests replace.
-"""
+"""The few steps that `generate` and `chat` share. Commands get their engine from a factory, which tests replace."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
+
+if TYPE_CHECKING:
+    from bough.launch.engine import Engine
+    from bough.tokenizer.tokenizer import Tokenizer
 
 Output = dict[str, Any]
 Message = dict[str, str]
@@ -18,38 +19,17 @@ Message = dict[str, str]
 DEFAULTS = {"log_level": "warning"}
 
 
-class TextEngine(Protocol):
-    """The part of `bough.Engine` that commands use."""
-
-    @property
-    def tokenizer(self) -> Any: ...  # of `bough.tokenizer`, or None
-
-    @property
-    def served_model_name(self) -> str: ...
-
-    def generate(
-        self,
-        prompt: str | None = None,
-        sampling_params: dict[str, Any] | None = None,
-        input_ids: list[int] | None = None,
-        *,
-        stream: bool = False,
-    ) -> Any: ...
-
-    def shutdown(self) -> None: ...
+MakeEngine = Callable[[dict[str, Any]], "Engine"]
 
 
-MakeEngine = Callable[[dict[str, Any]], TextEngine]
-
-
-def start_engine(settings: dict[str, Any]) -> TextEngine:
+def start_engine(settings: dict[str, Any]) -> Engine:
     from bough.launch.engine import Engine
 
     return Engine(**settings)
 
 
 @contextlib.contextmanager
-def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[TextEngine]:
+def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[Engine]:
     """An engine for as long as the block lasts. One that could not show text is refused before it is started."""
     if settings.get("skip_tokenizer_init"):
         raise SettingsError("This command shows text, so --skip-tokenizer-init cannot be used with it.")
@@ -60,7 +40,7 @@ def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[TextE
         engine.shutdown()
 
 
-def chat_tokenizer(engine: TextEngine) -> Any:
+def chat_tokenizer(engine: Engine) -> Tokenizer:
     tokenizer = engine.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
         raise ModelError(
@@ -70,12 +50,11 @@ def chat_tokenizer(engine: TextEngine) -> Any:
     return tokenizer
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    ids: list[int] = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
-    return ids
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
 
-def stream_pieces(engine: TextEngine, **inputs: Any) -> Generator[tuple[str, Output], None, None]:
+def stream_pieces(engine: Engine, **inputs: Any) -> Generator[tuple[str, Output], None, None]:
     """(new text, whole output so far) as tokens come; closing it aborts the request."""
     shown = 0
     with contextlib.closing(engine.generate(**inputs, stream=True)) as outputs:

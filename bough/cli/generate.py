@@ -6,14 +6,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bough.cli.commands import Parser
 from bough.cli.engines import (
     DEFAULTS,
     MakeEngine,
     Output,
-    TextEngine,
     abort_reason,
     chat_tokenizer,
     encode_chat,
@@ -23,6 +22,9 @@ from bough.cli.engines import (
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
+
+if TYPE_CHECKING:
+    from bough.launch.engine import Engine
 
 
 def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
@@ -36,8 +38,10 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     with running(make_engine, settings) as engine:
         inputs = _inputs(engine, prompt, parsed.chat) | {"sampling_params": sampling}
         if parsed.json or parsed.no_stream or sampling.get("n", 1) > 1:
-            return _print_whole(engine.generate(**inputs), as_json=parsed.json, raw=parsed.raw)
-        return _print_stream(engine, inputs, raw=parsed.raw)
+            _print_whole(engine.generate(**inputs), as_json=parsed.json, raw=parsed.raw)
+        else:
+            _print_stream(engine, inputs, raw=parsed.raw)
+    return 0
 
 
 def _parser() -> Parser:
@@ -80,13 +84,13 @@ def _read_prompt(given: str | None) -> str:
     return prompt
 
 
-def _inputs(engine: TextEngine, prompt: str, chat: bool) -> dict[str, Any]:
+def _inputs(engine: Engine, prompt: str, chat: bool) -> dict[str, Any]:
     if not chat:
         return {"prompt": prompt}
     return {"input_ids": encode_chat(chat_tokenizer(engine), [{"role": "user", "content": prompt}])}
 
 
-def _print_stream(engine: TextEngine, inputs: dict[str, Any], *, raw: bool) -> int:
+def _print_stream(engine: Engine, inputs: dict[str, Any], *, raw: bool) -> None:
     output: Output | None = None
     with contextlib.closing(stream_pieces(engine, **inputs)) as pieces:
         for text, latest in pieces:
@@ -95,10 +99,9 @@ def _print_stream(engine: TextEngine, inputs: dict[str, Any], *, raw: bool) -> i
     assert output is not None  # a stream that gives nothing has raised
     _end_line(output["text"], raw)
     _raise_if_aborted([output])
-    return 0
 
 
-def _print_whole(result: Output | list[Output], *, as_json: bool, raw: bool) -> int:
+def _print_whole(result: Output | list[Output], *, as_json: bool, raw: bool) -> None:
     outputs = result if isinstance(result, list) else [result]
     if as_json:
         print(json.dumps(result, ensure_ascii=False, indent=2))
@@ -109,7 +112,6 @@ def _print_whole(result: Output | list[Output], *, as_json: bool, raw: bool) -> 
             print(output["text"], end="")
             _end_line(output["text"], raw and len(outputs) == 1)
     _raise_if_aborted(outputs)
-    return 0
 
 
 def _end_line(text: str, raw: bool) -> None:

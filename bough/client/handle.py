@@ -11,24 +11,11 @@ from typing import Any, Protocol, assert_never
 
 from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
-from bough.core.control import ProfileStart, Sleep, SwapWeights, Wake, memory_tags
+from bough.core.control import Sleep, SwapWeights, Wake, memory_tags
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
-from bough.messages.requests import (
-    Abort,
-    Command,
-    Control,
-    FlushCache,
-    Generate,
-    GetState,
-    Pause,
-    PauseMode,
-    Ping,
-    Resume,
-    StartProfile,
-    StopProfile,
-)
+from bough.messages.requests import Abort, Command, Control, Generate
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -115,28 +102,18 @@ class EngineClient:
                 for answer in answers:
                     watcher.ended(answer)
 
-    async def flush_cache(self) -> Reply:
-        return await self._call(FlushCache)
-
-    async def state(self) -> Reply:
-        return await self._call(GetState)
-
-    async def ping(self) -> Reply:
-        """Returns when every process on a request's path has answered."""
-        return await self._call(Ping)
-
-    async def pause(self, mode: PauseMode) -> Reply:
-        return await self._call(lambda call: Pause(call, mode))
-
-    async def resume(self) -> Reply:
-        return await self._call(Resume)
-
-    async def start_profile(self, start_step: int = 0, num_steps: int | None = None, **options: Any) -> Reply:
-        profile = ProfileStart(**options)
-        return await self._call(lambda call: StartProfile(call, start_step, num_steps, profile))
-
-    async def stop_profile(self) -> Reply:
-        return await self._call(StopProfile)
+    async def call(self, command: Callable[[int], Command]) -> Reply:
+        """The engine's reply to a command, which is made with the number of the call."""
+        if self._death is not None:
+            raise self._death
+        call = next(self._handles)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        try:
+            self._scheduler.send(command(call))
+            return await future
+        finally:
+            self._calls.pop(call, None)
 
     async def update_weights(
         self,
@@ -151,16 +128,16 @@ class EngineClient:
         facts = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
         command = SwapWeights(model_path, load_format)
         options = {"abort_all": abort_all_requests, "flush_cache": flush_cache}
-        return await self._call(lambda call: Control(call=call, command=command, wait=True, facts=facts, **options))
+        return await self.call(lambda call: Control(call=call, command=command, wait=True, facts=facts, **options))
 
     async def release_memory(self, tags: Sequence[str] | None) -> Reply:
         command = Sleep(memory_tags(tags))
         flush_cache = "kv_cache" in command.tags
-        return await self._call(lambda call: Control(call=call, command=command, flush_cache=flush_cache))
+        return await self.call(lambda call: Control(call=call, command=command, flush_cache=flush_cache))
 
     async def resume_memory(self, tags: Sequence[str] | None) -> Reply:
         command = Wake(memory_tags(tags))
-        return await self._call(lambda call: Control(call=call, command=command))
+        return await self.call(lambda call: Control(call=call, command=command))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those
@@ -239,18 +216,6 @@ class EngineClient:
             if not answer.done and self._death is None:
                 self._scheduler.send(Abort(answer.handle))
                 answer.abandon()
-
-    async def _call(self, command: Callable[[int], Command]) -> Reply:
-        if self._death is not None:
-            raise self._death
-        call = next(self._handles)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[call] = future
-        try:
-            self._scheduler.send(command(call))
-            return await future
-        finally:
-            self._calls.pop(call, None)
 
 
 def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:

@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 
 from bough.client.inputs import Prompt
-from bough.client.timings import LatencyRecorder, Timings
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
-from bough.messages.outputs import WEIGHT_VERSION, Delta, LogprobRun, Started
+from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -55,6 +54,97 @@ class LogprobColumns:
         self.tokens += entries(np.frombuffer(run.logprobs, dtype=np.float32).tolist(), tokens)
         self.top += [entries(values, of) for values, of in zip(top_values, top_ids, strict=True)]
         self.chosen += [entries(values, ids) for values in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. Queue and prefill are the engine's own figures, the total is the client's."""
+
+    queue_s: float
+    prefill_s: float
+    total_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+    @property
+    def first_token_s(self) -> float:
+        return self.queue_s + self.prefill_s
+
+    @property
+    def decode_s(self) -> float:
+        return max(0.0, self.total_s - self.first_token_s)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the decode, so without the first token; None where there was nothing to measure."""
+        decoded = self.output_tokens - 1
+        return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        rate = self.tokens_per_second
+        return {
+            "queue_s": round(self.queue_s, 6),
+            "prefill_s": round(self.prefill_s, 6),
+            "prefill_cached_tokens": self.cached_tokens,
+            "prefill_new_tokens": self.prompt_tokens - self.cached_tokens,
+            "time_to_first_token_s": round(self.first_token_s, 6),
+            "decode_s": round(self.decode_s, 6),
+            "tokens_per_second": None if rate is None else round(rate, 3),
+            "total_s": round(self.total_s, 6),
+        }
+
+    def to_header(self, *, finished: bool = True) -> str:
+        """The value of a `Server-Timing` header, in milliseconds; of an unfinished answer only what cannot change."""
+        parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
+        if finished:
+            parts |= {"decode": self.decode_s, "total": self.total_s}
+        entries = [f"{name};dur={seconds * 1000:.3f}" for name, seconds in parts.items()]
+        entries.append(f'tokens;desc="cached={self.cached_tokens} new={self.prompt_tokens - self.cached_tokens}"')
+        rate = self.tokens_per_second
+        if finished and rate is not None:
+            entries.append(f'tokens_per_second;desc="{rate:.3f}"')
+        return ", ".join(entries)
+
+
+class LatencyRecorder:
+    __slots__ = ("_ended", "_last_at", "_meter", "_received_at", "_tokens")
+
+    def __init__(self, meter: RequestMeter, received_at: float) -> None:
+        self._meter = meter
+        self._received_at = self._last_at = received_at
+        self._tokens = 0
+        self._ended = False
+
+    def add(self, delta: Delta, tokens: int, now: float) -> None:
+        more = tokens
+        if delta.started is not None:
+            more -= self._start(delta.started, tokens, now)
+        if more:
+            self._meter.more_tokens(more, now - self._last_at)
+            self._last_at = now
+        self._tokens += tokens
+        if delta.finish is not None:
+            self._end(now, delta.retractions, incomplete=isinstance(delta.finish, FinishAbort))
+
+    def abandon(self, retractions: int) -> None:
+        if not self._ended:
+            self._end(time.perf_counter(), retractions, incomplete=True)
+
+    def _start(self, started: Started, tokens: int, now: float) -> bool:
+        """The prompt has been computed. Returns whether a first token came with it, which is then counted."""
+        self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
+        if not tokens:
+            return False
+        self._last_at = now
+        if tokens > 1:
+            self._last_at = min(self._received_at + started.queue_time_s + started.prefill_time_s, now)
+        self._meter.first_token(self._last_at - self._received_at)
+        return True
+
+    def _end(self, now: float, retractions: int, *, incomplete: bool) -> None:
+        self._ended = True
+        self._meter.ended(self._tokens, now - self._received_at, retractions, incomplete=incomplete)
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -134,7 +224,8 @@ class RequestOutput:
         self._unread: list[str] = []
         self._read_ids = 0
         self._tokenizer = tokenizer
-        self._started: Started | None = None
+        self.started = False  # its prompt was computed
+        self._started = Started(handle, len(prompt.ids), 0, queue_time_s=0.0)
         self._retractions = 0
         self._updates = updates
         self._received_at = time.perf_counter()
@@ -205,10 +296,6 @@ class RequestOutput:
         return 0 if wanted is None else known * wanted.width
 
     @property
-    def started(self) -> bool:
-        return self._started is not None
-
-    @property
     def done(self) -> bool:
         return self.finish is not None or self.error is not None
 
@@ -221,22 +308,22 @@ class RequestOutput:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt that were used: one that is too long may have been truncated."""
-        return len(self.prompt.ids) if self._started is None else self._started.prompt_tokens
+        return self._started.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:
-        return 0 if self._started is None else self._started.cached_tokens
+        return self._started.cached_tokens
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return () if self._started is None else self._started.warnings
+        return self._started.warnings
 
     @property
     def timings(self) -> Timings:
         end = self._finished_at or time.perf_counter()
         return Timings(
-            queue_s=0.0 if self._started is None else self._started.queue_time_s,
-            prefill_s=0.0 if self._started is None else self._started.prefill_time_s,
+            queue_s=self._started.queue_time_s,
+            prefill_s=self._started.prefill_time_s,
             total_s=end - self._received_at,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -257,8 +344,8 @@ class RequestOutput:
             "cached_tokens": self.cached_tokens,
             "reasoning_tokens": 0,
             "num_retractions": self._retractions,
-            "weight_version": WEIGHT_VERSION if self._started is None else self._started.weight_version,
-            "queue_time": 0.0 if self._started is None else self._started.queue_time_s,
+            "weight_version": self._started.weight_version,
+            "queue_time": self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }
         if self.warnings:
@@ -270,7 +357,7 @@ class RequestOutput:
         return meta
 
     def _start(self, started: Started) -> None:
-        self._started = started
+        self.started, self._started = True, started
         wanted = self.prompt.logprobs
         if wanted is None or wanted.start < 0:
             return

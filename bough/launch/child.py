@@ -43,7 +43,7 @@ def main() -> None:
 
             run_scheduler(spec, announce)
         elif spec.role == "server":
-            from bough.launch.serving import run_server
+            from bough.launch.service import run_server
 
             run_server(spec, announce, at_parents_end)
         else:

@@ -22,6 +22,7 @@ from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.replica import Replica
 from bough.messages.outputs import Reply, facts_of
+from bough.messages.requests import FlushCache, GetState
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -135,7 +136,7 @@ class Engine:
 
     def flush_cache(self) -> bool:
         """Forgets all cached prefixes. False, and nothing happens, while requests run or wait."""
-        return self._wait(self._client.flush_cache()).ok
+        return self._wait(self._client.call(FlushCache)).ok
 
     def update_weights_from_disk(
         self,
@@ -169,11 +170,11 @@ class Engine:
 
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
-        return self._replica.describe().to_dict() | facts_of(self._wait(self._client.state()).data)
+        return self._replica.describe().to_dict() | facts_of(self._wait(self._client.call(GetState)).data)
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
-        reply = self._wait(self._client.state())
+        reply = self._wait(self._client.call(GetState))
         return {
             **self.settings.to_shown(),
             **self._replica.limits,

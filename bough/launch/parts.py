@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.seeds import seed_for_requests
@@ -20,18 +20,15 @@ if TYPE_CHECKING:
 
 def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | None:
     """The model's tokenizer, or the one the user named; None when there is to be none."""
+    if not has_text(settings):
+        return None
     from bough.tokenizer.load import load_tokenizer
 
-    if settings.skip_tokenizer_init:
-        return None
+    path = files.tokenizer or files.gguf or files.folder
     if settings.tokenizer_path is not None:
         path = Path(settings.tokenizer_path).expanduser()
-        return _open(path, settings.chat_template)
-    if settings.model_shape is not None:
-        return None
-    if files.tokenizer is not None or files.gguf is None:
-        return load_tokenizer(files.tokenizer or files.folder, chat_template=settings.chat_template)
-    return _open(files.gguf, settings.chat_template)
+    metadata = _gguf_metadata(path) if path.suffix.lower() == ".gguf" and not path.is_dir() else None
+    return load_tokenizer(path, chat_template=settings.chat_template, metadata=metadata)
 
 
 def has_text(settings: ModelSettings) -> bool:
@@ -59,16 +56,11 @@ def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> 
     return tuple(sorted({*config.eos_token_ids, *extra}))
 
 
-def _open(path: Path, chat_template: str | None) -> Tokenizer:
-    from bough.tokenizer.load import load_tokenizer
-
-    if path.suffix.lower() != ".gguf":
-        return load_tokenizer(path, chat_template=chat_template)
+def _gguf_metadata(path: Path) -> dict[str, Any]:
     from bough.loader.gguf_file import GgufArray, GgufFile
 
     found = {key: value for key, value in GgufFile.open(path).metadata.items() if key.startswith("tokenizer.")}
-    metadata = {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
-    return load_tokenizer(path, chat_template=chat_template, metadata=metadata)
+    return {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
 
 
 def check_model(files: ModelFiles, settings: ModelSettings) -> None:

@@ -7,15 +7,19 @@ the server beside its event loop.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.parts import check_model, input_reader, open_tokenizer
-from bough.launch.socket_folder import open_socket_folder
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
@@ -26,6 +30,9 @@ from bough.tokenizer.chat_template import given_template
 if TYPE_CHECKING:
     from bough.client.inputs import InputReader
     from bough.tokenizer.tokenizer import Tokenizer
+
+FOLDER_PREFIX = "bough-"
+FOLDER_NAME = re.compile(rf"{FOLDER_PREFIX}(\d+)-\w+")  # its owner: one that was killed could not remove it
 
 
 class Replica:
@@ -87,3 +94,36 @@ class Replica:
             created=int(time.time()),
             limits=self.limits,
         )
+
+
+def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:
+    """A new folder, private to the user: whoever can open the sockets can use the engine. It goes with `cleanup`."""
+    sweep_dead_owners()
+    folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def sweep_dead_owners() -> None:
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            match = FOLDER_NAME.fullmatch(entry.name)
+            if match and _is_ours(entry) and not _is_alive(int(match[1])):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+    except OSError:  # another engine has just swept it
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

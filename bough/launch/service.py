@@ -6,29 +6,49 @@ further processes serve on the same socket. Slow work runs in threads, so the po
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import os
+import signal
 import socket
+import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvloop
 
+from bough.client.handle import RequestWatcher
 from bough.core.custom_code import check_server_code
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
+from bough.launch.parts import input_reader, open_tokenizer, settle_garbage
 from bough.launch.replica import Replica
-from bough.launch.serving import Serving, connect, in_thread
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor, print_own_stacks
+from bough.loader.locate import ModelFiles
 from bough.observability.logs import set_up_logging
+from bough.observability.request_meter import RequestMeter
+from bough.server.app import App, Front, Phase, with_cors
+from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
-from bough.server.http import SHUTDOWN_GRACE_S, open_listener, url_of, welcome_text
+from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
-from bough.server.tracing import check_tracing
+from bough.server.protocols import all_endpoints
+from bough.server.tracing import RequestLog, RequestTraces, check_tracing, otlp_exporter, with_tracing
+from bough.server.watchdog import Watchdog
+from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 log = logging.getLogger(__name__)
+
+MAIN_GONE = "The server's main process has ended, and the engine with it."
+
+T = TypeVar("T")
 
 
 def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
@@ -37,8 +57,12 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     check_tracing(settings.server.otlp_endpoint)
     check_server_code(settings)
     listener = open_listener(settings.server)
+
+    async def run() -> None:
+        await MainServer(settings, listener, executor).run()
+
     try:
-        uvloop.run(Service(settings, listener, executor).run())
+        uvloop.run(run())
     finally:
         listener.close()
         if settings.server.uds:
@@ -46,31 +70,189 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
                 Path(settings.server.uds).unlink()
 
 
-class Service:
-    def __init__(self, settings: Settings, listener: socket.socket, executor: str) -> None:
+def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[], None]]) -> None:
+    """A further HTTP process (`--tokenizer-worker-num`), with a client of its own on the same engine."""
+    assert spec.server is not None
+    set_up_logging(f"server {spec.server.number}", spec.parse_settings().process.log_level)
+
+    async def run(server: ServerSpec) -> None:
+        worker = TokenizerWorker(spec, server, announce)
+        at_parents_end.append(worker.lose_parent)
+        try:
+            await worker.run()
+        finally:
+            worker.ended.set()
+
+    with contextlib.suppress(EngineDeadError):  # the main process reports it
+        uvloop.run(run(spec.server))
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of `work` in a daemon thread: the process may end while it is in a long download."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True, name="bough-aside").start()
+    return await asyncio.wrap_future(future)
+
+
+def connect(
+    end: ClientEnd,
+    tokenizer: Tokenizer | None,
+    files: ModelFiles,
+    model: ModelInfo,
+    settings: Settings,
+    cleanup: contextlib.AsyncExitStack,
+    on_stuck: Callable[[], None],
+) -> ServerContext:
+    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck`. Texts
+    come from anybody and have any length, so the tokenizer is bounded."""
+    server = settings.server
+    bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
+    tokenizer = tokenizer and tokenizer.bounded(bound)
+    watchers: list[RequestWatcher] = []
+    if server.log_requests:
+        watchers.append(RequestLog(server.log_requests_level, tokenizer))
+    if server.otlp_endpoint is not None:
+        traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
+        cleanup.push_async_callback(in_thread, traces.close)
+        watchers.append(traces)
+    client = end.connect(tokenizer, RequestMeter(end.folder, end.number), watchers)
+    watchdog = None
+    if server.watchdog_timeout:
+        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
+        cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
+    reader = input_reader(files, settings.model, tokenizer)
+    return ServerContext(client, reader, tokenizer, model, settings, watchdog)
+
+
+class Serving(ABC):
+    """One HTTP process, all of it on one event loop but for `die`. It answers "loading" until it is prepared, then
+    serves until a signal or a death. The first signal lets running requests finish within a limit, the second ends the
+    process at once. When the engine dies, every open request gets an error."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        server = settings.server
+        browsers = BrowserRules(server, loopback=is_loopback(listener))
+        self._front = Front(log_requests=server.log_requests, root_path=server.root_path, browsers=browsers)
+        self._http = HttpServer(self._front, listener, server)
+        self._ending = asyncio.Event()  # a signal came, or the engine has died
+        self._signals = 0
+        self._death: EngineDeadError | None = None
+
+    @abstractmethod
+    async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
+        """A signal cancels it."""
+
+    @abstractmethod
+    def on_ready(self, context: ServerContext) -> None:
+        """It serves."""
+
+    async def stop_others(self) -> None:
+        """Ends the other processes that serve on the same socket, if they are this one's."""
+        return
+
+    async def run(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._take_signal, number)
+        serving = asyncio.create_task(self._http.run_here())
+        async with contextlib.AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(self._stop_http, serving)
+            context = await self._unless_ending(self.prepare(cleanup), serving)
+            if context is not None:
+                server = self._settings.server
+                app = with_cors(App(all_endpoints(context), server), server)
+                settle_garbage()
+                self._front.open(with_tracing(app, server.otlp_endpoint))
+                self.on_ready(context)
+                await self._unless_ending(asyncio.Event().wait(), serving)
+                others = asyncio.ensure_future(self.stop_others())
+                await self._drain(context)
+                await others
+        if self._death is not None:
+            raise self._death
+
+    def die(self, error: EngineDeadError) -> None:
+        """The engine has ended. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            self._loop.call_soon_threadsafe(self._take_death, error)
+
+    def _take_signal(self, number: int) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + number)  # child processes see their parent go, and go too
+        self._ending.set()
+
+    def _take_death(self, error: EngineDeadError) -> None:
+        self._death = self._death or error
+        self._front.phase = Phase.DEAD
+        self._ending.set()
+
+    async def _unless_ending(self, work: Coroutine[Any, Any, T], serving: asyncio.Task[None]) -> T | None:
+        """The result of `work`; None when the server is to end before. Whatever broke the HTTP server is raised."""
+        task = asyncio.ensure_future(work)
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait({task, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, ending):
+                each.cancel()
+            await asyncio.gather(task, ending, return_exceptions=True)
+
+    async def _drain(self, context: ServerContext) -> None:
+        """Refuses new requests; the running ones may finish within a limit and are then aborted."""
+        if self._death is not None:
+            await self._front.drained(SHUTDOWN_GRACE_S)
+            return
+        self._front.phase = Phase.DRAINING
+        limit_s = self._settings.server.drain_timeout_s
+        if self._front.active:
+            log.info("stopping: %d requests may finish within %g s", self._front.active, limit_s)
+        if not await self._front.drained(limit_s):
+            log.warning("%d requests are aborted: --drain-timeout-s is over", self._front.active)
+            context.client.abort(abort_all=True)
+            await self._front.drained(SHUTDOWN_GRACE_S)
+
+    async def _stop_http(self, serving: asyncio.Task[None]) -> None:
+        self._http.should_exit = True
+        await serving
+
+
+class MainServer(Serving):
+    """The HTTP process that owns the engine, and the first to serve it."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, executor: str) -> None:
+        super().__init__(settings, listener)
         self._executor = executor
-        self._listener = listener
         # A copy that stays open when HTTP has closed its own: further processes are started with it.
         self._shared_listener = listener.dup() if settings.server.tokenizer_worker_num > 1 else None
+        self._url = url_of(listener, settings.server)
         self._began = time.monotonic()
         self._supervisor: Supervisor | None = None
 
     async def run(self) -> None:
-        url = url_of(self._listener, self._settings.server)
-
-        def welcome(context: ServerContext) -> None:
-            server = self._settings.server
-            print(welcome_text(context.model.name, url, server, time.monotonic() - self._began), flush=True)
-
-        self._serving = Serving(self._settings, self._listener)
         try:
-            await self._serving.run(self._prepare, welcome, self._stop_tokenizer_workers)
+            await super().run()
         finally:
             if self._shared_listener is not None:
                 self._shared_listener.close()
 
-    async def _prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
+    def on_ready(self, context: ServerContext) -> None:
+        seconds = time.monotonic() - self._began
+        print(welcome_text(context.model.name, self._url, self._settings.server, seconds), flush=True)
+
+    async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings
         folders = cleanup.enter_context(contextlib.ExitStack())
         clients = settings.server.tokenizer_worker_num
@@ -79,7 +261,7 @@ class Service:
 
         def on_death(error: EngineDeadError) -> None:
             end.die(error)
-            self._serving.die(error)
+            self.die(error)
 
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
@@ -113,9 +295,39 @@ class Service:
         )
         await in_thread(replica.wait_until_ready)
 
-    async def _stop_tokenizer_workers(self) -> None:
+    async def stop_others(self) -> None:
         """They drain like this process does."""
         limit_s = self._settings.server.drain_timeout_s + 2 * SHUTDOWN_GRACE_S
         if self._supervisor is not None and self._shared_listener is not None:
             supervisor = self._supervisor
             await in_thread(lambda: supervisor.dismiss("server", limit_s))
+
+
+class TokenizerWorker(Serving):
+    """Serves on the main process's socket until told to stop, or until its parent has gone; then open requests get an
+    error."""
+
+    def __init__(self, spec: ChildSpec, server: ServerSpec, announce: Callable[..., None]) -> None:
+        super().__init__(spec.parse_settings(), socket.socket(fileno=server.listener_fd))
+        self._files = spec.files
+        self._model = server.model
+        self._announce = announce
+        self._end = ClientEnd(spec.addresses, server.number)
+        self.ended = threading.Event()
+
+    def lose_parent(self) -> None:
+        """On the thread that has seen the parent go, and that ends this process when it returns."""
+        error = EngineDeadError(MAIN_GONE)
+        self._end.die(error)
+        self.die(error)
+        self.ended.wait(SHUTDOWN_GRACE_S)
+
+    async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
+        cleanup.callback(self._end.close)
+        self._end.open()
+        tokenizer = await in_thread(lambda: open_tokenizer(self._files, self._settings.model))
+        # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
+        return connect(self._end, tokenizer, self._files, self._model, self._settings, cleanup, on_stuck=lambda: None)
+
+    def on_ready(self, context: ServerContext) -> None:
+        self._announce(ready={})

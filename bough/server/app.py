@@ -7,6 +7,7 @@ of routes. Paths work with and without the prefix of `--root-path`, because some
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -77,7 +78,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = self._root.without(scope["path"])
         methods, parameters = self._find(path)
-        endpoint = _choose(methods, scope["method"])
+        endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if endpoint is None:
             await error_response(_no_endpoint(path, scope["method"], methods), shape_of(path))(scope, receive, send)
             return
@@ -111,10 +112,6 @@ def with_cors(app: ASGIApp, settings: EdgeSettings) -> ASGIApp:
     )
 
 
-def _choose(methods: Methods, method: str) -> Endpoint | None:
-    return methods.get("GET" if method == "HEAD" else method)
-
-
 def _no_endpoint(path: str, method: str, methods: Methods) -> Failure:
     if not methods:
         return Failure(404, f"There is no {path} here; /docs lists the routes.", "NotFoundError")
@@ -142,7 +139,7 @@ class Front:
         self._log_requests = log_requests
         self._root = Root(root_path)
         self._browsers = browsers
-        self._active = 0
+        self.active = 0  # requests in progress
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -153,16 +150,10 @@ class Front:
 
     async def drained(self, timeout_s: float) -> bool:
         """Waits for the requests in progress; False if some still are when the time is up."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    @property
-    def active(self) -> int:
-        return self._active
+        return not self.active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a lifespan or a websocket, which this server does not have
@@ -184,7 +175,8 @@ class Front:
 
         counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
-            self._begin()
+            self.active += 1
+            self._quiet.clear()
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
             if refusal is not None:
@@ -195,7 +187,9 @@ class Front:
                 await self._refuse(self._closed(), scope, receive, named_send)
         finally:
             if counted:
-                self._end()
+                self.active -= 1
+                if not self.active:
+                    self._quiet.set()
             if self._log_requests:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks
@@ -213,12 +207,3 @@ class Front:
 
     async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
         await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)
-
-    def _begin(self) -> None:
-        self._active += 1
-        self._quiet.clear()
-
-    def _end(self) -> None:
-        self._active -= 1
-        if not self._active:
-            self._quiet.set()

@@ -32,10 +32,6 @@ log = logging.getLogger(__name__)
 MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop too long
 
 
-def json_error(raw: bytes, error: Exception) -> RequestError:
-    return _unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")
-
-
 def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -> RequestError | None:
     """The error for JSON that does not fit the struct; None where the decoder's own message is good."""
     choice = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(.*)`", complaint)
@@ -132,9 +128,10 @@ def check_stops(stops: Any, name: str) -> None:
 def refuse_unsupported(request: msgspec.Struct, unsupported: Harmless) -> None:
     """Raises for the first field that asks for a feature which this engine does not have."""
     for name in request.__struct_fields__:
-        value = getattr(request, name)
-        if name in unsupported and value is not None and not _harmless(value, unsupported[name]):
-            raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
+        value, harmless = getattr(request, name), unsupported.get(name)
+        if harmless is None or value is None or value in harmless or (asks_nothing(value) and None not in harmless):
+            continue
+        raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
 
 
 def asks_nothing(value: Any) -> bool:
@@ -153,10 +150,6 @@ def asks_nothing(value: Any) -> bool:
             case _:
                 return False
     return True
-
-
-def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
-    return (asks_nothing(value) and None not in harmless) or value in harmless
 
 
 @functools.cache
@@ -187,16 +180,12 @@ def settings_of(request: Request) -> ServerSettings:
 
 
 async def read_body(request: Request, struct: type[S]) -> S:
-    """The body as `struct`; an empty one counts as `{}`. Raises what becomes a 400 or, over the limit, a 413."""
-    return decode_body(await read_bytes(request), struct)
-
-
-async def read_lenient_body(request: Request, struct: type[S]) -> S:
-    """The same for structs that let unknown fields through: those are named in the log, or, with --strict-fields,
-    refused."""
+    """The body as `struct`; an empty one counts as `{}`. Raises what becomes a 400 or, over the limit, a 413. Where the
+    struct lets unknown fields through, they are named in the log, or, with --strict-fields, refused."""
     raw = await read_bytes(request)
     body = decode_body(raw, struct)
-    _log_unknown_fields(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
+    if not struct.__struct_config__.forbid_unknown_fields:
+        _log_unknown_fields(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
     return body
 
 
@@ -226,7 +215,7 @@ def decode_body(raw: bytes, struct: type[S]) -> S:
         better = validation_error(raw, str(error), struct)
         raise (better or error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise json_error(raw, error) from None
+        raise (_unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")) from None
     return body
 
 

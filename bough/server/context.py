@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.core.errors import RequestError
 from bough.core.settings import Settings
+from bough.messages.requests import GetState
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
-from bough.server.messages import Message, Rendered, render, text_size
+from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
@@ -36,7 +37,13 @@ MAX_REQUESTS_PER_CALL = 8192
 # event loop for about half a second. Those of outputs come token by token.
 MAX_PROMPT_LOGPROBS = 1 << 21
 
+TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide what else is known
+
+
+class Rendered(NamedTuple):
+    ids: list[int]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class ServerContext:
         """The scheduler's state, which it sends between two steps; None when it does not answer."""
         try:
             async with asyncio.timeout(STATE_TIMEOUT_S):
-                return (await self.client.state()).data
+                return (await self.client.call(GetState)).data
         except TimeoutError:
             return None
 
@@ -72,10 +79,32 @@ class ServerContext:
         _check_logprobs(inputs)
         return inputs
 
-    async def render(self, messages: Sequence[Message], *, field: str = "messages", **options: Any) -> Rendered:
-        """`messages.render` with the model's tokenizer; a long conversation in a thread."""
-        tokenizer = self.require_tokenizer(field)
-        return await offload(text_size(messages), lambda: render(tokenizer, messages, **options))
+    async def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        field: str = "messages",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        whole: bool = False,
+    ) -> Rendered:
+        """The prompt of a conversation, a long one in a thread. `tools` are in OpenAI's form; `variables` are the
+        client's own for the template. `whole`: a prompt that is too long is not cut, whatever the server's settings."""
+        tokenizer, given = self.require_tokenizer(field), variables or {}
+        for name in TEMPLATE_ARGUMENTS:
+            if name in given:
+                message = f"chat_template_kwargs may not hold {name!r}; it is a field of the request."
+                raise RequestError(message, field="chat_template_kwargs")
+        prompted = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+
+        def work() -> Rendered:
+            options = {"add_generation_prompt": prompted, "continue_final_message": continue_final_message}
+            text = tokenizer.apply_chat_template(messages, tools=tools, **options, **given)
+            return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text)
+
+        return await offload(text_size(messages), work)
 
     async def plan_inputs(
         self,

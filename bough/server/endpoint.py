@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from bough.server.bodies import read_body
 from bough.server.errors import (
     Failure,
     HttpError,
@@ -41,7 +42,7 @@ def error_response(failure: Failure, shape: Shape) -> Response:
     return json_response(shape(failure), failure.status, failure.headers)
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[..., Awaitable[Response]]  # takes the request and, where the endpoint has one, its body
 EVENTS = "text/event-stream"
 GET = ("GET",)
 # No key; the API's key; the key for management; the same, but an API key never takes its place.
@@ -65,7 +66,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path with its handler. `body` and `answer` are types whose JSON schema goes on the OpenAPI page."""
+    """A path with its handler. `body`, a struct, and `answer` are types whose JSON schema goes on the OpenAPI page."""
 
     path: str
     handler: Handler
@@ -92,7 +93,8 @@ class Endpoint:
         set_field_names({})  # a request that follows on its connection begins in its context
         request = Request(scope, receive)
         try:
-            response = await self.handler(request)
+            given = () if self.body is None else (await read_body(request, self.body),)
+            response = await self.handler(request, *given)
             await response(scope, receive, watched_send)
         except (ClientDisconnectedError, ClientDisconnect):
             return

@@ -79,13 +79,11 @@ def _validation_failure(text: str) -> Failure:
     """msgspec's sentence ends with the place: "Expected `int`, got `str` - at `$.sampling_params.n`"."""
     complaint, _, path = text.partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
-    missing = re.fullmatch(r"Object missing required field `(.*)`", complaint)
-    if unknown or missing:
-        match = unknown or missing
-        assert match is not None
-        name = f"{path}.{match[1]}" if path else match[1]
-        return Failure(400, f"{'Unknown' if unknown else 'Missing'} field {name!r}.", "BadRequestError", name)
+    found = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", complaint)
+    if found is not None:
+        name = f"{path}.{found[2]}" if path else found[2]
+        word = "Unknown" if found[1] == "contains unknown" else "Missing"
+        return Failure(400, f"{word} field {name!r}.", "BadRequestError", name)
     complaint = complaint.replace("`", "").replace(" | null", "")
     complaint = complaint[0].lower() + complaint[1:]
     message = f"{path}: {complaint}." if path else f"The body: {complaint}."

@@ -1,4 +1,4 @@
-"""Conversations to prompts: checks messages, and renders them with the model's template.
+"""Checks the messages of conversations, and brings them into the form that templates expect.
 
 Templates expect content as one string and arguments of calls as objects; OpenAI's protocol has lists of parts and JSON
 text. Everything else in a message is the template's to read.
@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import require_utf8
-from bough.tokenizer.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # by the type of a part, the field that holds its text
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
-
 MAX_VALUES = 1 << 17  # of a conversation: reading them blocks the event loop for some tenths of a second
 
 Message = dict[str, Any]
-
-
-class Rendered(NamedTuple):
-    ids: list[int]
-    text: str
 
 
 def read_messages(
@@ -53,34 +45,6 @@ def check_size(given: Sequence[Any], field: str) -> None:
                 field=field,
             )
         left += [each for each in inside if isinstance(each, list | dict)]
-
-
-def render(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool | None = None,
-    continue_final_message: bool = False,
-    whole: bool = False,
-) -> Rendered:
-    """The prompt. `tools` are in OpenAI's form; `variables` are the client's own for the template. `whole`: one that is
-    too long is not cut, whatever the server's settings."""
-    for name in OWN_ARGUMENTS:
-        if name in (variables or {}):
-            raise RequestError(
-                f"chat_template_kwargs may not hold {name!r}; it is a field of the request.",
-                field="chat_template_kwargs",
-            )
-    text = tokenizer.apply_chat_template(
-        messages,
-        tools=tools,
-        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message=continue_final_message,
-        **(variables or {}),
-    )
-    return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text)
 
 
 def read_content(content: Any, where: str, *, optional: bool = False) -> str:

@@ -149,14 +149,20 @@ def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> Tool
     return any_of(found, must=True, single=True)
 
 
+WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
+
+
 @dataclass(frozen=True, slots=True)
-class CallRules:
-    """Which grammar governs the calls of an answer."""
+class AnswerPlan:
+    """Which grammar governs the calls of an answer, and which parsers its text goes through."""
 
     tools: ToolUse = NO_TOOLS
     calls: ToolFormat | None = None  # the format of the model's own calls
     tags: bool = True  # whether grammars may be structural tags
     tokenizer: Tokenizer | None = None
+    thinking: ReasoningFormat | None = None  # how the model sets it apart
+    separate: bool = True  # whether it is shown apart
+    stream_reasoning: bool = True
 
     def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
         """What the tools ask of the answer, beside or instead of what its request asks."""
@@ -227,36 +233,6 @@ class CallRules:
         """The format of calls that must come; None where they are a list."""
         return self.calls if self.tags else None
 
-
-def asked_for(sampling: Mapping[str, Any]) -> str | None:
-    return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
-
-
-def _as_format(name: str, asked: Any) -> dict[str, Any]:
-    """What a field asks for, as a format inside of a structural tag."""
-    match name:
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": asked}
-        case "regex":
-            return {"type": "regex", "pattern": asked}
-        case "ebnf":
-            return {"type": "grammar", "grammar": asked}
-        case "choices":
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in asked]}
-    raise RequestError(
-        f"{name} and tools that are strict each say what the answer must match; set strict to false.", field=name
-    )
-
-
-WITHOUT_TAGS = ("outlines-core", "outlines", "none")  # grammar back ends that know no structural tags
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPlan(CallRules):
-    thinking: ReasoningFormat | None = None  # how the model sets it apart
-    separate: bool = True  # whether it is shown apart
-    stream_reasoning: bool = True
-
     @property
     def reasoning(self) -> ReasoningFormat | None:
         return self.thinking if self.separate else None
@@ -311,6 +287,26 @@ class AnswerPlan(CallRules):
             eager=self.assured | self.tools.eager_names,
             openings=forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
+
+
+def asked_for(sampling: Mapping[str, Any]) -> str | None:
+    return next((name for name in GRAMMAR_FIELDS if sampling.get(name) is not None), None)
+
+
+def _as_format(name: str, asked: Any) -> dict[str, Any]:
+    """What a field asks for, as a format inside of a structural tag."""
+    match name:
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": asked}
+        case "regex":
+            return {"type": "regex", "pattern": asked}
+        case "ebnf":
+            return {"type": "grammar", "grammar": asked}
+        case "choices":
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in asked]}
+    raise RequestError(
+        f"{name} and tools that are strict each say what the answer must match; set strict to false.", field=name
+    )
 
 
 def plan_answers(

@@ -1,17 +1,149 @@
-"""All protocols of the server as one list of endpoints."""
+"""All protocols of the server as one list of endpoints, and the OpenAPI page, made of what the endpoints declare and of
+the structs that their bodies are decoded into."""
 
 from __future__ import annotations
 
-from bough.server.anthropic import routes as anthropic
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from bough.core.settings import ServerSettings
+from bough.server import anthropic, native, ollama, openai
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint
-from bough.server.native import routes as native
-from bough.server.native.info import metrics_routes
-from bough.server.ollama import routes as ollama
-from bough.server.openai import routes as openai
-from bough.server.openapi import described
+from bough.server.endpoint import EVENTS, Endpoint, encode_json
+from bough.server.errors import Shape, anthropic_shape, native_shape, ollama_shape, openai_shape
+from bough.version import __version__
+
+TEXT = {"type": "string"}
+TEXT_OR_NULL = {"anyOf": [TEXT, {"type": "null"}]}
+
+
+def _object(optional: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {**fields, **(optional or {})}, "required": list(fields)}
+
+
+NATIVE_ERROR = {"message": TEXT, "type": TEXT, "code": {"type": "integer"}, "retryable": {"type": "boolean"}}
+ERROR_SCHEMAS: dict[Shape, Any] = {
+    native_shape: _object(error=_object({"param": TEXT}, **NATIVE_ERROR)),
+    openai_shape: _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)),
+    anthropic_shape: _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT)),
+    ollama_shape: _object(error=TEXT),
+}
+
+
+DOCS_PAGE = Path(__file__).parent / "docs.html"  # reads openapi.json and shows it; needs no other server
+REF = "#/components/schemas/{name}"
+JSON = "application/json"
+OTHER_TYPES = {
+    EVENTS: "Server-sent events, each with JSON as its data",
+    "application/x-ndjson": "Lines, each of them JSON",
+    "text/plain": "Prometheus' text format",
+}
+CONVERTER = re.compile(r":\w+}")  # Starlette's way to say what a parameter may hold
+KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 
 
 def all_endpoints(context: ServerContext) -> list[Endpoint]:
-    endpoints = [*native(context), *openai(context), *anthropic(context), *ollama(context)]
-    return described([*endpoints, *metrics_routes(context)], context.settings.server)
+    """Those of all protocols, and the two that describe them. The description is made when it is first asked for: most
+    servers never are."""
+
+    @functools.cache
+    def document() -> bytes:
+        return encode_json(openapi_document(everything, context.settings.server))
+
+    async def openapi(request: Request) -> Response:
+        return Response(document(), media_type=JSON)
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(DOCS_PAGE.read_bytes())
+
+    common: dict[str, Any] = {"methods": ("GET",), "access": "open", "tag": "pages"}
+    everything = [
+        *native.routes(context),
+        *openai.routes(context),
+        *anthropic.routes(context),
+        *ollama.routes(context),
+        Endpoint("/openapi.json", openapi, "This description, for programs", answer=dict[str, Any], **common),
+        Endpoint("/docs", docs, "This description, for people", media_type="text/html", **common),
+    ]
+    return everything
+
+
+def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) -> dict[str, Any]:
+    """OpenAPI 3.1, whose schemas are JSON Schema as msgspec writes it."""
+    schemas = _Schemas(endpoints)
+    paths: dict[str, Any] = {}
+    for endpoint in endpoints:
+        operations = paths.setdefault(CONVERTER.sub("}", endpoint.path), {})
+        for method in endpoint.methods:
+            operations[method.lower()] = _operation(endpoint, method, schemas, settings)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Bough", "version": __version__, "description": "An LLM serving engine."},
+        "servers": [{"url": settings.root_path or "/"}],
+        "paths": paths,
+        "components": {"schemas": schemas.components, "securitySchemes": KEY_SCHEMES},
+    }
+
+
+class _Schemas:
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        types = [kind for e in endpoints for kind in (e.body, e.answer) if kind is not None]
+        found, self.components = msgspec.json.schema_components(types, ref_template=REF)
+        self._of = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
+
+    def of(self, kind: Any) -> dict[str, Any]:
+        return self._of[str(kind)]
+
+
+def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: ServerSettings) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{endpoint.path}").strip("_"),
+        "responses": {
+            "200": {"description": "As asked", "content": _content(endpoint, schemas)},
+            "default": {"description": "An error", "content": {JSON: {"schema": ERROR_SCHEMAS[endpoint.shape]}}},
+        },
+    }
+    parameters = [*_path_parameters(endpoint.path), *_query_parameters(endpoint)]
+    if parameters:
+        operation["parameters"] = parameters
+    if endpoint.body is not None and method != "GET":
+        operation["requestBody"] = {"content": {JSON: {"schema": schemas.of(endpoint.body)}}}
+    if _needs_key(endpoint, settings):
+        operation["security"] = [{name: []} for name in KEY_SCHEMES]
+    return operation
+
+
+def _content(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
+    answer = {"type": "string"} if endpoint.answer is None else schemas.of(endpoint.answer)
+    content: dict[str, Any] = {endpoint.media_type: {"schema": answer}}
+    return content | {kind: {"schema": {"description": OTHER_TYPES[kind]}} for kind in endpoint.other_types}
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)[:}]", path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    return [
+        {"name": q.name, "in": "query", "description": q.about, "schema": msgspec.json.schema(q.type)}
+        for q in endpoint.queries
+    ]
+
+
+def _needs_key(endpoint: Endpoint, settings: ServerSettings) -> bool:
+    if endpoint.access in ("admin", "admin_only"):
+        return settings.api_key is not None or settings.admin_api_key is not None
+    return endpoint.access == "api" and settings.api_key is not None

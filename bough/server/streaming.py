@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -23,8 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs, Resumption, token_array
-from bough.client.outputs import Piece, RequestOutput
-from bough.client.timings import Timings
+from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
 from bough.server.endpoint import EVENTS, ClientDisconnectedError, encode_json, json_response
@@ -184,41 +184,62 @@ async def _until_disconnect(request: Request) -> None:
         pass
 
 
-async def whole_response(
-    client: EngineClient, request: Request, inputs: Inputs, form: Callable[[list[RequestOutput]], Any], *, timed: bool
-) -> Response:
-    """The response that is not streamed; `form` makes its JSON of the finished answers."""
-    answers = await while_connected(request, client.answers(inputs))
-    return json_response(form(answers), headers=timing_headers(answers) if timed else None)
-
-
 def named_event(event: Mapping[str, Any]) -> bytes:
     """An event of the protocols that name each of theirs, in its JSON and beside it."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
-class Writer(Protocol):
-    """Makes the bytes of one stream."""
+class StreamWriter(ABC):
+    media_type = EVENTS
+    keep_alive = KEEP_ALIVE
 
+    @abstractmethod
     def chunk(self, piece: Piece) -> bytes:
         """What a piece adds; nothing, if there is nothing to show."""
-        ...
 
-    def end(self) -> bytes: ...
+    def end(self) -> bytes:
+        return b""
+
+    @abstractmethod
+    def failure(self, failure: Failure) -> bytes:
+        """The last bytes of a stream that breaks after it has begun."""
+
+
+class Writer(StreamWriter):
+    """Writes the response to one call: the bytes of its stream, or its JSON."""
+
+    opening_events: int | None = None  # in front of the first token; None: the stream cannot be resumed
+
+    @abstractmethod
+    def whole(self, answers: list[RequestOutput]) -> Any:
+        """The JSON of a response that is not streamed."""
+
+
+async def respond(
+    client: EngineClient, request: Request, inputs: Inputs, writer: Writer, *, stream: bool | None, timed: bool | None
+) -> Response:
+    """The response, whole or as a stream; a stream with the comments that its client asked for."""
+    if not stream:
+        answers = await while_connected(request, client.answers(inputs))
+        return json_response(writer.whole(answers), headers=timing_headers(answers) if timed else None)
+    if request.headers.get(RESUME_HEADER) != "1" or writer.opening_events is None or inputs.batched:
+        return stream_answers(client, inputs, writer, timed=timed)
+    (prompt,) = inputs.prompts
+    # A stream that was itself resumed has sent its opening events before.
+    opening_events = writer.opening_events if prompt.resumption is None else 0
+    return stream_answers(client, inputs, AnnouncingWriter(writer, prompt.seed, opening_events), timed=timed)
 
 
 def stream_answers(
     client: EngineClient,
     inputs: Inputs,
-    writer: Writer,
-    on_failure: Callable[[Failure], bytes],
+    writer: StreamWriter,
     *,
-    timed: bool,
+    timed: bool | None,
     on_close: Callable[[], None] = lambda: None,
-    **form: Any,
 ) -> EventStream:
     """The response that streams `inputs`' answers. `on_close` is called once it is over, also after an error or a
-    disconnect. `form` are `EventStream`'s options for streams that are not SSE."""
+    disconnect."""
     seen: list[RequestOutput] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -238,7 +259,9 @@ def stream_answers(
     def headers() -> Mapping[str, str]:
         return timing_headers(seen) if timed and seen else {}
 
-    return EventStream(events(), on_failure, headers=headers, **form)
+    return EventStream(
+        events(), writer.failure, headers=headers, media_type=writer.media_type, keep_alive=writer.keep_alive
+    )
 
 
 RESUME_HEADER = "x-bough-resume"
@@ -273,16 +296,7 @@ def read_resumption(resume: Resume | None, stream: bool | None) -> dict[str, Any
     return {"resumption": Resumption(token_array(resume.output_ids, "resume.output_ids"), resume.seed)}
 
 
-def resumable(request: Request, inputs: Inputs, writer: Writer, *, opening_events: int = 0) -> Writer:
-    """The writer, with the announcements that the request asked for. Streams of several answers have none.
-    `opening_events` is how many events stand in front of the first token, unless the stream was itself resumed."""
-    if request.headers.get(RESUME_HEADER) != "1" or inputs.batched:
-        return writer
-    (prompt,) = inputs.prompts
-    return AnnouncingWriter(writer, prompt.seed, opening_events if prompt.resumption is None else 0)
-
-
-class AnnouncingWriter:
+class AnnouncingWriter(StreamWriter):
     """Puts comments in front of another writer's events. Tokens that show nothing are announced with the next event;
     the last piece and the end of the stream are one group, so that a stream is never left without its end alone."""
 
@@ -292,15 +306,15 @@ class AnnouncingWriter:
         self._first = f": seed {seed}\n".encode()
         self._opening_events = opening_events
 
+    def failure(self, failure: Failure) -> bytes:
+        return self._writer.failure(failure)
+
     def chunk(self, piece: Piece) -> bytes:
         self._ids += piece.ids
         events = self._writer.chunk(piece)
         if piece.finish is not None:
             events += self._writer.end()
         return self._announced(events) if events else b""
-
-    def end(self) -> bytes:
-        return b""  # it went with the last piece
 
     def _announced(self, events: bytes) -> bytes:
         count = events.count(EVENT_END)  # JSON has no line breaks

@@ -1,24 +1,28 @@
-"""Traces of requests for OpenTelemetry (`--otlp-endpoint`): one span each, with its time in queue, prefill and decode.
+"""What is written of each request: lines in the log (`--log-requests`) and spans for OpenTelemetry (`--otlp-endpoint`).
 
-The packages are an optional extra and are imported only when an endpoint is given; without one, requests
-are not traced. The parent of a span is what the client says in its `traceparent` header.
+Lines show what a request is made of, never how it was let in: headers and keys are not known here. Texts and ids are
+the callers', so they are quoted: none of them can end a line and begin another. OpenTelemetry's packages are an
+optional extra and are imported only when an endpoint is given. The parent of a span is what the client says in its
+`traceparent` header.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import time
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bough.client.outputs import RequestOutput
 from bough.core.errors import SettingsError
-from bough.core.finish import FinishAbort
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.observability.logs import current_request
-from bough.server.request_log import finish_word
+from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
 
 if TYPE_CHECKING:
@@ -26,10 +30,74 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
+log = logging.getLogger(__name__)
+
+SAMPLING, TEXT_BEGINNINGS, WHOLE_TEXTS = 1, 2, 3  # what each level of the log adds to the sizes and times of level 0
+SHOWN = 2048  # characters, or token ids, of a text that is not shown whole
+
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 DEFAULT_PATH = "/v1/traces"  # where collectors listen, for an endpoint without a path
 EXPORT_TIMEOUT_S = 5.0  # a collector that does not answer may hold up the end of the server for that long
 NS = 1_000_000_000
+
+
+class RequestLog:
+    def __init__(self, level: int, tokenizer: Tokenizer | None) -> None:
+        self._level = level
+        self._tokenizer = tokenizer
+
+    def arrived(self, answer: RequestOutput) -> None:
+        prompt = answer.prompt
+        parts = [f"{len(prompt.ids)} prompt tokens"]
+        if self._level >= SAMPLING:
+            parts.append(f"sampling {msgspec.to_builtins(prompt.sampling)}")  # what is not at its default
+        if self._level >= TEXT_BEGINNINGS:
+            parts.append(f"prompt {self._prompt_text(answer)}")
+        log.info("request %r came: %s", prompt.rid, ", ".join(parts))
+
+    def ended(self, answer: RequestOutput) -> None:
+        timings = answer.timings
+        times = {
+            "queue": timings.queue_s,
+            "prefill": timings.prefill_s,
+            "first token": timings.first_token_s,
+            "total": timings.total_s,
+        }
+        parts = [
+            f"{timings.prompt_tokens} prompt tokens ({timings.cached_tokens} cached)",
+            f"{timings.output_tokens} output tokens",
+            *(f"{name} {seconds * 1000:.1f} ms" for name, seconds in times.items()),
+        ]
+        if self._level >= TEXT_BEGINNINGS:
+            parts.append(f"output {self._output_text(answer)}")
+        log.info("request %r ended (%s): %s", answer.prompt.rid, finish_word(answer), ", ".join(parts))
+
+    def _prompt_text(self, answer: RequestOutput) -> str:
+        ids = answer.prompt.ids if self._level >= WHOLE_TEXTS else answer.prompt.ids[:SHOWN]
+        if self._tokenizer is None:
+            return str(ids.tolist())
+        return self._quoted(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    def _output_text(self, answer: RequestOutput) -> str:
+        if self._tokenizer is None:
+            return str(answer.ids if self._level >= WHOLE_TEXTS else answer.ids[:SHOWN])
+        return self._quoted(answer.text)
+
+    def _quoted(self, text: str) -> str:
+        return repr(text if self._level >= WHOLE_TEXTS else text[:SHOWN])
+
+
+def finish_word(answer: RequestOutput) -> str:
+    """How a request ended, in a word or two; what stopped it is part of its text."""
+    match answer.finish:
+        case None:
+            return "left by its client" if answer.error is None else "the engine has ended"
+        case FinishStop():
+            return "stop"
+        case FinishLength():
+            return "length"
+        case FinishAbort():
+            return f"{answer.finish.err_type} {answer.finish.status_code}"
 
 
 def check_tracing(endpoint: str | None) -> None:
@@ -59,7 +127,8 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class RequestTraces:
-    """Makes the spans, which are exported in the background; a watcher of the engine's client. Owns the open spans."""
+    """Makes a span for each request, with its time in queue, prefill and decode; they are exported in the background. A
+    watcher of the engine's client. Owns the open spans."""
 
     def __init__(self, exporter: SpanExporter, model_name: str) -> None:
         from opentelemetry.sdk.resources import Resource

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from bough.client.handle import EngineClient
 from bough.core.errors import EngineDeadError
+from bough.messages.requests import Ping
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Watchdog:
 
     async def _ping(self) -> None:
         sent = time.monotonic()
-        ping = asyncio.ensure_future(self._client.ping())
+        ping = asyncio.ensure_future(self._client.call(Ping))
         try:
             await asyncio.wait({ping}, timeout=self._timeout_s * PING_TIMEOUT)
             if not ping.done():

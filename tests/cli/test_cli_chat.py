@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_fakes import FakeEngine
 
-from bough.cli.chat import Timing
+from bough.cli.chat import describe
 from bough.cli.main import main
 from bough.core.errors import EngineDeadError, RequestError
 
@@ -151,10 +151,8 @@ def test_at_a_terminal_prompt_both_keys_leave(leave: type[BaseException], monkey
 
 def test_timing_line() -> None:
     output = {"meta_info": {"completion_tokens": 21, "cached_tokens": 30, "prompt_tokens": 40}}
-    assert Timing(10.0, 10.25, 12.25).describe(output) == (
+    assert describe(output, 0.25, 2.0) == (
         "21 tokens · 10.0 tokens/s · first after 0.25 s · 30 of 40 prompt tokens cached"
     )
     output["meta_info"]["completion_tokens"] = 1
-    assert Timing(10.0, 10.25, 10.25).describe(output) == (
-        "1 token · first after 0.25 s · 30 of 40 prompt tokens cached"
-    )
+    assert describe(output, 0.25, 0.0) == ("1 token · first after 0.25 s · 30 of 40 prompt tokens cached")

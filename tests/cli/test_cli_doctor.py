@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bough.cli import checkup
+from bough.cli import doctor
 from bough.cli.main import main
 from bough.loader import catalogue
 from bough.native.library import instruction_sets, load_library, use_instruction_set
@@ -103,7 +103,7 @@ def test_a_repository_that_is_not_in_the_hubs_cache_is_not_fetched(
 
 @pytest.mark.parametrize("free", [1_000, 27_000])
 def test_what_does_not_fit_is_a_failure(free: int, capsys: Capture, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(doctor, "free_memory_bytes", lambda: free)
     report = examine(capsys, "--model", tiny, code=1)
     assert report["fit"]["note"] == "does not fit"
     assert [finding["needed"] for finding in report["missing"]][-1] is True
@@ -123,7 +123,7 @@ def test_missing_packages_are_a_failure_with_its_cure(
 
 
 def test_a_broken_torch_is_a_failure(capsys: Capture, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "load_torch", lambda: None)
+    monkeypatch.setattr(doctor, "load_torch", lambda: None)
     report = examine(capsys, "--model", tiny, code=1)
     assert report["use"]["torch"] is None
     assert report["fit"]["note"] == "unknown without torch"

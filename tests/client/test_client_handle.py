@@ -11,8 +11,7 @@ import pytest
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader
-from bough.client.outputs import Piece
-from bough.client.timings import Timings
+from bough.client.outputs import Piece, Timings
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Reply, Started
@@ -95,7 +94,7 @@ def test_death_reaches_everyone_who_waits_and_everyone_who_comes() -> None:
     async def go() -> None:
         client = EngineClient(FakeScheduler(), ByteTokenizer())  # type: ignore[arg-type]
         waiting = [asyncio.create_task(client.generate(READER.read(prompt="a"))) for _ in range(3)]  # type: ignore[arg-type]
-        call = asyncio.create_task(client.flush_cache())  # type: ignore[arg-type]
+        call = asyncio.create_task(client.call(FlushCache))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         client.die(EngineDeadError("the scheduler died"))
         for task in [*waiting, call]:
@@ -111,7 +110,7 @@ def test_calls_are_answered_by_number() -> None:
     async def go() -> None:
         port = FakeScheduler()
         client = EngineClient(port, None)
-        task = asyncio.create_task(client.flush_cache())  # type: ignore[arg-type]
+        task = asyncio.create_task(client.call(FlushCache))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert isinstance(port.sent[0], FlushCache)
         client.receive(Reply(port.sent[0].call, True, "done"))

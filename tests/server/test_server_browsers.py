@@ -12,7 +12,7 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.settings import ServerSettings, Settings
-from bough.launch.serving import Serving
+from bough.launch.service import MODEL_EXECUTOR, MainServer
 from bough.server.app import Front, Phase
 from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.context import ServerContext
@@ -416,19 +416,17 @@ def test_bough_serve_keeps_the_rules_from_its_first_moment() -> None:
         listener = open_listener(settings.server)
         base_url = f"http://localhost:{listener.getsockname()[1]}"
 
-        async def prepare(cleanup: contextlib.AsyncExitStack) -> ServerContext:
-            async with httpx.AsyncClient(base_url=base_url) as http:
-                seen = [
-                    (await http.get("/health", headers=headers)).status_code
-                    for headers in ({}, {"host": "app.example"}, {"host": "evil.example"}, {"origin": PAGE})
-                ]
-            assert seen == [503, 503, 403, 403]
-            raise DoneError
+        class Preparing(MainServer):
+            async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
+                async with httpx.AsyncClient(base_url=base_url) as http:
+                    seen = [
+                        (await http.get("/health", headers=headers)).status_code
+                        for headers in ({}, {"host": "app.example"}, {"host": "evil.example"}, {"origin": PAGE})
+                    ]
+                assert seen == [503, 503, 403, 403]
+                raise DoneError
 
-        async def stop() -> None:
-            return
-
-        await Serving(settings, listener).run(prepare, lambda context: None, stop)
+        await Preparing(settings, listener, MODEL_EXECUTOR).run()
 
     with pytest.raises(DoneError):
         asyncio.run(go())

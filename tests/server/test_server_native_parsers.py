@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough.server.native.text import parser_routes
+from bough.server.native.text import text_routes
 from tests.server.protocol_desk import Desk
 from tests.server.tool_desk import CALL, MALFORMED, NOW, ROME, TOOL, NotingReader, say
 
@@ -24,7 +24,7 @@ def test_calls_are_found_in_a_text() -> None:
         error = (await desk.post(CALLS, 400, **body, tool_call_parser="qwen9"))["error"]
         assert error["param"] == "tool_call_parser" and "hermes" in error["message"]
 
-    say(parser_routes, "", use)
+    say(text_routes, "", use)
 
 
 def test_thinking_is_told_apart() -> None:
@@ -36,7 +36,7 @@ def test_thinking_is_told_apart() -> None:
         error = (await desk.post(THOUGHTS, 400, text="x", reasoning_parser="qwen9"))["error"]
         assert error["param"] == "reasoning_parser" and "qwen3" in error["message"]
 
-    say(parser_routes, "", use)
+    say(text_routes, "", use)
 
 
 def test_a_server_without_parsers_asks_for_one() -> None:
@@ -44,4 +44,4 @@ def test_a_server_without_parsers_asks_for_one() -> None:
         assert "tool_call_parser" in (await desk.post(CALLS, 400, text="x", tools=[]))["error"]["message"]
         assert "reasoning_parser" in (await desk.post(THOUGHTS, 400, text="x"))["error"]["message"]
 
-    say(parser_routes, "", use, tool_call_parser=None, reasoning_parser=None)
+    say(text_routes, "", use, tool_call_parser=None, reasoning_parser=None)

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from bough.server.app import App
-from bough.server.openapi import openapi_document
-from bough.server.protocols import all_endpoints
+from bough.server.protocols import all_endpoints, openapi_document
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine
 

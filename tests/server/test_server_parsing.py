@@ -9,7 +9,7 @@ import pytest
 
 from bough.core.errors import RequestError
 from bough.parsers import TOOL_FORMATS
-from bough.server.parsing import CallRules, ToolUse, read_function
+from bough.server.parsing import AnswerPlan, ToolUse, read_function
 from bough.tokenizer.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -27,9 +27,9 @@ class SpecialTokens:
         return [[i for i, special in enumerate(self._texts) if special in text] + [1000] for text in texts]
 
 
-def rules(parser: str, *special: str, strict: bool | None = True, must: bool = False) -> CallRules:
+def rules(parser: str, *special: str, strict: bool | None = True, must: bool = False) -> AnswerPlan:
     tool = read_function({"name": "f", "parameters": SCHEMA, "strict": strict}, "tools[0]")
-    return CallRules(
+    return AnswerPlan(
         ToolUse((tool,), must=must), TOOL_FORMATS[parser], tags=True, tokenizer=cast(Tokenizer, SpecialTokens(*special))
     )
 
@@ -79,7 +79,7 @@ def test_what_stands_beside_calls(given: dict[str, Any], strict: bool | None, ki
 )
 def test_odd_schemas_are_the_engines_to_judge(parser: str, must: bool, odd: dict[str, Any]) -> None:
     tool = read_function({"name": "f", "parameters": odd, "strict": True}, "tools[0]")
-    CallRules(ToolUse((tool,), must=must), TOOL_FORMATS[parser], tags=True).grammar({})
+    AnswerPlan(ToolUse((tool,), must=must), TOOL_FORMATS[parser], tags=True).grammar({})
 
 
 @pytest.mark.parametrize("end", [{"type": "null"}, {"$ref": "#"}])
@@ -88,7 +88,7 @@ def test_schemas_may_be_nested_deep(end: dict[str, Any]) -> None:
         end = {"type": "object", "properties": {"a": end}}
     tool = read_function({"name": "f", "parameters": end, "strict": True}, "tools[0]")
     for parser in ("hermes", "glm45", "gemma4"):
-        use = CallRules(ToolUse((tool,), must=True), TOOL_FORMATS[parser], tags=True)
+        use = AnswerPlan(ToolUse((tool,), must=True), TOOL_FORMATS[parser], tags=True)
         try:
             assert use.grammar({}) is not None
         except RequestError as error:

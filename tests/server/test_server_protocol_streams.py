@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
-from bough.server.anthropic import writing as anthropic
-from bough.server.anthropic.writing import MessageForm, MessageWriter
+from bough.server.anthropic.writing import MessageWriter
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
-from bough.server.ollama import writing as ollama
-from bough.server.ollama.writing import KEEP_ALIVE, AnswerForm, LineWriter, line
+from bough.server.ollama.writing import KEEP_ALIVE, LineWriter, line, message_of
 from bough.server.streaming import named_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 from tests.server.stream_scripts import SCRIPTS, Script
@@ -44,8 +42,8 @@ def plain(value: Any) -> Any:
 @settings(deadline=None)
 @given(script=SCRIPTS, timed=st.booleans())
 def test_anthropic_streams(script: Script, timed: bool) -> None:
-    answer, form = new_answer(), MessageForm("msg_1", NAME, timed)
-    writer, stream = MessageWriter(form), b""
+    answer, stream = new_answer(), b""
+    writer, whole_writer = (MessageWriter("msg_1", NAME, timed) for _ in range(2))
     for piece in pieces_of(answer, script):
         chunk = writer.chunk(piece)
         if piece.text:
@@ -73,23 +71,23 @@ def test_anthropic_streams(script: Script, timed: bool) -> None:
     }
     if timed:
         rebuilt["timings"] = events[-2]["timings"]
-    assert rebuilt == plain(form.whole(answer))
+    assert rebuilt == plain(whole_writer.whole([answer]))
 
 
 @settings(deadline=None)
 @given(script=SCRIPTS, chat=st.booleans(), timed=st.booleans())
 def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
-    answer, form = new_answer(), AnswerForm(NAME, chat, timed, clock=lambda: 0.0)
-    writer, stream = LineWriter(form), b""
+    answer, stream = new_answer(), b""
+    writer, whole_writer = (LineWriter(NAME, chat=chat, timed=timed, clock=lambda: 0.0) for _ in range(2))
     for piece in pieces_of(answer, script):
         chunk = writer.chunk(piece)
         if piece.text:
-            assert chunk.startswith(line(form.show(form.message(piece.text), done=False)))
+            assert chunk.startswith(line(whole_writer.show(message_of(piece.text), done=False)))
         stream += chunk
     stream += writer.end()
     lines = [json.loads(each) for each in stream.decode().split("\n")[:-1]]
     assert [each["done"] for each in lines] == [False] * (len(lines) - 1) + [True]
-    whole = plain(form.whole(answer))
+    whole = plain(whole_writer.whole([answer]))
     if chat:
         text = "".join(each["message"]["content"] for each in lines)
         assert {**lines[-1], "message": {"role": "assistant", "content": text}} == whole
@@ -99,7 +97,8 @@ def test_ollama_streams(script: Script, chat: bool, timed: bool) -> None:
 
 def test_each_line_of_ollama_tells_when_it_was_made() -> None:
     clock = itertools.count()
-    answer, writer = new_answer(), LineWriter(AnswerForm(NAME, True, False, clock=lambda: float(next(clock))))
+    answer = new_answer()
+    writer = LineWriter(NAME, chat=True, timed=False, clock=lambda: float(next(clock)))
     stream = b"".join(map(writer.chunk, pieces_of(answer, Script([104, 105], [1], FinishLength(2)))))
     made = [json.loads(each)["created_at"] for each in stream.splitlines()]
     assert made == [f"1970-01-01T00:00:0{second}.000000Z" for second in range(3)]
@@ -107,11 +106,11 @@ def test_each_line_of_ollama_tells_when_it_was_made() -> None:
 
 def test_streams_that_break_end_with_an_error_of_their_protocol() -> None:
     failure = Failure(503, "The engine has ended.", "EngineDeadError")
-    name, data = anthropic.broken_stream(failure).decode().strip().split("\n")
+    name, data = MessageWriter("msg_1", NAME, False).failure(failure).decode().strip().split("\n")
     assert name == "event: error"
     error = {"type": "overloaded_error", "message": "The engine has ended."}
     assert json.loads(data.removeprefix("data: ")) == {"type": "error", "error": error}
-    assert json.loads(ollama.broken_stream(failure)) == {"error": "The engine has ended."}
+    assert json.loads(LineWriter(NAME, chat=True, timed=False).failure(failure)) == {"error": "The engine has ended."}
 
 
 def test_what_keeps_a_stream_of_lines_alive_is_part_of_the_next_line() -> None:

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from bough.core.finish import FinishAbort
-from bough.server.request_log import SHOWN, RequestLog
+from bough.server.tracing import SHOWN, RequestLog
 from tests.server.native_engine import NativeEngine, Play, open_server
 
 SECRET = "k3y-of-the-house"

@@ -77,7 +77,7 @@ def test_nothing_of_it_is_loaded_without_an_endpoint() -> None:
 
     assert with_tracing(app, None) is app
     check_tracing(None)
-    code = "import sys, bough.server.tracing, bough.launch.serving; print('opentelemetry' in sys.modules)"
+    code = "import sys, bough.server.tracing, bough.launch.service; print('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

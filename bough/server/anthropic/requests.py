@@ -234,11 +234,6 @@ def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:
     return budget
 
 
-def _is_eager(tool: Mapping[str, Any]) -> bool:
-    """Whether the client wants arguments while they are written, valid or not."""
-    return tool.get("eager_input_streaming") is True
-
-
 def read_tools(request: CountTokensRequest) -> ToolUse:
     tools = []
     for i, tool in enumerate(request.tools or ()):
@@ -247,7 +242,8 @@ def read_tools(request: CountTokensRequest) -> ToolUse:
                 f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own.",
                 field="tools",
             )
-        tools.append(replace(read_function(tool, f"tools[{i}]", "input_schema"), eager=_is_eager(tool)))
+        eager = tool.get("eager_input_streaming") is True  # arguments are shown while they are written, valid or not
+        tools.append(replace(read_function(tool, f"tools[{i}]", "input_schema"), eager=eager))
     choice = request.tool_choice or {"type": "auto"}
     single = bool(choice.get("disable_parallel_tool_use"))
     match choice.get("type"):

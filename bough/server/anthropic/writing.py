@@ -8,7 +8,6 @@ may have several blocks (thinking, text, calls), in the order in which the model
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -31,7 +30,7 @@ from bough.parsers import (
 )
 from bough.server.errors import Failure, anthropic_shape
 from bough.server.parsing import CallIds, StreamParser
-from bough.server.streaming import named_event
+from bough.server.streaming import Writer, named_event
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -166,73 +165,58 @@ PING = named_event({"type": "ping"})
 MESSAGE_ENDS = named_event({"type": "message_stop"})
 
 
-@dataclass(frozen=True, slots=True)
-class MessageForm:
-    id: str
-    model: str
-    timed: bool
-    answers: AnswerFormat = field(default_factory=AnswerFormat)
+class MessageWriter(Writer):
+    def __init__(self, id: str, model: str, timed: bool | None, form: AnswerFormat | None = None) -> None:
+        self._id = id
+        self._model = model
+        self._timed = timed
+        self._form = form or AnswerFormat()
+        self._begun = False
+        self._blocks = BlockWriter()
+        self._parser = StreamParser(self._form)
+        # The message's beginning and a ping stand before the text; plain text also has its one block begin there.
+        self.opening_events = 3 if self._form.plain else 2
 
-    @property
-    def opening_events(self) -> int:
-        """How many events of a stream stand before its text: the message's beginning and a ping; plain text also has
-        its one block begin there."""
-        return 3 if self.answers.plain else 2
-
-    def whole(self, answer: RequestOutput) -> Message:
-        parser = AnswerParser(self.answers)
+    def whole(self, answers: list[RequestOutput]) -> Message:
+        (answer,) = answers
+        parser = AnswerParser(self._form)
         events: list[Event] = [*parser.feed(answer.text), *parser.finish()]
         return Message(
-            id=self.id,
-            model=self.model,
+            id=self._id,
+            model=self._model,
             content=whole_blocks(events),
             **stop_of(answer, called=any(isinstance(event, CallEnd) for event in events)),
             usage=usage_of(answer),
-            timings=answer.timings.to_dict() if self.timed else UNSET,
+            timings=answer.timings.to_dict() if self._timed else UNSET,
         )
-
-    def begun(self, answer: RequestOutput) -> bytes:
-        """The message of which nothing but its prompt is known."""
-        usage = usage_of(answer, output_tokens=0)
-        message = Message(id=self.id, model=self.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
-        return named_event({"type": "message_start", "message": message})
-
-    def ended(self, answer: RequestOutput, *, called: bool) -> bytes:
-        event = {"type": "message_delta", "delta": stop_of(answer, called=called), "usage": usage_of(answer)}
-        return named_event(event | ({"timings": answer.timings.to_dict()} if self.timed else {})) + MESSAGE_ENDS
-
-
-class MessageWriter:
-    def __init__(self, form: MessageForm) -> None:
-        self._form = form
-        self._begun = False
-        self._blocks = BlockWriter()
-        self._parser = StreamParser(form.answers)
 
     def chunk(self, piece: Piece) -> bytes:
         """The events for a piece; with the first and the last one, what stands around the text."""
         opening = b"" if self._begun else self._begin(piece.answer)
         news = b"".join(map(self._blocks.write, self._parser.events(piece)))
-        if piece.finish is None:
-            return opening + news
-        return opening + news + self._blocks.close() + self._form.ended(piece.answer, called=self._parser.called)
+        return opening + news + (b"" if piece.finish is None else self._blocks.close() + self._end(piece.answer))
 
     def _begin(self, answer: RequestOutput) -> bytes:
         """The first events; none where this stream resumes another, which has sent them and some text."""
         self._begun = True
-        block = self._blocks.begin(TextBlock(text="")) if self._form.answers.plain else b""
+        block = self._blocks.begin(TextBlock(text="")) if self._form.plain else b""
         if not answer.resumed:
-            return self._form.begun(answer) + block + PING
+            usage = usage_of(answer, output_tokens=0)
+            message = Message(
+                id=self._id, model=self._model, content=[], stop_reason=None, stop_sequence=None, usage=usage
+            )
+            return named_event({"type": "message_start", "message": message}) + block + PING
         for past in self._parser.replay(answer.resumed_text):
             self._blocks.write(past)
         return b""
 
-    def end(self) -> bytes:
-        return b""  # everything was sent with the last piece
+    def _end(self, answer: RequestOutput) -> bytes:
+        stop = stop_of(answer, called=self._parser.called)
+        event = {"type": "message_delta", "delta": stop, "usage": usage_of(answer)}
+        return named_event(event | ({"timings": answer.timings.to_dict()} if self._timed else {})) + MESSAGE_ENDS
 
-
-def broken_stream(failure: Failure) -> bytes:
-    return named_event(anthropic_shape(failure))
+    def failure(self, failure: Failure) -> bytes:
+        return named_event(anthropic_shape(failure))
 
 
 def stop_of(answer: RequestOutput, *, called: bool) -> dict[str, Any]:

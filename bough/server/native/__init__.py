@@ -6,16 +6,9 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.native.control import control_routes
 from bough.server.native.generate import generate_routes
-from bough.server.native.info import info_routes, load_routes
-from bough.server.native.text import parser_routes, token_routes
+from bough.server.native.info import info_routes
+from bough.server.native.text import text_routes
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    return [
-        *generate_routes(context),
-        *info_routes(context),
-        *load_routes(context),
-        *token_routes(context),
-        *parser_routes(context),
-        *control_routes(context),
-    ]
+    return [*generate_routes(context), *info_routes(context), *text_routes(context), *control_routes(context)]

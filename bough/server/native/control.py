@@ -16,9 +16,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bough.core.control import ProfileStart
 from bough.core.errors import RequestError
 from bough.messages.outputs import Reply
-from bough.server.bodies import given_fields, read_body
+from bough.messages.requests import FlushCache, Pause, Resume, StartProfile, StopProfile
+from bough.server.bodies import given_fields
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
@@ -36,53 +38,39 @@ from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
-PROFILE_OPTIONS = ("output_dir", "start_step", "num_steps", "with_stack", "record_shapes")
-GET_OR_POST = ("GET", "POST")
+PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
+START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
+STOP_PROFILE = "End the recording and write its file"
+UPDATE_WEIGHTS = "Read another checkpoint of the same model in the place of its weights"
 
 
 def control_routes(context: ServerContext) -> list[Endpoint]:
     client = context.client
     admin_only: dict[str, Any] = {"access": "admin_only"}
+    weights: dict[str, Any] = {"body": UpdateWeightsBody, "answer": WeightsOutcome, **admin_only}
+    get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
     return [
         Endpoint(
             "/flush_cache",
             partial(flush_cache, context),
             "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
-            methods=GET_OR_POST,
             access="admin",
+            body=Nothing,
             answer=Outcome,
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
+            **get_or_post,
         ),
-        Endpoint(
-            "/update_weights_from_disk",
-            partial(update_weights, context),
-            "Read another checkpoint of the same model in the place of its weights",
-            body=UpdateWeightsBody,
-            answer=WeightsOutcome,
-            **admin_only,
-        ),
+        Endpoint("/update_weights_from_disk", partial(update_weights, context), UPDATE_WEIGHTS, **weights),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(
             "/pause_generation",
             "Stop computing until /continue_generation; requests that arrive in the meantime wait",
             PauseBody,
-            lambda body: client.pause(body.mode or "abort"),
+            lambda body: client.call(lambda call: Pause(call, body.mode or "abort")),
         ),
-        command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.resume()),
-        command_route(
-            "/start_profile",
-            "Record a trace until /stop_profile, or for num_steps steps",
-            ProfileBody,
-            partial(start_profile, context),
-            methods=GET_OR_POST,
-        ),
-        command_route(
-            "/stop_profile",
-            "End the recording and write its file",
-            Nothing,
-            lambda _: client.stop_profile(),
-            methods=GET_OR_POST,
-        ),
+        command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.call(Resume)),
+        command_route("/start_profile", START_PROFILE, ProfileBody, partial(start_profile, context), **get_or_post),
+        command_route("/stop_profile", STOP_PROFILE, Nothing, lambda _: client.call(StopProfile), **get_or_post),
         command_route(
             "/release_memory_occupation",
             "Give back the memory of weights and cache; 400 while requests run",
@@ -109,8 +97,7 @@ def command_route(
 ) -> Endpoint:
     """A route whose body becomes a command to the engine."""
 
-    async def handle(request: Request) -> Response:
-        given = await read_body(request, body)
+    async def handle(request: Request, given: Any) -> Response:
         return outcome_of(await while_connected(request, act(given)))
 
     return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": Outcome, **more})
@@ -123,13 +110,12 @@ def outcome_of(reply: Reply) -> Response:
     return json_response(Outcome(True, reply.message))
 
 
-async def flush_cache(context: ServerContext, request: Request) -> Response:
+async def flush_cache(context: ServerContext, request: Request, body: Nothing) -> Response:
     deadline = time.monotonic() + _timeout_of(request)
-    await read_body(request, Nothing)
 
     async def flush() -> Reply:
         while True:
-            reply = await context.client.flush_cache()
+            reply = await context.client.call(FlushCache)
             left = deadline - time.monotonic()
             if reply.ok or left <= 0:
                 return reply
@@ -166,12 +152,12 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
     if body.output_dir is not None and settings.api_key is not None and settings.admin_api_key is None:
         message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
         raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
-    options = given_fields(body, PROFILE_OPTIONS)
-    return await context.client.start_profile(**options, activities=tuple(body.activities or ()))
+    profile = ProfileStart(**given_fields(body, PROFILE_OPTIONS), activities=tuple(body.activities or ()))
+    start_step, num_steps = body.start_step or 0, body.num_steps
+    return await context.client.call(lambda call: StartProfile(call, start_step, num_steps, profile))
 
 
-async def update_weights(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, UpdateWeightsBody)
+async def update_weights(context: ServerContext, request: Request, body: UpdateWeightsBody) -> Response:
     updating = context.client.update_weights(
         body.model_path,
         body.load_format,

@@ -12,13 +12,13 @@ from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.bodies import given_fields, read_body, refuse_unsupported
+from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint
 from bough.server.errors import Failure, native_shape, set_field_names
 from bough.server.native.schemas import GenerateBody, GenerateOutput, UnsupportedFields
 from bough.server.parsing import plan_answers
-from bough.server.streaming import DONE, json_event, read_resumption, resumable, stream_answers, whole_response
+from bough.server.streaming import DONE, Writer, json_event, read_resumption, respond
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
@@ -53,25 +53,15 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
     ]
 
 
-async def generate(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, GenerateBody)
+async def generate(context: ServerContext, request: Request, body: GenerateBody) -> Response:
     refuse_unsupported(body, dict.fromkeys(UnsupportedFields.__struct_fields__, ()))
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})
     inputs = await read_inputs(context, body)
-    timed = bool(body.return_timings)
-    if body.stream:
-        writer = OutputWriter(batched=inputs.batched, timed=timed)
-        return stream_answers(context.client, inputs, resumable(request, inputs, writer), broken_stream, timed=timed)
-
-    def whole(answers: list[RequestOutput]) -> Any:
-        if all(answer.refusal is not None for answer in answers):
-            raise_if_refused(answers[0])
-        outputs = [output_of(answer, timed) for answer in answers]
-        return outputs if inputs.batched else outputs[0]
-
-    return await whole_response(context.client, request, inputs, whole, timed=timed)
+    timed = body.return_timings
+    writer = OutputWriter(batched=inputs.batched, timed=timed)
+    return await respond(context.client, request, inputs, writer, stream=body.stream, timed=timed)
 
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
@@ -97,24 +87,32 @@ def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
     return plan.marks((given[0] if given else None) or {}, texts[0] if texts else "", budget=body.max_thinking_tokens)
 
 
-class OutputWriter:
-    """Writes one call's stream; the outputs of a batch say which prompt they belong to.
+class OutputWriter(Writer):
+    """In a stream the outputs of a batch say which prompt they belong to.
 
     Every event shows the whole output again. Where that is much, because of logprobs, there are fewer events: each
     comes when there is a tenth more to show, so that a stream costs as much as its last event several times over.
     """
 
-    def __init__(self, *, batched: bool, timed: bool) -> None:
+    opening_events = 0
+
+    def __init__(self, *, batched: bool, timed: bool | None) -> None:
         self._batched = batched
         self._timed = timed
         self._shown: dict[int, int] = {}  # by answer, the logprobs in its last event
+
+    def whole(self, answers: list[RequestOutput]) -> Any:
+        if all(answer.refusal is not None for answer in answers):
+            raise_if_refused(answers[0])
+        outputs = [self._output(answer) for answer in answers]
+        return outputs if self._batched else outputs[0]
 
     def chunk(self, piece: Piece) -> bytes:
         logprobs = piece.answer.logprob_entries
         if piece.finish is None and LIGHT < logprobs < 1.1 * self._shown.get(piece.index, 0):
             return b""
         self._shown[piece.index] = logprobs
-        output = output_of(piece.answer, self._timed)
+        output = self._output(piece.answer)
         if self._batched:
             output["index"] = piece.index
         return json_event(output)
@@ -122,13 +120,11 @@ class OutputWriter:
     def end(self) -> bytes:
         return DONE
 
+    def failure(self, failure: Failure) -> bytes:
+        return json_event(native_shape(failure)) + DONE
 
-def broken_stream(failure: Failure) -> bytes:
-    return json_event(native_shape(failure)) + DONE
-
-
-def output_of(answer: RequestOutput, timed: bool) -> dict[str, Any]:
-    output = answer.to_dict()
-    if timed:
-        output["meta_info"]["timings"] = answer.timings.to_dict()
-    return output
+    def _output(self, answer: RequestOutput) -> dict[str, Any]:
+        output = answer.to_dict()
+        if self._timed:
+            output["meta_info"]["timings"] = answer.timings.to_dict()
+        return output

@@ -28,18 +28,36 @@ from bough.server.native.schemas import BriefLoad, Load, Loads, Status
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
 
+HEALTH_TIMEOUT_S = 20.0
+LOOK_S = 0.5  # how often to check for other requests' tokens
+HEALTH = "200 while the engine answers; 503 while it loads, drains or is stuck"
+METRICS = "Counters, gauges and histograms in Prometheus' text format"
+STATUS: dict[str, Any] = {"methods": GET, "answer": Status}
+INFO: dict[str, Any] = {"methods": GET, "answer": dict[str, Any]}
+PAGE: dict[str, Any] = {"methods": GET, "access": "open", "tag": "pages", "media_type": "text/plain"}
+LOAD_QUERIES = (
+    Query("include", str, "accepted for SGLang's clients; everything is always included"),
+    Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
+)
 
-def metrics_routes(context: ServerContext) -> list[Endpoint]:
+
+def info_routes(context: ServerContext) -> list[Endpoint]:
+    well, generates = partial(health, context), partial(health_generate, context)
+    info, server = partial(model_info, context), partial(server_info, context)
+    load, brief = partial(loads, context), partial(brief_load, context)
+    page: dict[str, Any] = {"answer": Loads, "other_types": ("text/plain",), "queries": LOAD_QUERIES}
     return [
-        Endpoint(
-            "/metrics",
-            partial(metrics, context),
-            "Counters, gauges and histograms in Prometheus' text format",
-            methods=GET,
-            access="open",
-            tag="pages",
-            media_type="text/plain",
-        )
+        Endpoint("/health", well, HEALTH, access="open", **STATUS),
+        Endpoint("/health_generate", generates, "Generate one token, to see that the whole way works", **STATUS),
+        Endpoint("/model_info", info, "What is served", **INFO),
+        Endpoint("/get_model_info", info, "Same as /model_info", **INFO),
+        Endpoint("/server_info", server, "Settings, limits and load", **INFO),
+        Endpoint("/get_server_info", server, "Same as /server_info", **INFO),
+        Endpoint("/ping", well, "Same as /health, for SageMaker", access="open", **STATUS),
+        Endpoint("/", here, "That there is a server", access="open", **STATUS),
+        Endpoint("/v1/loads", load, "How busy the engine is", methods=GET, **page),
+        Endpoint("/get_load", brief, "How busy the engine is, in the older form", methods=GET, answer=list[BriefLoad]),
+        Endpoint("/metrics", partial(metrics, context), METRICS, **PAGE),
     ]
 
 
@@ -47,30 +65,6 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
     page = metrics_page(context.client.meter.totals(), state, context.model.name)
     return Response(page, headers={"content-type": CONTENT_TYPE})
-
-
-def load_routes(context: ServerContext) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/v1/loads",
-            partial(loads, context),
-            "How busy the engine is",
-            methods=GET,
-            answer=Loads,
-            other_types=("text/plain",),
-            queries=(
-                Query("include", str, "accepted for SGLang's clients; everything is always included"),
-                Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
-            ),
-        ),
-        Endpoint(
-            "/get_load",
-            partial(brief_load, context),
-            "How busy the engine is, in the older form",
-            methods=GET,
-            answer=list[BriefLoad],
-        ),
-    ]
 
 
 async def known_state(context: ServerContext) -> State:
@@ -105,30 +99,6 @@ async def brief_load(context: ServerContext, request: Request) -> Response:
     state = await known_state(context)
     requests = state["num_running_reqs"] + state["num_waiting_reqs"]
     return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])
-
-
-HEALTH_TIMEOUT_S = 20.0
-LOOK_S = 0.5  # how often to check for other requests' tokens
-
-
-HEALTH = "200 while the engine answers; 503 while it loads, drains or is stuck"
-STATUS: dict[str, Any] = {"methods": GET, "answer": Status}
-INFO: dict[str, Any] = {"methods": GET, "answer": dict[str, Any]}
-
-
-def info_routes(context: ServerContext) -> list[Endpoint]:
-    well, generates = partial(health, context), partial(health_generate, context)
-    info, server = partial(model_info, context), partial(server_info, context)
-    return [
-        Endpoint("/health", well, HEALTH, access="open", **STATUS),
-        Endpoint("/health_generate", generates, "Generate one token, to see that the whole way works", **STATUS),
-        Endpoint("/model_info", info, "What is served", **INFO),
-        Endpoint("/get_model_info", info, "Same as /model_info", **INFO),
-        Endpoint("/server_info", server, "Settings, limits and load", **INFO),
-        Endpoint("/get_server_info", server, "Same as /server_info", **INFO),
-        Endpoint("/ping", well, "Same as /health, for SageMaker", access="open", **STATUS),
-        Endpoint("/", here, "That there is a server", access="open", **STATUS),
-    ]
 
 
 async def health(context: ServerContext, request: Request) -> Response:

@@ -244,11 +244,9 @@ class UpdateWeightsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     token_step: int | None = None
 
 
-class WeightsOutcome(msgspec.Struct):
+class WeightsOutcome(Outcome):
     """Whether the weights were updated; a 400 has the field `error` too."""
 
-    success: bool
-    message: str
     num_paused_requests: int
 
 

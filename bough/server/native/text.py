@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, reasoning_format, tool_format
-from bough.server.bodies import read_body
 from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import set_field_names, shape_of
@@ -34,9 +33,12 @@ from bough.tokenizer.tokenizer import Tokenizer
 MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
 
 
-def token_routes(context: ServerContext) -> list[Endpoint]:
+def text_routes(context: ServerContext) -> list[Endpoint]:
+    parse, separate = partial(parse_function_call, context), partial(separate_reasoning, context)
     reading: dict[str, Any] = {"body": TokenizeBody, "answer": TokenizeOutput}
     writing: dict[str, Any] = {"body": DetokenizeBody, "answer": DetokenizeOutput}
+    calling: dict[str, Any] = {"body": ParseCallBody, "answer": ParsedCalls}
+    thinking: dict[str, Any] = {"body": SeparateBody, "answer": Separated}
     made: list[Endpoint] = []
     for prefix in ("", "/v1"):
         shape = shape_of(f"{prefix}/tokenize")
@@ -44,11 +46,14 @@ def token_routes(context: ServerContext) -> list[Endpoint]:
             Endpoint(f"{prefix}/tokenize", partial(tokenize, context), "Text to token ids", shape=shape, **reading),
             Endpoint(f"{prefix}/detokenize", partial(detokenize, context), "Token ids to text", shape=shape, **writing),
         ]
-    return made
+    return [
+        *made,
+        Endpoint("/parse_function_call", parse, "Find the calls in a model's text", **calling),
+        Endpoint("/separate_reasoning", separate, "Tell the thinking in a model's text from the answer", **thinking),
+    ]
 
 
-async def tokenize(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, TokenizeBody)
+async def tokenize(context: ServerContext, request: Request, body: TokenizeBody) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
@@ -75,8 +80,7 @@ async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list
     return [(await context.render(messages, variables=variables, add_generation_prompt=add, whole=True)).ids]
 
 
-async def detokenize(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, DetokenizeBody)
+async def detokenize(context: ServerContext, request: Request, body: DetokenizeBody) -> Response:
     tokenizer = context.require_tokenizer("tokens")
     many = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: list[Any] = body.tokens if many else [body.tokens]
@@ -95,27 +99,7 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
     return json_response({"text": texts if many else texts[0]})
 
 
-def parser_routes(context: ServerContext) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/parse_function_call",
-            partial(parse_function_call, context),
-            "Find the calls in a model's text",
-            body=ParseCallBody,
-            answer=ParsedCalls,
-        ),
-        Endpoint(
-            "/separate_reasoning",
-            partial(separate_reasoning, context),
-            "Tell the thinking in a model's text from the answer",
-            body=SeparateBody,
-            answer=Separated,
-        ),
-    ]
-
-
-async def parse_function_call(context: ServerContext, request: Request) -> Response:
-    body = await read_body(request, ParseCallBody)
+async def parse_function_call(context: ServerContext, request: Request, body: ParseCallBody) -> Response:
     name = _chosen(body.tool_call_parser, context.settings.model.tool_call_parser, "tool_call_parser")
     tools = any_of(read_functions(body.tools)).schemas
     form = AnswerFormat(tool_format=tool_format(name, "tool_call_parser"), tools=tools)
@@ -125,10 +109,9 @@ async def parse_function_call(context: ServerContext, request: Request) -> Respo
     return json_response(ParsedCalls(parsed.text, calls))
 
 
-async def separate_reasoning(context: ServerContext, request: Request) -> Response:
+async def separate_reasoning(context: ServerContext, request: Request, body: SeparateBody) -> Response:
     """There is no prompt to look at, so the format alone says whether the text begins with thinking. An answer after
     thinking is trimmed, which a stream can do only at its beginning."""
-    body = await read_body(request, SeparateBody)
     name = _chosen(body.reasoning_parser, context.settings.model.reasoning_parser, "reasoning_parser")
     kind = reasoning_format(name, "reasoning_parser")
     form = AnswerFormat(reasoning=kind, thinking=kind.forced)

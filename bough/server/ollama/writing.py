@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd,
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, in_client_names, ollama_shape
 from bough.server.parsing import StreamParser
+from bough.server.streaming import Writer
 
 LINES = "application/x-ndjson"
 # Clients read line by line, and JSON may begin with a space: this keeps a connection open without making a line.
@@ -119,38 +119,71 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """What one call's answer looks like: a chat's message, or a completion's response."""
+class LineWriter(Writer):
+    """`chat`: the answer is a chat's message, else a completion's response."""
 
-    model: str
-    chat: bool
-    timed: bool
-    clock: Callable[[], float] = time.time  # each object, and so each line of a stream, has its own time
-    answers: AnswerFormat = field(default_factory=AnswerFormat)
+    media_type = LINES
+    keep_alive = KEEP_ALIVE
 
-    def whole(self, answer: RequestOutput) -> ChatAnswer | GenerateAnswer:
-        parsed = self.answers.parse(answer.text)
-        return self._finished(answer, self.message(parsed.text, parsed.reasoning, parsed.calls))
+    def __init__(
+        self,
+        model: str,
+        *,
+        chat: bool,
+        timed: bool | None,
+        form: AnswerFormat | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._model = model
+        self._chat = chat
+        self._timed = timed
+        self._form = form or AnswerFormat()
+        self._clock = clock  # each object, and so each line of a stream, has its own time
+        self._parser = StreamParser(self._form)
+        self._name = ""  # of the call that is being written
+        self._arguments: list[str] = []
 
-    def last(self, answer: RequestOutput) -> ChatAnswer | GenerateAnswer:
-        """The last line of a stream, whose text has all been shown."""
-        return self._finished(answer, self.message(""))
+    def whole(self, answers: list[RequestOutput]) -> ChatAnswer | GenerateAnswer:
+        (answer,) = answers
+        parsed = self._form.parse(answer.text)
+        return self._finished(answer, message_of(parsed.text, parsed.reasoning, parsed.calls))
 
     def loaded(self) -> ChatAnswer | GenerateAnswer:
         """The answer to those who only want the model to be there."""
-        return self.show(self.message(""), done=True, done_reason="load")
+        return self.show(message_of(""), done=True, done_reason="load")
 
-    def message(self, text: str, thinking: str = "", calls: Sequence[Call] = ()) -> ChatMessage:
-        shown = [ToolCall(CalledFunction(call.name, msgspec.json.decode(call.arguments))) for call in calls]
-        return ChatMessage(content=text, thinking=thinking or UNSET, tool_calls=shown or UNSET)
+    def chunk(self, piece: Piece) -> bytes:
+        """A line for new text; with the last piece the figures, on a line of their own."""
+        news = b"".join(map(self._line, self._parser.events(piece)))
+        return news if piece.finish is None else news + line(self._finished(piece.answer, message_of("")))
+
+    def failure(self, failure: Failure) -> bytes:
+        return line(ollama_shape(failure))
 
     def show(self, message: ChatMessage, **more: Any) -> ChatAnswer | GenerateAnswer:
         """A message in the object of its route; completions have no calls."""
-        common = {"model": self.model, "created_at": timestamp(self.clock()), **more}
-        if self.chat:
+        common = {"model": self._model, "created_at": timestamp(self._clock()), **more}
+        if self._chat:
             return ChatAnswer(message=message, **common)
         return GenerateAnswer(response=message.content, thinking=message.thinking, **common)
+
+    def _line(self, event: Event) -> bytes:
+        """A call gets one line, when it is complete."""
+        match event:
+            case Text() | CallFailed():
+                return self._shown(event.text) if event.text else b""
+            case Reasoning():
+                return self._shown("", event.text)
+            case CallBegin():
+                self._name, self._arguments = event.name, []
+            case CallArguments():
+                self._arguments.append(event.text)
+            case CallEnd():
+                return self._shown("", "", [Call(self._name, "".join(self._arguments))])
+        return b""
+
+    def _shown(self, text: str, thinking: str = "", calls: Sequence[Call] = ()) -> bytes:
+        return line(self.show(message_of(text, thinking, calls), done=False))
 
     def _finished(self, answer: RequestOutput, message: ChatMessage) -> ChatAnswer | GenerateAnswer:
         raise_if_refused(answer)
@@ -166,48 +199,14 @@ class AnswerForm:
             prompt_eval_duration=_nanoseconds(spent.prefill_s),
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
-            timings=spent.to_dict() if self.timed else UNSET,
+            timings=spent.to_dict() if self._timed else UNSET,
             warnings=list(map(in_client_names, answer.warnings)) or UNSET,
         )
 
 
-class LineWriter:
-    def __init__(self, form: AnswerForm) -> None:
-        self._form = form
-        self._parser = StreamParser(form.answers)
-        self._name = ""  # of the call that is being written
-        self._arguments: list[str] = []
-
-    def chunk(self, piece: Piece) -> bytes:
-        """A line for new text; with the last piece the figures, on a line of their own."""
-        news = b"".join(map(self._line, self._parser.events(piece)))
-        return news if piece.finish is None else news + line(self._form.last(piece.answer))
-
-    def _line(self, event: Event) -> bytes:
-        """A call gets one line, when it is complete."""
-        match event:
-            case Text() | CallFailed():
-                return self._shown(self._form.message(event.text)) if event.text else b""
-            case Reasoning():
-                return self._shown(self._form.message("", event.text))
-            case CallBegin():
-                self._name, self._arguments = event.name, []
-            case CallArguments():
-                self._arguments.append(event.text)
-            case CallEnd():
-                call = Call(self._name, "".join(self._arguments))
-                return self._shown(self._form.message("", "", [call]))
-        return b""
-
-    def _shown(self, message: ChatMessage) -> bytes:
-        return line(self._form.show(message, done=False))
-
-    def end(self) -> bytes:
-        return b""  # everything was sent with the last piece
-
-
-def broken_stream(failure: Failure) -> bytes:
-    return line(ollama_shape(failure))
+def message_of(text: str, thinking: str = "", calls: Sequence[Call] = ()) -> ChatMessage:
+    shown = [ToolCall(CalledFunction(call.name, msgspec.json.decode(call.arguments))) for call in calls]
+    return ChatMessage(content=text, thinking=thinking or UNSET, tool_calls=shown or UNSET)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,6 +1,6 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
-`requests` is what clients send and what the engine makes of it, `objects` and `response_objects` are what they get;
+`requests` is what clients send and what the engine makes of it, `objects` and `response_items` are what they get;
 `completions`, `chat` and `responses` connect both ends.
 """
 
@@ -18,10 +18,14 @@ from bough.server.openai.chat import Chats
 from bough.server.openai.completions import Completions
 from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, ModelList
 from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
-from bough.server.openai.response_objects import ResponseObject
-from bough.server.openai.response_routes import Responses
+from bough.server.openai.response_items import ResponseObject
+from bough.server.openai.responses import Responses
 
 STREAMED: dict[str, Any] = {**OPENAI, "other_types": (EVENTS,)}
+COMPLETION: dict[str, Any] = {**STREAMED, "body": CompletionRequest, "answer": Completion}
+CHAT: dict[str, Any] = {**STREAMED, "body": ChatRequest, "answer": ChatCompletion}
+RESPONSE: dict[str, Any] = {**STREAMED, "body": ResponsesRequest, "answer": ResponseObject}
+SHOWN: dict[str, Any] = {**OPENAI, "methods": GET}
 STORED: dict[str, Any] = {**OPENAI, "answer": ResponseObject}
 
 
@@ -41,29 +45,11 @@ def routes(context: ServerContext) -> list[Endpoint]:
         return json_response(card)
 
     return [
-        Endpoint(
-            "/v1/completions",
-            complete,
-            "Continue one prompt or several",
-            body=CompletionRequest,
-            answer=Completion,
-            **STREAMED,
-        ),
-        Endpoint(
-            "/v1/chat/completions", chat, "Answer a conversation", body=ChatRequest, answer=ChatCompletion, **STREAMED
-        ),
-        Endpoint(
-            "/v1/responses",
-            responses.create,
-            "Answer a conversation and remember it",
-            body=ResponsesRequest,
-            answer=ResponseObject,
-            **STREAMED,
-        ),
+        Endpoint("/v1/completions", complete, "Continue one prompt or several", **COMPLETION),
+        Endpoint("/v1/chat/completions", chat, "Answer a conversation", **CHAT),
+        Endpoint("/v1/responses", responses.create, "Answer a conversation and remember it", **RESPONSE),
         Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
         Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),
-        Endpoint("/v1/models", list_models, "The models that are served: one", methods=GET, answer=ModelList, **OPENAI),
-        Endpoint(
-            "/v1/models/{model:path}", show_model, "One model by its name", methods=GET, answer=ModelCard, **OPENAI
-        ),
+        Endpoint("/v1/models", list_models, "The models that are served: one", answer=ModelList, **SHOWN),
+        Endpoint("/v1/models/{model:path}", show_model, "One model by its name", answer=ModelCard, **SHOWN),
     ]

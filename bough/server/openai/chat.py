@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,10 +12,8 @@ from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.bodies import read_lenient_body
-from bough.server.context import ServerContext
-from bough.server.messages import Rendered, read_messages
-from bough.server.openai.logprobs import TokenSpeller, chat_logprobs
+from bough.server.context import Rendered, ServerContext
+from bough.server.messages import read_messages
 from bough.server.openai.objects import (
     CalledFunction,
     ChatChoice,
@@ -34,24 +30,15 @@ from bough.server.openai.objects import (
 from bough.server.openai.requests import (
     ChatRequest,
     Identity,
-    Shown,
     chat_tools,
     check_request,
     options_of,
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.writing import AnswerForm, ChunkWriter, broken_stream, usage_of, warnings_of, whole_piece
+from bough.server.openai.writing import AnswerWriter, TokenSpeller, chat_logprobs, whole_piece
 from bough.server.parsing import AnswerPlan, CallIds, StreamParser, plan_answers
-from bough.server.streaming import (
-    PreparedChunk,
-    json_event,
-    read_resumption,
-    resumable,
-    slowest_timings,
-    stream_answers,
-    whole_response,
-)
+from bough.server.streaming import PreparedChunk, json_event, read_resumption, respond
 
 
 def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> dict[str, Any]:
@@ -76,58 +63,6 @@ def template_variables(request: ChatRequest) -> dict[str, Any]:
     return {**effort, **(request.chat_template_kwargs or {})}
 
 
-@dataclass(frozen=True, slots=True)
-class ChatForm(AnswerForm):
-    chunk_type = ChatChunk
-
-    answers: AnswerFormat = field(default_factory=AnswerFormat)
-
-    def whole(self, answers: Sequence[RequestOutput]) -> ChatCompletion:
-        for answer in answers:
-            raise_if_refused(answer)
-        messages = [self.message(answer) for answer in answers]
-        choices = [
-            ChatChoice(
-                index=answer.index,
-                message=message,
-                logprobs=self.logprobs(whole_piece(answer)),
-                token_ids=answer.ids if self.shown.token_ids else UNSET,
-                **self.ending(answer, called=bool(message.tool_calls)),
-            )
-            for answer, message in zip(answers, messages, strict=True)
-        ]
-        thought = sum(self.speller.count(message.reasoning_content or "") for message in messages)
-        return ChatCompletion(
-            id=self.identity.id,
-            created=self.identity.created,
-            model=self.identity.model,
-            choices=choices,
-            usage=usage_of(answers, self.shown.samples, thought),
-            timings=slowest_timings(answers).to_dict() if self.shown.timings else UNSET,
-            warnings=warnings_of(answers),
-        )
-
-    def message(self, answer: RequestOutput) -> ChatMessage:
-        """A finished answer's text, thinking and calls; the text is null where there is only one of the others."""
-        if self.answers.plain:
-            return ChatMessage(content=answer.text)
-        parsed, ids = self.answers.parse(answer.text), CallIds()
-        calls = [
-            ToolCall(id=ids.name(call), function=CalledFunction(call.name, call.arguments)) for call in parsed.calls
-        ]
-        empty = not parsed.text and (parsed.calls or parsed.reasoning)
-        return ChatMessage(
-            content=None if empty else parsed.text,
-            reasoning_content=parsed.reasoning or None,
-            tool_calls=calls or None,
-        )
-
-    def logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        if self.shown.logprobs is None:
-            return None
-        return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self.speller))
-
-
 def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
     """What an event adds to a message. A failed call is sent as text, too."""
     match event:
@@ -146,15 +81,54 @@ def delta_of(event: Event, ids: CallIds) -> ChatDelta | None:
             return None
 
 
-class ChatWriter(ChunkWriter):
-    """Writes one call's stream: for each answer a chunk with the role (unless a broken stream has shown it, which this
-    one resumes), its text, and a chunk with its finish reason. The first two and the last two are sent together."""
+class ChatWriter(AnswerWriter):
+    """A stream has for each answer a chunk with the role (unless a broken stream has shown it, which this one resumes),
+    its text, and a chunk with its finish reason. The first two and the last two are sent together."""
 
-    def __init__(self, form: ChatForm) -> None:
-        super().__init__(form)
-        self._form = form
+    whole_type, chunk_type = ChatCompletion, ChatChunk
+    opening_events = 1
+
+    def __init__(
+        self, request: ChatRequest, identity: Identity, speller: TokenSpeller, form: AnswerFormat | None = None
+    ) -> None:
+        top = (request.top_logprobs or 0) if request.logprobs else None
+        super().__init__(request, identity, speller, logprobs=top, samples=request.n or 1)
+        self._form = form or AnswerFormat()
         self._prepared: dict[int, dict[type[Event], PreparedChunk]] = {}  # by answer, for text and for thinking
         self._parsers: dict[int, StreamParser] = {}
+
+    def _choices(self, answers: list[RequestOutput]) -> list[ChatChoice]:
+        messages = [self._message(answer) for answer in answers]
+        return [
+            ChatChoice(
+                index=answer.index,
+                message=message,
+                logprobs=self._logprobs(whole_piece(answer)),
+                token_ids=self._shown_ids(answer.ids),
+                **self._ending(answer, called=bool(message.tool_calls)),
+            )
+            for answer, message in zip(answers, messages, strict=True)
+        ]
+
+    def _message(self, answer: RequestOutput) -> ChatMessage:
+        """A finished answer's text, thinking and calls; the text is null where there is only one of the others."""
+        if self._form.plain:
+            return ChatMessage(content=answer.text)
+        parsed, ids = self._form.parse(answer.text), CallIds()
+        calls = [
+            ToolCall(id=ids.name(call), function=CalledFunction(call.name, call.arguments)) for call in parsed.calls
+        ]
+        empty = not parsed.text and (parsed.calls or parsed.reasoning)
+        return ChatMessage(
+            content=None if empty else parsed.text,
+            reasoning_content=parsed.reasoning or None,
+            tool_calls=calls or None,
+        )
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if self._top is None:
+            return None
+        return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self._speller))
 
     def chunk(self, piece: Piece) -> bytes:
         if self._fast and piece.finish is None and piece.index in self._prepared:
@@ -163,7 +137,7 @@ class ChatWriter(ChunkWriter):
 
     def _quick(self, piece: Piece) -> bytes:
         prepared, parser = self._prepared[piece.index], self._parsers[piece.index]
-        if self._form.answers.plain:
+        if self._form.plain:
             return prepared[Text].fill(piece.text, piece.ids)
         events = parser.events(piece)
         if len(events) == 1 and isinstance(events[0], Text | Reasoning):
@@ -179,35 +153,33 @@ class ChatWriter(ChunkWriter):
             if not answer.resumed:
                 chunks.append(self._delta(piece, ChatDelta(role="assistant", content="")))
         parser = self._parsers[piece.index]
-        if not self._form.answers.plain:
+        if not self._form.plain:
             chunks += self._parsed(piece, parser, parser.events(piece))
         elif piece.text or piece.ids:
             chunks.append(self._delta(piece, ChatDelta(content=piece.text), **self._token_fields(piece)))
         if piece.finish is not None:
-            chunks.append(self._delta(piece, ChatDelta(), **self._form.ending(answer, called=parser.called)))
+            chunks.append(self._delta(piece, ChatDelta(), **self._ending(answer, called=parser.called)))
         return chunks
 
     def _parsed(self, piece: Piece, parser: StreamParser, events: Sequence[Event]) -> list[ChatChunk]:
         """The chunks for what a parser makes of a piece. What is shown of its tokens goes with the first of them; where
         the text is held back, that gets a chunk of its own."""
         deltas = [delta for event in events if (delta := delta_of(event, parser.ids)) is not None]
-        if not deltas and piece.ids and (self._shown.logprobs is not None or self._shown.token_ids):
+        if not deltas and piece.ids and (self._top is not None or self._request.return_token_ids):
             deltas = [ChatDelta(content="")]
         first = [self._delta(piece, delta, **self._token_fields(piece)) for delta in deltas[:1]]
         return first + [self._delta(piece, delta) for delta in deltas[1:]]
 
     def _token_fields(self, piece: Piece) -> dict[str, Any]:
-        return {
-            "logprobs": self._form.logprobs(piece),
-            "token_ids": piece.ids if self._shown.token_ids else UNSET,
-        }
+        return {"logprobs": self._logprobs(piece), "token_ids": self._shown_ids(piece.ids)}
 
-    def _reasoning_tokens(self) -> int:
-        return sum(self._form.speller.count(parser.reasoning) for parser in self._parsers.values())
+    def _reasoning_tokens(self, choices: Sequence[ChatChoice] = ()) -> int:
+        whole = (choice.message.reasoning_content or "" for choice in choices)
+        return sum(map(self._speller.count, [*whole, *(parser.reasoning for parser in self._parsers.values())]))
 
     def _begin(self, piece: Piece) -> None:
         self._answers[piece.index] = piece.answer
-        parser = self._parsers[piece.index] = StreamParser(self._form.answers)
+        parser = self._parsers[piece.index] = StreamParser(self._form)
         for past in parser.replay(piece.answer.resumed_text):
             delta_of(past, parser.ids)  # reserves the ids of its calls
         self._prepared[piece.index] = {
@@ -216,8 +188,8 @@ class ChatWriter(ChunkWriter):
         }
 
     def _prepared_delta(self, piece: Piece, delta: ChatDelta, text_field: str) -> PreparedChunk:
-        ids: list[int] | UnsetType = [] if self._shown.token_ids else UNSET
-        return self._prepare(ChatChunkChoice(index=piece.index, delta=delta, token_ids=ids), text_field)
+        choice = ChatChunkChoice(index=piece.index, delta=delta, token_ids=self._shown_ids([]))
+        return self._prepare(choice, text_field)
 
     def _delta(self, piece: Piece, delta: ChatDelta, **fields: Any) -> ChatChunk:
         choice = ChatChunkChoice(index=piece.index, delta=delta, **fields)
@@ -230,8 +202,7 @@ class Chats:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
 
-    async def chat(self, request: Request) -> Response:
-        body = await read_lenient_body(request, ChatRequest)
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
         identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
         use_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages")
         given = read_chat(body, identity, self._context.model.context_length)
@@ -243,14 +214,10 @@ class Chats:
             stream_reasoning=body.stream_reasoning is not False,
         )
         prompt, continued = await self._prompt(body, plan)
-        inputs, answers = await self._context.plan_inputs(plan, prompt, given, continued, body.max_thinking_tokens)
-        wanted = (body.top_logprobs or 0) if body.logprobs else None
-        shown = Shown.of(body, body.stream_options, logprobs=wanted, samples=body.n or 1)
-        form = ChatForm(identity, shown, self._speller, answers)
-        if body.stream:
-            writer = resumable(request, inputs, ChatWriter(form), opening_events=1)
-            return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
-        return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
+        inputs, form = await self._context.plan_inputs(plan, prompt, given, continued, body.max_thinking_tokens)
+        writer = ChatWriter(body, identity, self._speller, form)
+        client, stream, timed = self._context.client, body.stream, body.return_timings
+        return await respond(client, request, inputs, writer, stream=stream, timed=timed)
 
     async def _prompt(self, body: ChatRequest, plan: AnswerPlan) -> tuple[Rendered, str]:
         if body.input_ids is not None:

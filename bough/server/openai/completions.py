@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
-from bough.client.outputs import Piece, RequestOutput
+from bough.client.outputs import LogprobColumns, Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.bodies import read_lenient_body
 from bough.server.context import ServerContext
-from bough.server.openai.logprobs import TextOffsets, TokenSpeller, completion_logprobs, joined, mean_logprob
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
 from bough.server.openai.requests import (
     CompletionRequest,
     Identity,
-    Shown,
     check_request,
     options_of,
     sampling_of,
     use_openai_names,
 )
-from bough.server.openai.writing import AnswerForm, ChunkWriter, broken_stream, usage_of, warnings_of, whole_piece
-from bough.server.streaming import (
-    PreparedChunk,
-    json_event,
-    read_resumption,
-    resumable,
-    slowest_timings,
-    stream_answers,
-    whole_response,
+from bough.server.openai.writing import (
+    AnswerWriter,
+    TextOffsets,
+    TokenSpeller,
+    completion_logprobs,
+    joined,
+    mean_logprob,
+    whole_piece,
 )
+from bough.server.streaming import PreparedChunk, json_event, read_resumption, respond
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -83,47 +78,36 @@ def _prompts(given: str | list[Any]) -> Mapping[str, Any]:
     return {"prompt": given} if kinds == {str} else {"input_ids": given}
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionForm(AnswerForm):
-    chunk_type = Completion
+class CompletionWriter(AnswerWriter):
+    """Remembers how far each answer has come."""
 
-    kept: int  # of `shown.samples` answers per prompt
-    echoes: Sequence[str] = ()  # the prompts' texts, if they are to stand before their answers
+    whole_type = chunk_type = Completion
 
-    def whole(self, answers: Sequence[RequestOutput]) -> Completion:
-        for answer in answers:
-            raise_if_refused(answer)
-        chosen = self._best(answers)
-        choices = [
-            msgspec.structs.replace(CompletionWriter(self).choice(whole_piece(answer)), index=i)
-            for i, answer in enumerate(chosen)
-        ]
-        timings = slowest_timings(answers).to_dict() if self.shown.timings else UNSET
-        usage = usage_of(answers, self.shown.samples)
-        whole: Completion = self.chunk(choices, usage=usage, timings=timings, warnings=warnings_of(chosen))
-        return whole
+    def __init__(
+        self, request: CompletionRequest, identity: Identity, speller: TokenSpeller, echoes: Sequence[str] = ()
+    ) -> None:
+        """`echoes` are the prompts' texts, if they are to stand before their answers."""
+        super().__init__(request, identity, speller, logprobs=request.logprobs, samples=samples_of(request))
+        self._kept = request.n or 1  # of the samples of each prompt
+        self._echoes = echoes
+        self._prepared: dict[int, PreparedChunk] = {}
+        self._offsets: dict[int, TextOffsets] = {}
 
-    def _best(self, answers: Sequence[RequestOutput]) -> list[RequestOutput]:
+    def _choices(self, answers: list[RequestOutput]) -> list[CompletionChoice]:
+        chosen = [self._choice(whole_piece(answer)) for answer in self._best(answers)]
+        return [msgspec.structs.replace(choice, index=i) for i, choice in enumerate(chosen)]
+
+    def _best(self, answers: list[RequestOutput]) -> list[RequestOutput]:
         """Of each prompt's samples the likeliest ones, best first; all of them in their order if all are shown."""
-        samples = self.shown.samples
-        if samples == self.kept:
-            return list(answers)
+        samples = self._samples
+        if samples == self._kept:
+            return answers
 
         def likelihood(answer: RequestOutput) -> float:
             return mean_logprob(answer.output_logprobs, len(answer.ids))
 
         groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
-        return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self.kept]]
-
-
-class CompletionWriter(ChunkWriter):
-    """Writes one call's stream; remembers how far each answer has come."""
-
-    def __init__(self, form: CompletionForm) -> None:
-        super().__init__(form)
-        self._form = form
-        self._prepared: dict[int, PreparedChunk] = {}
-        self._offsets: dict[int, TextOffsets] = {}
+        return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self._kept]]
 
     def chunk(self, piece: Piece) -> bytes:
         prepared = self._prepared.get(piece.index)
@@ -134,49 +118,43 @@ class CompletionWriter(ChunkWriter):
     def full_chunk(self, piece: Piece) -> Completion:
         if piece.finish is not None:
             raise_if_refused(piece.answer)
-        choice = self.choice(piece)
+        choice = self._choice(piece)
         if piece.index not in self._answers:
             self._answers[piece.index] = piece.answer
-            empty = CompletionChoice(index=piece.index, text="", token_ids=[] if self._shown.token_ids else UNSET)
+            empty = CompletionChoice(index=piece.index, text="", token_ids=self._shown_ids([]))
             self._prepared[piece.index] = self._prepare(empty, "text")
         chunk: Completion = self._chunk(piece, choice, last=piece.finish is not None)
         return chunk
 
-    def choice(self, piece: Piece) -> CompletionChoice:
-        shown, echo = self._shown, ""
-        if self._form.echoes and piece.index not in self._answers and not piece.answer.resumed:
-            echo = self._form.echoes[piece.index // shown.samples]
+    def _choice(self, piece: Piece) -> CompletionChoice:
+        echo = ""
+        if self._echoes and piece.index not in self._answers and not piece.answer.resumed:
+            echo = self._echoes[piece.index // self._samples]
         return CompletionChoice(
             index=piece.index,
             text=echo + piece.text,
-            logprobs=None if shown.logprobs is None else self._logprobs(piece),
-            token_ids=piece.ids if shown.token_ids else UNSET,
-            **({} if piece.finish is None else self._form.ending(piece.answer)),
+            logprobs=None if self._top is None else self._logprobs(piece),
+            token_ids=self._shown_ids(piece.ids),
+            **({} if piece.finish is None else self._ending(piece.answer)),
         )
 
     def _logprobs(self, piece: Piece) -> CompletionLogprobs:
-        form, answer = self._form, piece.answer
-        top = bool(form.shown.logprobs)
-        offsets = self._offsets.get(piece.index)
-        begins = offsets is None
-        if offsets is None:
+        answer, begins = piece.answer, piece.index not in self._offsets
+        if begins:
             skip = answer.prompt.sampling.skip_special_tokens
-            offsets = self._offsets[piece.index] = TextOffsets(form.speller, skip)
-        given = None
+            self._offsets[piece.index] = TextOffsets(self._speller, skip)
+        offsets = self._offsets[piece.index]
+
+        def columns(of: LogprobColumns, start: int, end: int) -> CompletionLogprobs:
+            return completion_logprobs(of, start, end, top=bool(self._top), speller=self._speller, offsets=offsets)
+
         if begins and answer.resumed:
-            shown = answer.prompt.ids[: answer.prompt_tokens].tolist() if form.echoes else []
+            shown = answer.prompt.ids[: answer.prompt_tokens].tolist() if self._echoes else []
             offsets.of(shown + answer.ids[: piece.first])
-        elif begins and form.echoes:
-            columns = answer.input_logprobs
-            given = completion_logprobs(columns, 0, len(columns.tokens), top=top, speller=form.speller, offsets=offsets)
-        output = completion_logprobs(
-            answer.output_logprobs,
-            *piece.logprob_span,
-            top=top,
-            speller=form.speller,
-            offsets=offsets,
-        )
-        return output if given is None else joined(given, output)
+        elif begins and self._echoes:
+            given = columns(answer.input_logprobs, 0, len(answer.input_logprobs.tokens))
+            return joined(given, columns(answer.output_logprobs, *piece.logprob_span))
+        return columns(answer.output_logprobs, *piece.logprob_span)
 
 
 class Completions:
@@ -184,17 +162,13 @@ class Completions:
         self._context = context
         self._speller = TokenSpeller(context.tokenizer)
 
-    async def completions(self, request: Request) -> Response:
-        body = await read_lenient_body(request, CompletionRequest)
+    async def completions(self, request: Request, body: CompletionRequest) -> Response:
         identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
         use_openai_names(body, top_logprobs_num="logprobs")
         inputs = await self._context.read_inputs(**read_completion(body, identity))
-        shown = Shown.of(body, body.stream_options, logprobs=body.logprobs, samples=samples_of(body))
-        form = CompletionForm(identity, shown, self._speller, body.n or 1, self._echoes(body, inputs))
-        if body.stream:
-            writer = resumable(request, inputs, CompletionWriter(form))
-            return stream_answers(self._context.client, inputs, writer, broken_stream, timed=shown.timings)
-        return await whole_response(self._context.client, request, inputs, form.whole, timed=shown.timings)
+        writer = CompletionWriter(body, identity, self._speller, self._echoes(body, inputs))
+        client, stream, timed = self._context.client, body.stream, body.return_timings
+        return await respond(client, request, inputs, writer, stream=stream, timed=timed)
 
     def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
         if not body.echo:

@@ -91,11 +91,7 @@ class EngineFields(SamplingFields, kw_only=True):
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
-
-
-class UnsupportedFields(EngineFields, kw_only=True):
-    """Fields whose feature this engine does not have; refused where they ask for something."""
-
+    # Features that this engine does not have: refused where they ask for something.
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None
     session_params: dict[str, Any] | None = None
@@ -103,7 +99,7 @@ class UnsupportedFields(EngineFields, kw_only=True):
     return_cached_tokens_details: bool | None = None
 
 
-class CompletionRequest(UnsupportedFields, kw_only=True):
+class CompletionRequest(EngineFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
@@ -116,7 +112,7 @@ class CompletionRequest(UnsupportedFields, kw_only=True):
     suffix: str | None = None
 
 
-class ConversationFields(UnsupportedFields, kw_only=True):
+class ConversationFields(EngineFields, kw_only=True):
     """What chats and responses share."""
 
     top_logprobs: TopLogprobs = None
@@ -295,33 +291,6 @@ class Identity:
         given = resume or Resume(output_ids=[])
         created = int(time.time()) if given.created is None else given.created
         return cls(given.id or rid or f"{prefix}{uuid.uuid4().hex}", created, model)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What an answer shows besides its text, as its request asked."""
-
-    logprobs: int | None = None  # how many of the likeliest tokens beside the one taken; None: no logprobs
-    token_ids: bool = False
-    meta_info: bool = False
-    timings: bool = False
-    usage_at_end: bool = False  # of a stream
-    usage_throughout: bool = False
-    samples: int = 1  # answers per prompt
-
-    @classmethod
-    def of(
-        cls, request: EngineFields, stream: StreamOptions | None, *, logprobs: int | None, samples: int = 1
-    ) -> Shown:
-        return cls(
-            logprobs=logprobs,
-            token_ids=bool(request.return_token_ids),
-            meta_info=bool(request.return_meta_info),
-            timings=bool(request.return_timings),
-            usage_at_end=stream is not None and bool(stream.include_usage),
-            usage_throughout=stream is not None and bool(stream.continuous_usage_stats),
-            samples=samples,
-        )
 
 
 def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 1) -> dict[str, Any]:

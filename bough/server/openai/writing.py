@@ -1,21 +1,38 @@
-"""What answers of chats and completions have in common, whole and streamed: their envelope, usage and end."""
+"""What answers of chats and completions have in common, whole and streamed: their envelope, usage, end and logprobs.
+
+Logprobs have two forms: columns for completions, one object per token for chats and responses. Tokens are often parts
+of characters. Their text then shows U+FFFD, as OpenAI's does, and `bytes` has the truth; offsets into the text count
+the characters that were complete before a token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import codecs
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bough.client.outputs import Piece, RequestOutput
+from bough.client.handle import raise_if_refused
+from bough.client.outputs import Entry, LogprobColumns, Piece, RequestOutput
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.server.errors import Failure, in_client_names, openai_shape
-from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.objects import CompletionTokensDetails, FinishWord, PromptTokensDetails, Usage
-from bough.server.openai.requests import Identity, Shown
-from bough.server.streaming import DONE, PreparedChunk, json_event
+from bough.server.openai.objects import (
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    FinishWord,
+    PromptTokensDetails,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from bough.server.openai.requests import EngineFields, Identity
+from bough.server.streaming import DONE, PreparedChunk, Writer, json_event, slowest_timings
+from bough.tokenizer.tokenizer import Tokenizer
+
+VERY_UNLIKELY = -9999.0  # OpenAI's number for a logprob that is not finite
 
 
 def usage_of(answers: Sequence[RequestOutput], samples: int = 1, reasoning: int = 0) -> Usage:
@@ -58,69 +75,205 @@ def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
     return list(texts) or UNSET
 
 
-def broken_stream(failure: Failure) -> bytes:
-    return json_event(openai_shape(failure)) + DONE
-
-
 def whole_piece(answer: RequestOutput) -> Piece:
     """A finished answer as if it had come in one piece."""
     return Piece(answer, answer.text, answer.ids, 0, answer.finish)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
+class TokenSpeller:
+    """Spells tokens; without a tokenizer they are shown as their numbers."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, token: int) -> str:
+        return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.token_text(token)
+
+    def count(self, text: str) -> int:
+        """How many tokens a part of an answer has, as the model would have written it."""
+        return 0 if self._tokenizer is None or not text else len(self._tokenizer.encode(text, False))
+
+    def spelling(self, token: int, hide_special: bool = False) -> bytes | None:
+        """What the token adds to the answer's text."""
+        if self._tokenizer is None:
+            return None
+        pieces = self._tokenizer.pieces(hide_special)
+        if pieces is not None:
+            piece = pieces[token]
+        else:
+            piece = self._tokenizer.backend_decode(self._tokenizer.visible([token], hide_special))
+        return piece.encode() if isinstance(piece, str) else piece
+
+
+class TextOffsets:
+    """Where each next token of one answer begins in its text."""
+
+    def __init__(self, speller: TokenSpeller, skip_special_tokens: bool) -> None:
+        self._speller = speller
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def of(self, tokens: Iterable[int]) -> list[int]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._length)
+            shown = self._speller.spelling(token, self._skip_special_tokens)
+            self._length += len(self._decoder.decode(shown or b""))
+        return offsets
+
+
+def completion_logprobs(
+    columns: LogprobColumns, start: int, end: int, *, top: bool, speller: TokenSpeller, offsets: TextOffsets
+) -> CompletionLogprobs:
+    """The form of completions, for the tokens from `start` to `end`."""
+    entries = columns.tokens[start:end]
+    return CompletionLogprobs(
+        tokens=[speller.text(token) for _, token, _ in entries],
+        token_logprobs=[logprob for logprob, _, _ in entries],
+        top_logprobs=_top_columns(entries, columns.top[start:end], speller) if top else None,
+        text_offset=offsets.of(token for _, token, _ in entries),
+    )
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    tops = None
+    if first.top_logprobs is not None and second.top_logprobs is not None:
+        tops = first.top_logprobs + second.top_logprobs
+    return CompletionLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=tops,
+        text_offset=first.text_offset + second.text_offset,
+    )
+
+
+def chat_logprobs(columns: LogprobColumns, start: int, end: int, speller: TokenSpeller) -> list[TokenLogprob]:
+    """The form of chats and responses, for the tokens from `start` to `end`."""
+    tops = columns.top[start:end]
+    return [
+        TokenLogprob(
+            speller.text(token),
+            _finite(logprob),
+            _byte_values(speller, token),
+            [TopLogprob(speller.text(t), _finite(p), _byte_values(speller, t)) for p, t, _ in top or ()],
+        )
+        for (logprob, token, _), top in zip(columns.tokens[start:end], tops, strict=True)
+    ]
+
+
+def mean_logprob(columns: LogprobColumns, count: int) -> float:
+    """How likely an answer of `count` tokens is, per token: what `best_of` chooses by."""
+    values = [_finite(logprob) for logprob, _, _ in columns.tokens[:count]]
+    return sum(values) / len(values) if values else 0.0
+
+
+def _top_columns(
+    entries: Sequence[Entry], tops: Sequence[list[Entry] | None], speller: TokenSpeller
+) -> list[dict[str, float] | None]:
+    """By text; of two tokens that look alike the likelier counts. The token that was taken is always among them."""
+    columns: list[dict[str, float] | None] = []
+    for (logprob, token, _), top in zip(entries, tops, strict=True):
+        if top is None:
+            columns.append(None)
+            continue
+        by_text: dict[str, float] = {}
+        for other_logprob, other, _ in (*top, (logprob, token, None)):
+            by_text.setdefault(speller.text(other), _finite(other_logprob))
+        columns.append(by_text)
+    return columns
+
+
+def _finite(logprob: float | None) -> float:
+    return VERY_UNLIKELY if logprob is None else logprob
+
+
+def _byte_values(speller: TokenSpeller, token: int) -> list[int] | None:
+    spelt = speller.spelling(token)
+    return None if spelt is None else list(spelt)
+
+
+class AnswerWriter(Writer):
+    """Between the first and the last piece of an answer, text fills in a prepared chunk."""
+
+    whole_type: ClassVar[type[msgspec.Struct]]
     chunk_type: ClassVar[type[msgspec.Struct]]
+    opening_events = 0
 
-    identity: Identity
-    shown: Shown
-    speller: TokenSpeller
+    def __init__(
+        self, request: EngineFields, identity: Identity, speller: TokenSpeller, *, logprobs: int | None, samples: int
+    ) -> None:
+        """`logprobs`: how many of the likeliest tokens are shown beside the one taken; None: there are no logprobs.
+        `samples` are the answers per prompt."""
+        options = request.stream_options
+        self._request = request
+        self._identity = identity
+        self._speller = speller
+        self._top = logprobs
+        self._samples = samples
+        self._usage_at_end = options is not None and bool(options.include_usage)
+        self._usage_throughout = options is not None and bool(options.continuous_usage_stats)
+        self._fast = logprobs is None and not self._usage_throughout
+        self._no_usage = None if self._usage_at_end else UNSET  # where it comes at the end, earlier chunks say null
+        self._answers: dict[int, RequestOutput] = {}
 
-    def chunk(self, choices: Sequence[msgspec.Struct], **more: Any) -> Any:
-        me = self.identity
-        return self.chunk_type(id=me.id, created=me.created, model=me.model, choices=choices, **more)
+    def whole(self, answers: list[RequestOutput]) -> Any:
+        for answer in answers:
+            raise_if_refused(answer)
+        choices = self._choices(answers)
+        return self._make(
+            self.whole_type,
+            choices,
+            usage=usage_of(answers, self._samples, self._reasoning_tokens(choices)),
+            timings=slowest_timings(answers).to_dict() if self._request.return_timings else UNSET,
+            warnings=warnings_of(answers),
+        )
 
-    def ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
+    @abstractmethod
+    def _choices(self, answers: list[RequestOutput]) -> list[Any]:
+        """The choices of the whole answer."""
+
+    def end(self) -> bytes:
+        if not self._usage_at_end:
+            return DONE
+        answers = [self._answers[i] for i in sorted(self._answers)]
+        usage = usage_of(answers, self._samples, self._reasoning_tokens())
+        return json_event(self._make(self.chunk_type, [], usage=usage)) + DONE
+
+    def failure(self, failure: Failure) -> bytes:
+        return json_event(openai_shape(failure)) + DONE
+
+    def _reasoning_tokens(self, choices: Sequence[Any] = ()) -> int:
+        """Of the whole answer's choices, or of the stream."""
+        return 0
+
+    def _make(self, kind: type[msgspec.Struct], choices: Sequence[msgspec.Struct], **more: Any) -> Any:
+        me = self._identity
+        return kind(id=me.id, created=me.created, model=me.model, choices=choices, **more)
+
+    def _chunk(self, piece: Piece, choice: msgspec.Struct, *, last: bool) -> Any:
+        answer = piece.answer
+        more: dict[str, Any] = {"usage": self._no_usage}
+        if self._usage_throughout:
+            done = piece.first + len(piece.ids)
+            more["usage"] = make_usage(prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=done)
+        if last:
+            more["timings"] = answer.timings.to_dict() if self._request.return_timings else UNSET
+            more["warnings"] = warnings_of([answer])
+        return self._make(self.chunk_type, [choice], **more)
+
+    def _prepare(self, choice: msgspec.Struct, text_field: str) -> PreparedChunk:
+        """`choice` has an empty text and, if they are shown, empty token ids."""
+        return PreparedChunk(json_event(self._make(self.chunk_type, [choice], usage=self._no_usage)), text_field)
+
+    def _shown_ids(self, ids: list[int]) -> list[int] | UnsetType:
+        return ids if self._request.return_token_ids else UNSET
+
+    def _ending(self, answer: RequestOutput, *, called: bool = False) -> dict[str, Any]:
         finish = answer.finish
         assert finish is not None
         return {
             "finish_reason": finish_word(finish, called=called),
             "matched_stop": finish.matched if isinstance(finish, FinishStop) else None,
-            "meta_info": answer.meta_info() if self.shown.meta_info else UNSET,
+            "meta_info": answer.meta_info() if self._request.return_meta_info else UNSET,
         }
-
-
-class ChunkWriter:
-    """Writes one call's stream. Between the first and the last piece of an answer, text fills in a prepared chunk."""
-
-    def __init__(self, form: AnswerForm) -> None:
-        shown = form.shown
-        self._shown = shown
-        self._answers: dict[int, RequestOutput] = {}
-        self._fast = shown.logprobs is None and not shown.usage_throughout
-        self._no_usage = None if shown.usage_at_end else UNSET  # where it comes at the end, earlier chunks say null
-        self._make_chunk = form.chunk
-
-    def end(self) -> bytes:
-        if not self._shown.usage_at_end:
-            return DONE
-        answers = [self._answers[i] for i in sorted(self._answers)]
-        usage = usage_of(answers, self._shown.samples, self._reasoning_tokens())
-        return json_event(self._make_chunk([], usage=usage)) + DONE
-
-    def _reasoning_tokens(self) -> int:
-        return 0
-
-    def _chunk(self, piece: Piece, choice: msgspec.Struct, *, last: bool) -> Any:
-        shown, answer = self._shown, piece.answer
-        more: dict[str, Any] = {"usage": self._no_usage}
-        if shown.usage_throughout:
-            done = piece.first + len(piece.ids)
-            more["usage"] = make_usage(prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=done)
-        if last:
-            more["timings"] = answer.timings.to_dict() if shown.timings else UNSET
-            more["warnings"] = warnings_of([answer])
-        return self._make_chunk([choice], **more)
-
-    def _prepare(self, choice: msgspec.Struct, text_field: str) -> PreparedChunk:
-        """`choice` has an empty text and, if they are shown, empty token ids."""
-        return PreparedChunk(json_event(self._make_chunk([choice], usage=self._no_usage)), text_field)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishLength, FinishStop
 from bough.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
-from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
-from bough.server.openai.requests import ChatRequest, Shown
+from bough.server.openai.chat import ChatWriter, read_chat
+from bough.server.openai.requests import ChatRequest
 from bough.server.streaming import json_event
 from tests.fakes.scripted_engine import fresh_answer
 from tests.server.openai.test_server_openai_streams import ENGINE, ME, SPELLER, flat, parsed, pieces_of, plain
@@ -43,16 +43,16 @@ def without_ids(chunk: bytes) -> bytes:
 def test_parsed_chat_streams(scripts: list[Script], turns: list[int], ids: bool) -> None:
     request = msgspec.convert({"n": len(scripts), "return_token_ids": ids}, ChatRequest)
     inputs = ENGINE.reader.read(input_ids=[1, 2], **read_chat(request, ME, 512))
-    form = ChatForm(ME, Shown.of(request, None, logprobs=None, samples=len(scripts)), SPELLER, FORM)
     answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
-    writer, slow, stream = ChatWriter(form), ChatWriter(form), b""
+    writer, slow, whole_writer = (ChatWriter(request, ME, SPELLER, FORM) for _ in range(3))
+    stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
         full = b"".join(json_event(each) for each in slow.full_chunks(piece))
         assert without_ids(chunk) == without_ids(full)
         stream += chunk
     chunks = parsed(stream)
-    for choice in plain(form.whole(answers))["choices"]:
+    for choice in plain(whole_writer.whole(answers))["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
         deltas: list[dict[str, Any]] = [c["delta"] for c in own]
         message = choice["message"]

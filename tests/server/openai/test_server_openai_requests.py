@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from bough.core.errors import RequestError
 from bough.core.sampling_params import MAX_STOPS, SamplingParams
 from bough.server.errors import failure_of, set_field_names
-from bough.server.messages import read_messages, render
+from bough.server.messages import read_messages
 from bough.server.openai.chat import read_chat
 from bough.server.openai.completions import read_completion
 from bough.server.openai.requests import (
@@ -24,7 +25,7 @@ from bough.server.openai.requests import (
 )
 from bough.server.openai.response_items import read_input
 from bough.server.openai.responses import read_response_request, with_instructions
-from tests.fakes.scripted_engine import byte_level_tokenizer
+from tests.fakes.scripted_engine import ScriptedEngine
 
 ME = Identity("cmpl-1", 1, "tiny")
 HELLO = [{"role": "user", "content": "hi"}]
@@ -254,12 +255,13 @@ def test_no_messages_are_refused() -> None:
 
 
 def test_rendering_with_the_models_template() -> None:
-    tokenizer = byte_level_tokenizer()
+    engine = ScriptedEngine(lambda request: None)
+    context = engine.context()
 
     def text(**options: Any) -> str:
         messages = [{"role": "user", "content": "hi 😀"}, {"role": "assistant", "content": "He"}]
-        ids, rendered = render(tokenizer, messages, **options)
-        assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
+        ids, rendered = asyncio.run(context.render(messages, **options))
+        assert engine.tokenizer.decode(ids, skip_special_tokens=False) == rendered
         return rendered
 
     turns = "<|im_start|>user\nhi 😀<|im_end|>\n<|im_start|>assistant\nHe"

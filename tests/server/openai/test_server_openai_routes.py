@@ -12,9 +12,9 @@ import pytest
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
-from bough.server.openai import response_routes, routes
-from bough.server.openai.response_objects import OutputMessage, OutputText, ResponseObject
-from bough.server.openai.response_routes import Record, ResponseStore
+from bough.server.openai import responses, routes
+from bough.server.openai.response_items import OutputMessage, OutputText, ResponseObject
+from bough.server.openai.responses import Record, ResponseStore
 from tests.fakes.scripted_engine import IM_END
 from tests.server import protocol_desk
 from tests.server.protocol_desk import HELLO, Desk, Play
@@ -332,7 +332,7 @@ def test_a_response_in_the_background_runs_on_and_can_be_cancelled() -> None:
 
 
 def test_the_background_holds_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_routes, "MAX_BACKGROUND", 2)
+    monkeypatch.setattr(responses, "MAX_BACKGROUND", 2)
 
     async def use(desk: Desk) -> None:
         for name in ("a", "b"):

@@ -15,11 +15,11 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta
 from bough.server.endpoint import encode_json
-from bough.server.openai.chat import ChatForm, ChatWriter, read_chat
-from bough.server.openai.completions import CompletionForm, CompletionWriter, read_completion
-from bough.server.openai.logprobs import TokenSpeller
-from bough.server.openai.requests import ChatRequest, CompletionRequest, Identity, ResponsesRequest, Shown
-from bough.server.openai.responses import ResponseForm, ResponseWriter, read_response_request
+from bough.server.openai.chat import ChatWriter, read_chat
+from bough.server.openai.completions import CompletionWriter, read_completion
+from bough.server.openai.requests import ChatRequest, CompletionRequest, Identity, ResponsesRequest
+from bough.server.openai.responses import ResponseWriter, read_response_request
+from bough.server.openai.writing import TokenSpeller
 from bough.server.streaming import DONE, json_event
 from tests.fakes.scripted_engine import ScriptedEngine, deltas_of, fresh_answer
 from tests.server.stream_scripts import SCRIPTS, Script
@@ -84,10 +84,9 @@ def test_completion_streams(
     fields = {"prompt": "né", "n": len(scripts), "logprobs": logprobs, "echo": echo, "return_token_ids": extras}
     request = msgspec.convert({**fields, "return_meta_info": extras, "stream_options": options}, CompletionRequest)
     inputs = ENGINE.reader.read(**read_completion(request, ME))
-    shown = Shown.of(request, request.stream_options, logprobs=logprobs, samples=len(scripts))
-    form = CompletionForm(ME, shown, SPELLER, len(scripts), ["né"] if echo else [])
     answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
-    writer, slow = CompletionWriter(form), CompletionWriter(form)
+    echoes = ["né"] if echo else []
+    writer, slow, whole_writer = (CompletionWriter(request, ME, SPELLER, echoes) for _ in range(3))
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
@@ -95,7 +94,7 @@ def test_completion_streams(
         stream += chunk
     chunks, end = parsed(stream), writer.end()
     assert end.endswith(DONE)
-    whole = plain(form.whole(answers))
+    whole = plain(whole_writer.whole(answers))
     assert all(chunk["id"] == whole["id"] and chunk["model"] == whole["model"] for chunk in chunks)
     for choice in whole["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
@@ -125,16 +124,15 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
     fields = {"n": len(scripts), **logprobs, "return_token_ids": extras, "return_meta_info": extras}
     request = msgspec.convert({**fields, "stream_options": options}, ChatRequest)
     inputs = ENGINE.reader.read(input_ids=[1, 2], **read_chat(request, ME, 512))
-    form = ChatForm(ME, Shown.of(request, request.stream_options, logprobs=top, samples=len(scripts)), SPELLER)
     answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
-    writer, slow = ChatWriter(form), ChatWriter(form)
+    writer, slow, whole_writer = (ChatWriter(request, ME, SPELLER) for _ in range(3))
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
         assert chunk == b"".join(json_event(full) for full in slow.full_chunks(piece))
         stream += chunk
     chunks, end = parsed(stream), writer.end()
-    whole = plain(form.whole(answers))
+    whole = plain(whole_writer.whole(answers))
     for choice in whole["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
         assert own[0]["delta"] == {"role": "assistant", "content": ""} and own[-1]["delta"] == {}
@@ -153,11 +151,10 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
 def test_response_streams(script: Script, top: int | None) -> None:
     request = msgspec.convert({"input": "x", "top_logprobs": top, "return_token_ids": True}, ResponsesRequest)
     inputs = ENGINE.reader.read(input_ids=[1, 2], **read_response_request(request, ME, 512))
-    form = ResponseForm(request, ME, inputs, SPELLER, stored=True)
     answer = fresh_answer(ENGINE.tokenizer, inputs.prompts[0])
-    writer = ResponseWriter(form)
+    writer, whole_writer = (ResponseWriter(request, ME, inputs, SPELLER, stored=True) for _ in range(2))
     stream = b"".join(map(writer.chunk, pieces_of([answer], [script], [])))
-    whole = form.ended(answer)
+    whole = whole_writer.whole([answer])
     events = parsed(stream + writer.end())
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     kinds = [e["type"] for e in events]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bough.client.timings import LatencyRecorder
+from bough.client.outputs import LatencyRecorder
 from bough.core.finish import FinishAbort, FinishLength, FinishReason
 from bough.messages.outputs import Delta, Started
 from bough.observability.request_meter import RequestMeter, slices

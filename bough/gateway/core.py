@@ -10,7 +10,6 @@ import msgspec
 from starlette.types import Message, Receive
 
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.gateway.attempts import Attempts, RetryBudget
 from bough.gateway.bodies import Bodies
 from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
@@ -22,7 +21,7 @@ from bough.gateway.http_client import Upstream
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
-from bough.gateway.proxy import Proxy, StickyResponses
+from bough.gateway.proxy import Proxy, StickyResponses, retry_budget
 from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.tracing import traces_to
 from bough.gateway.worker import end_scope
@@ -59,7 +58,6 @@ class Gateway:
         self.registry.listen(self.policies)
         self.dispatch = Dispatch(self.registry, self.policies, settings)
         self.health = HealthChecks(self.registry, self.upstream, settings)
-        self.budget = RetryBudget(settings.retry_budget_ratio)
         self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(
@@ -68,10 +66,16 @@ class Gateway:
             settings.rate_limit_rps,
             settings.rate_limit_burst,
         )
-        attempts = Attempts(
-            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.budget, self.metrics
+        self._proxy = Proxy(
+            dispatch=self.dispatch,
+            policies=self.policies,
+            cache_watch=self.cache_watch,
+            upstream=self.upstream,
+            settings=settings,
+            budget=retry_budget(),
+            metrics=self.metrics,
+            sticky=self.sticky,
         )
-        self._proxy = Proxy(attempts, self.sticky)
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it
         self._stopping = False
@@ -103,7 +107,6 @@ class Gateway:
         """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
         sent."""
         self._name_model(call)
-        self.budget.earn()
         if self._traces is not None:
             call.span = self._traces.begin(call)
         presence: Presence | None = None

@@ -204,8 +204,6 @@ class Dispatch(RegistryListener):
     def _give_back(self, waiter: Waiter) -> None:
         """The client disconnected at the moment its lease was granted."""
         if waiter.lease.done() and waiter.lease.exception() is None:
-            lease = waiter.lease.result()
-            lease.worker.breaker.abandoned()
-            lease.release()
+            waiter.lease.result().abandon()
         else:
             waiter.lease.cancel()

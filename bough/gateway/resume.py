@@ -80,14 +80,8 @@ ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
 # What a worker says when it, and not the request, is the reason for the end of a stream.
 WORKER_ERRORS = frozenset(
-    {
-        "server_error",
-        "EngineDeadError",
-        "ServiceUnavailableError",
-        "InternalServerError",
-        "overloaded_error",
-        "api_error",
-    }
+    {"server_error", "EngineDeadError", "ServiceUnavailableError", "InternalServerError"}
+    | {"overloaded_error", "api_error"}
 )
 
 

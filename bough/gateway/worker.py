@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -107,7 +108,7 @@ class Worker:
 
 
 class Lease:
-    """Its owner must release it."""
+    """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`."""
 
     def __init__(self, worker: Worker, on_release: Callable[[], None]) -> None:
         self.worker = worker
@@ -117,10 +118,33 @@ class Lease:
         self.called_back = False
         self.interrupt: Callable[[], None] = lambda: None  # of a reader that waits outside of any scope
         self._on_release = on_release
+        self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
         self._scope: asyncio.Timeout | None = None
         worker.leases.add(self)
 
-    def release(self) -> None:
+    def prove(self) -> None:
+        """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
+        if self._counted is None:
+            self._counted = self.worker.breaker.proved(time.monotonic())
+
+    def succeed(self) -> None:
+        if not self._counted:
+            self.worker.breaker.succeeded(time.monotonic())
+        self._release()
+
+    def fail(self, reason: str) -> None:
+        self.worker.last_error = reason
+        self.worker.breaker.failed(time.monotonic())
+        self.worker.suspect()
+        self._release()
+
+    def abandon(self) -> None:
+        """The attempt says nothing of the worker."""
+        if not self._counted:
+            self.worker.breaker.abandoned()
+        self._release()
+
+    def _release(self) -> None:
         if self in self.worker.leases:
             self.worker.leases.remove(self)
             self._on_release()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.attempts import BUDGET_RESERVE, RetryBudget, pause_s
 from bough.gateway.clients import ClientKey, Clients, TokenBucket, take_from_all
+from bough.gateway.proxy import BUDGET_RESERVE, pause_s, retry_budget
 from bough.server.errors import HttpError
 
 
@@ -63,10 +63,10 @@ def test_pauses_grow_up_to_a_limit_and_are_spread(retry: int, chance: float) -> 
 
 
 def test_a_budget_ends_a_storm_and_recovers() -> None:
-    budget = RetryBudget(ratio=0.25)
-    allowed = sum(budget.spend(0.0) for _ in range(1000))
+    budget = retry_budget()
+    allowed = sum(not take_from_all([budget], 0.0) for _ in range(1000))
     assert allowed == BUDGET_RESERVE
     for _ in range(8):
-        budget.earn()
-    assert [budget.spend(0.0) for _ in range(3)] == [True, True, False]
-    assert budget.spend(1.0)
+        budget.add(0.25)
+    assert [not take_from_all([budget], 0.0) for _ in range(3)] == [True, True, False]
+    assert not take_from_all([budget], 1.0)

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bough.gateway.policies import RoutingRequest
 from bough.gateway.policies.block_index import BlockIndex, pack
 from bough.gateway.policies.cache_aware import CacheAwarePolicy
-from bough.gateway.policies import RoutingRequest
 from bough.memory.tree.events import KVEvent
 from bough.memory.tree.node import TOKEN_BYTES
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,9 +16,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.memory.tree.event_key import EventKey
 from bough.memory.tree.event_wire import END_OF_REPLAY, KVEventBatch
-from bough.memory.tree.events import KVEvent
 
 REPLAY_PATIENCE_S = 2.0
 RECONNECT_PAUSE_S = 0.1
@@ -41,14 +41,6 @@ class Publisher(msgspec.Struct, frozen=True):
     key_file: str | None = None  # a path there; here it only says that a key is needed
 
 
-class Observer(Protocol):
-    """A `KVEventsPolicy`; a worker of several models may have several."""
-
-    def observe(self, worker_id: str, event: KVEvent) -> None: ...
-    def restart(self, worker_id: str) -> None: ...
-    def unobserved(self, worker_id: str) -> None: ...
-
-
 def reachable(endpoint: str, worker_url: str) -> str:
     """The address of an endpoint that a worker listens on: a wildcard means the worker's host."""
     scheme, _, rest = endpoint.partition("://")
@@ -63,12 +55,12 @@ class KVFeed:
     def __init__(self, key: EventKey | None = None) -> None:
         self._key = key
         self._context = zmq.asyncio.Context()
-        self._following: dict[tuple[str, Observer], asyncio.Task[None]] = {}
+        self._following: dict[tuple[str, KVEventsPolicy], asyncio.Task[None]] = {}
 
-    def follows(self, worker_id: str, observer: Observer) -> bool:
+    def follows(self, worker_id: str, observer: KVEventsPolicy) -> bool:
         return (worker_id, observer) in self._following
 
-    def follow(self, worker_id: str, url: str, config: str | None, observer: Observer) -> bool:
+    def follow(self, worker_id: str, url: str, config: str | None, observer: KVEventsPolicy) -> bool:
         """False if the worker publishes nothing usable."""
         self.unfollow(worker_id, observer)
         if config is None:
@@ -91,7 +83,7 @@ class KVFeed:
         self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
         return True
 
-    def unfollow(self, worker_id: str, observer: Observer) -> None:
+    def unfollow(self, worker_id: str, observer: KVEventsPolicy) -> None:
         task = self._following.pop((worker_id, observer), None)
         if task is not None:
             task.cancel()
@@ -112,7 +104,7 @@ class Subscription:
         worker_id: str,
         url: str,
         publisher: Publisher,
-        observer: Observer,
+        observer: KVEventsPolicy,
         key: EventKey | None = None,
     ) -> None:
         self._context = context

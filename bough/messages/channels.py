@@ -96,7 +96,7 @@ class Receiver(Generic[M]):
         except zmq.ZMQError:
             self._socket.close()  # its context could never end otherwise
             raise
-        self._decoder = decoder_of(union)
+        self._decoder = msgspec.msgpack.Decoder(union)
         self._garbled = garbled
 
     @property
@@ -129,10 +129,6 @@ class Receiver(Generic[M]):
                 raise
             return self._garbled(_handle_in(frame), str(error))
         return message
-
-
-def decoder_of(union: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(union)
 
 
 def _handle_in(frame: bytes) -> int | None:

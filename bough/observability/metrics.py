@@ -29,26 +29,19 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     about: str
     buckets: tuple[float, ...] = ()
+    read: Callable[[State], float | None] = lambda state: None  # of the scheduler; None if this engine does not have it
 
     @property
     def full_name(self) -> str:
         return PREFIX + self.name
 
 
-@dataclass(frozen=True, slots=True)
-class StateMetric:
-    """A metric of the scheduler, read from its state; None if this engine does not have it."""
-
-    metric: Metric
-    read: Callable[[State], float | None]
-
-
 def _counter(name: str, about: str) -> Metric:
     return Metric(name, "counter", about)
 
 
-def _gauge(name: str, about: str, read: Callable[[State], float | None]) -> StateMetric:
-    return StateMetric(Metric(name, "gauge", about), read)
+def _gauge(name: str, about: str, read: Callable[[State], float | None]) -> Metric:
+    return Metric(name, "gauge", about, read=read)
 
 
 PROMPT_TOKENS_TOTAL = _counter("prompt_tokens_total", "Prompt tokens of requests that got their first token.")
@@ -124,19 +117,22 @@ STATE_METRICS = (
         "Share of time in which the device computed, pauses without work left out.",
         lambda s: s.get("device_busy_share"),
     ),
-    StateMetric(
-        _counter("num_retracted_requests_total", "Times that a request lost its place for want of memory."),
-        lambda s: s["num_retractions"],
+    Metric(
+        "num_retracted_requests_total",
+        "counter",
+        "Times that a request lost its place for want of memory.",
+        read=lambda s: s["num_retractions"],
     ),
-    StateMetric(
-        _counter("evicted_tokens_total", "Tokens that left the prefix cache to make room."),
-        lambda s: s["num_evicted_tokens"],
+    Metric(
+        "evicted_tokens_total",
+        "counter",
+        "Tokens that left the prefix cache to make room.",
+        read=lambda s: s["num_evicted_tokens"],
     ),
 )
 
-ALL_METRICS = (*REQUEST_METRICS, *(each.metric for each in STATE_METRICS))
+ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS)
 
 
 def state_figures(state: State) -> dict[str, float]:
-    read = ((each.metric.name, each.read(state)) for each in STATE_METRICS)
-    return {name: value for name, value in read if value is not None}
+    return {metric.name: value for metric in STATE_METRICS if (value := metric.read(state)) is not None}

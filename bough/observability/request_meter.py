@@ -9,6 +9,7 @@ import mmap
 from array import array
 from bisect import bisect_left
 from collections.abc import MutableSequence, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
@@ -20,17 +21,7 @@ def width(metric: Metric) -> int:
     return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
 
 
-def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
-    found, first = {}, 0
-    for metric in REQUEST_METRICS:
-        found[metric] = numbers[first : first + width(metric)]
-        first += width(metric)
-    return found
-
-
-_FIRST = {
-    metric: sum(width(other) for other in REQUEST_METRICS[:place]) for place, metric in enumerate(REQUEST_METRICS)
-}
+_FIRST = dict(zip(REQUEST_METRICS, accumulate(map(width, REQUEST_METRICS), initial=0), strict=False))
 _SIZE = sum(map(width, REQUEST_METRICS))
 _FIRST_TOKENS, _FURTHER_TOKENS = (
     slice(_FIRST[metric], _FIRST[metric] + len(metric.buckets) + 1)
@@ -39,9 +30,11 @@ _FIRST_TOKENS, _FURTHER_TOKENS = (
 _GAPS = _FIRST[metrics.INTER_TOKEN_LATENCY]
 _GAP_BOUNDS = metrics.INTER_TOKEN_LATENCY.buckets
 _GAP_SUM = _GAPS + len(_GAP_BOUNDS) + 1
-
-
 DOUBLE = 8  # bytes
+
+
+def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
+    return {metric: numbers[first : first + width(metric)] for metric, first in _FIRST.items()}
 
 
 class Counts:

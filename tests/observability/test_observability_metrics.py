@@ -30,7 +30,7 @@ def state_of(bench: Bench) -> dict[str, object]:
 
 def figures_of(bench: Bench) -> dict[str, float | None]:
     state = state_of(bench)
-    return {each.metric.name: each.read(state) for each in STATE_METRICS}
+    return {metric.name: metric.read(state) for metric in STATE_METRICS}
 
 
 def test_the_documentation_lists_what_stands_on_the_page() -> None:

@@ -14,9 +14,7 @@ from bough.cli.gateway import _parser, settings_from
 from bough.core.errors import BoughError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import service
-from bough.gateway.admin_client import AdminClient
-from bough.gateway.roll import roll
-from bough.gateway.top import figures, picture
+from bough.gateway.commands import AdminClient, figures, picture, roll
 from bough.server.http import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers

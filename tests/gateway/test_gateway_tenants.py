@@ -9,14 +9,13 @@ import pytest
 from aiohttp import web
 
 from bough.core.errors import BoughError
-from bough.gateway.admin_client import AdminClient
 from bough.gateway.app import WORKER_MANAGEMENT
 from bough.gateway.breaker import BreakerSettings
+from bough.gateway.commands import AdminClient, roll
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.kubernetes import follow
 from bough.gateway.management import Management
 from bough.gateway.registry import Registry
-from bough.gateway.roll import roll
 from tests.fakes.gateways import Desk, desk, until
 from tests.fakes.workers import FakeWorker, workers
 

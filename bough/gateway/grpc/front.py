@@ -5,17 +5,17 @@ A call that is cancelled or times out is a client that has disconnected: the wor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from bough.core.errors import RequestError, SettingsError
-from bough.gateway.grpc.exchange import Exchange
 from bough.gateway.grpc.messages import (
     CODES,
     SERVICE,
@@ -28,11 +28,13 @@ from bough.gateway.grpc.messages import (
     read_completion,
     reply_of,
 )
+from bough.server.http import SHUTDOWN_GRACE_S
 
 MIB = 1 << 20
 LARGEST_MESSAGE_MB = 4  # gRPC's own default: a message is decoded in one go, on the event loop
 DROPPED = ("content-type", "content-length", "te", "host", "connection")  # gRPC's own, and not the request's
-Headers = list[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
+MOST_PIECES = 16  # that wait for their reader: a slow one slows the application down
 
 
 async def serve_grpc(
@@ -111,6 +113,90 @@ class GrpcFront:
         return Exchange(self._app, "POST", "/v1/completions", headers, body, _peer_of(context))
 
 
+class Exchange:
+    """One request to an ASGI application in the same process: its status and its bytes as they come. An async context:
+    leaving it before the end disconnects the client."""
+
+    def __init__(
+        self, app: ASGIApp, method: str, path: str, headers: Headers, body: bytes, client: tuple[str, int] | None
+    ) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self._app = app
+        self._body: bytes | None = body
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "2",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [*headers, (b"content-length", str(len(body)).encode())],
+            "client": client,
+            "server": None,
+        }
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(MOST_PIECES)  # None: the application has ended
+        self._left = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        try:
+            start = await self._next()
+        except BaseException:  # above all a call that was cancelled or is out of time
+            await self.__aexit__()
+            raise
+        self.status = start["status"]
+        self.headers = dict(start.get("headers", ()))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._left.set()
+        while not self._messages.empty():
+            self._messages.get_nowait()  # a sender that waits for room can end
+        await asyncio.wait({self._task}, timeout=SHUTDOWN_GRACE_S)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message = await self._next()
+            if message.get("body"):
+                yield message["body"]
+            more = message.get("more_body", False)
+
+    async def whole(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def _next(self) -> Message:
+        """The application's next message. Raises what has ended it."""
+        message = await self._messages.get()
+        if message is None:
+            await self._task
+            raise RuntimeError("The application ended before its response did.")
+        return message
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        finally:
+            await self._send(None)
+
+    async def _send(self, message: Message | None) -> None:
+        if not self._left.is_set():
+            await self._messages.put(message)
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+
 async def events_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The data of server-sent events, without the end mark."""
     rest = b""
@@ -130,7 +216,7 @@ async def _refuse(context: Any, exchange: Exchange, body: bytes) -> NoReturn:
 
 def _headers_of(context: Any) -> Headers:
     """The metadata as HTTP headers, without gRPC's own and binary values."""
-    headers: Headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json")]
     for name, value in context.invocation_metadata():
         if isinstance(value, str) and name not in DROPPED and not name.startswith((":", "grpc-")):
             headers.append((name.lower().encode(), value.encode("latin-1", "replace")))

@@ -8,31 +8,31 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
+
+from bough.core.gateway_settings import GatewaySettings
 from bough.server.endpoint import Access, sent_keys, unauthorised
 from bough.server.errors import HttpError
 
 
-@dataclass(frozen=True, slots=True)
-class ClientKey:
+class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Also as the configuration file has it."""
+
     key: str
-    name: str
+    name: str | None = None
     rate_limit_rps: float | None = None
     rate_limit_burst: float | None = None
 
 
 class Clients:
-    def __init__(
-        self,
-        keys: Sequence[ClientKey] = (),
-        admin_key: str | None = None,
-        rate_limit_rps: float | None = None,
-        rate_limit_burst: float | None = None,
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, more: Sequence[ClientKey] = ()) -> None:
+        """`more` keys come from the configuration file."""
+        rate = settings.rate_limit_rps
+        self._common = [] if rate is None else [TokenBucket(rate, settings.rate_limit_burst)]
+        keys = [*(ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)), *more]
         self._keys = [(client.key.encode(), client) for client in keys]
-        self._admin = None if admin_key is None else admin_key.encode()
-        self._common = [] if rate_limit_rps is None else [TokenBucket(rate_limit_rps, rate_limit_burst)]
+        self._admin = None if settings.admin_api_key is None else settings.admin_api_key.encode()
         self._buckets = {
             client.key: TokenBucket(client.rate_limit_rps, client.rate_limit_burst)
             for client in keys

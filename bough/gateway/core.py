@@ -9,12 +9,11 @@ import time
 import msgspec
 from starlette.types import Message, Receive
 
-from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.bodies import Bodies
-from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import AccessLog, Call
-from bough.gateway.clients import ClientKey, Clients
+from bough.gateway.clients import Clients
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.health import HealthChecks
 from bough.gateway.http_client import Upstream
@@ -40,32 +39,17 @@ class Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.bodies = Bodies(settings)
-        limit = settings.max_concurrent_per_worker
-        self.registry = Registry(
-            BreakerSettings(
-                failures=settings.cb_failure_threshold,
-                successes=settings.cb_success_threshold,
-                open_s=settings.cb_timeout_duration_secs,
-                window_s=settings.cb_window_duration_secs,
-            ),
-            settings.worker_api_key,
-            None if limit == UNLIMITED else limit,
-        )
+        self.registry = Registry(settings)
         self.policies = PolicyTable(PolicyChoice(settings.default_policy), self.registry.knows)
-        self.metrics = GatewayMetrics()
         self.upstream = Upstream()
         self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream, settings.kv_events_key_file)
         self.registry.listen(self.policies)
         self.dispatch = Dispatch(self.registry, self.policies, settings)
+        self.metrics = GatewayMetrics(self.registry, self.dispatch)
         self.health = HealthChecks(self.registry, self.upstream, settings)
         self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
-        self.clients = Clients(
-            [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)],
-            settings.admin_api_key,
-            settings.rate_limit_rps,
-            settings.rate_limit_burst,
-        )
+        self.clients = Clients(settings)
         self._proxy = Proxy(
             dispatch=self.dispatch,
             policies=self.policies,
@@ -80,7 +64,6 @@ class Gateway:
         self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it
         self._stopping = False
         self._ticking: asyncio.Task[None] | None = None
-        self.metrics.describe(lambda: self.registry, lambda: (self.dispatch.active, self.dispatch.waiting))
 
     async def open(self) -> None:
         for url in self.settings.worker_urls:

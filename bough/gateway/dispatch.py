@@ -40,14 +40,10 @@ class Dispatch(RegistryListener):
         self._policies = policies
         self._settings = settings
         self._limit = settings.max_concurrent_requests
-        self._active = 0
+        self.active = 0  # admitted and not finished
         self._waiting: list[Waiter] = []
         self._numbers = itertools.count()
         registry.listen(self)
-
-    @property
-    def active(self) -> int:
-        return self._active
 
     @property
     def waiting(self) -> int:
@@ -65,7 +61,7 @@ class Dispatch(RegistryListener):
     def finish(self, call: Call) -> None:
         if call.admitted:
             call.admitted = False
-            self._active -= 1
+            self.active -= 1
             self.serve_waiting()
 
     def available(self, model: str | None) -> list[Worker]:
@@ -100,7 +96,7 @@ class Dispatch(RegistryListener):
     # ---- choosing
 
     def try_lease(self, call: Call) -> Lease | None:
-        if not call.admitted and self._limit != UNLIMITED and self._active >= self._limit:
+        if not call.admitted and self._limit != UNLIMITED and self.active >= self._limit:
             return None
         now_s = time.monotonic()
         candidates = [w for w in self._candidates(call) if w.has_room and w.breaker.admits(now_s)]
@@ -112,7 +108,7 @@ class Dispatch(RegistryListener):
         worker = next(worker for worker in fresh if worker.id == choice.worker_id)
         if not call.admitted:
             call.admitted = True
-            self._active += 1
+            self.active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
         return Lease(worker, self._released)

@@ -194,10 +194,10 @@ class LocalEngines(RegistryListener):
     def _command(self, number: int) -> tuple[list[str], dict[str, str]]:
         settings = self._settings
         running = [engine.number for engine in self._engines if engine.holds_memory]
-        share: Share = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
+        flags, environment = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
         words = [sys.executable, "-m", "bough.cli.main", "serve", "--host", "127.0.0.1"]
-        words += ["--port", str(self._ports[number]), *share.flags, *self._event_flags(number), *settings.engine_flags]
-        return words, {**share.environment, "BOUGH_API_KEY": self._key}
+        words += ["--port", str(self._ports[number]), *flags, *self._event_flags(number), *settings.engine_flags]
+        return words, {**environment, "BOUGH_API_KEY": self._key}
 
     def _event_flags(self, number: int) -> list[str]:
         if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
@@ -256,12 +256,6 @@ class Machine:
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    flags: tuple[str, ...]
-    environment: dict[str, str]
-
-
 def this_machine(engine_flags: Sequence[str]) -> Machine:
     """The cores of this process, and the GPUs unless the engines run on the CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -277,9 +271,11 @@ def gpu_of(number: int, machine: Machine) -> str | None:
     return machine.gpus[number % len(machine.gpus)] if machine.gpus else None
 
 
-def share_of(number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]) -> Share:
-    """An engine's share while those in `running` hold theirs; the user's own flags stand. On a GPU,
-    `--mem-fraction-static` includes the engines that are already there; on a CPU it is the share of the free memory."""
+def share_of(
+    number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """An engine's share, as flags and environment, while those in `running` hold theirs; the user's own flags stand. On
+    a GPU, `--mem-fraction-static` includes the engines that are there; on a CPU it is the share of the free memory."""
     flags: list[str] = []
     environment: dict[str, str] = {}
     gpu = gpu_of(number, machine)
@@ -291,7 +287,7 @@ def share_of(number: int, engines: int, running: Sequence[int], machine: Machine
         flags += ["--mem-fraction-static", f"{USABLE * (present + 1) / len(mates):.3f}"]
     if not _gives(given, "cpu-threads"):
         flags += ["--cpu-threads", str(max(1, machine.cores // engines))]
-    return Share(tuple(flags), environment)
+    return flags, environment
 
 
 def _gives(flags: Sequence[str], name: str) -> bool:

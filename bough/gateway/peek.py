@@ -134,7 +134,7 @@ class ResponseFields(msgspec.Struct):
         return None
 
 
-_RESPONSE_DECODER = msgspec.json.Decoder(ResponseFields)
+_RESPONSE_DECODER = msgspec.json.Decoder(ResponseFields | list[Any])
 
 
 def read_response_fields(body: bytes) -> ResponseFields | None:
@@ -144,19 +144,10 @@ def read_response_fields(body: bytes) -> ResponseFields | None:
         begins, ends = body[:64].lstrip().startswith((b"{", b"[")), body[-64:].rstrip().endswith((b"}", b"]"))
         return ResponseFields() if begins and ends else None
     try:
-        return _RESPONSE_DECODER.decode(body)
-    except msgspec.ValidationError:
-        return _read_list(body)
+        content = _RESPONSE_DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _read_list(body: bytes) -> ResponseFields | None:
-    try:
-        content = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return ResponseFields() if isinstance(content, list) else None
+    return content if isinstance(content, ResponseFields) else ResponseFields()
 
 
 def _get(place: Any, name: str, otherwise: Any = None) -> Any:

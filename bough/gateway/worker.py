@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bough.gateway.breaker import Breaker, BreakerSettings
+from bough.gateway.breaker import Breaker
 from bough.gateway.policies import WorkerView
 
 SILENCE_LIMIT_S = 2.0  # after which a stream that cannot be resumed is taken for dead with its worker
@@ -49,7 +49,7 @@ class Worker:
     """`suspect` asks the health checker for an immediate check."""
 
     url: str
-    breaker_settings: BreakerSettings
+    breaker: Breaker
     api_key: str | None = None
     source: str = "api"
     limit: int | None = None  # requests at once that the gateway sends there
@@ -65,12 +65,10 @@ class Worker:
     restarts: int = 0
     suspect: Callable[[], None] = lambda: None
     id: str = field(init=False)
-    breaker: Breaker = field(init=False)
     leases: set[Lease] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.id = worker_id(self.url)
-        self.breaker = Breaker(self.breaker_settings)
 
     @property
     def load(self) -> int:

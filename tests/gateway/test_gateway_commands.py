@@ -161,7 +161,7 @@ def test_a_gateway_that_nothing_can_feed_ends_and_says_why(monkeypatch: pytest.M
     async def follow(*_: object) -> None:
         raise SettingsError("there is no cluster")
 
-    monkeypatch.setattr(service, "follow", follow)
+    monkeypatch.setattr(service.KubernetesPods, "follow", follow)
     settings = GatewaySettings(port=0, service_discovery=True, selector=("app=x",))
     with open_listener(settings) as listener, pytest.raises(SettingsError, match="no cluster"):
         asyncio.run(service.serve(settings, listener, lambda url: None))

@@ -38,7 +38,7 @@ def test_never_more_than_burst_and_rate_pass(gaps: list[float], rate: float, bur
 
 
 def test_every_client_has_its_own_rate() -> None:
-    clients = Clients([ClientKey("a", "a", 1.0, 1.0), ClientKey("b", "b")])
+    clients = Clients(GatewaySettings(), [ClientKey("a", "a", 1.0, 1.0), ClientKey("b", "b")])
     first, second = (clients.identify("api", [(b"x-api-key", key)]) for key in (b"a", b"b"))
     clients.count(first, 0.0)
     with pytest.raises(HttpError) as refusal:

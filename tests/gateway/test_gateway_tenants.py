@@ -9,11 +9,10 @@ import pytest
 from aiohttp import web
 
 from bough.core.errors import BoughError
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.app import WORKER_MANAGEMENT
-from bough.gateway.breaker import BreakerSettings
 from bough.gateway.commands import AdminClient, roll
 from bough.gateway.config_file import ConfigFile
-from bough.gateway.kubernetes import follow
 from bough.gateway.management import Management
 from bough.gateway.registry import Registry
 from tests.fakes.gateways import Desk, desk, until
@@ -109,12 +108,8 @@ def test_the_key_of_the_fleet_goes_to_no_worker_that_came_over_http() -> None:
 
 
 def test_what_the_configuration_names_gets_the_key_of_the_fleet() -> None:
-    async def changes() -> Any:
-        yield "add", "http://pod:1"
-
-    registry = Registry(BreakerSettings(), "fleet-secret")
-    asyncio.run(follow(changes(), registry))
-    for source in ("flag", "file", "launch"):
+    registry = Registry(GatewaySettings(worker_api_key="fleet-secret"))
+    for source in ("kubernetes", "flag", "file", "launch"):
         registry.add(f"http://{source}:1", source=source)
     assert {worker.api_key for worker in registry} == {"fleet-secret"}
     known = registry.add("http://late:1")

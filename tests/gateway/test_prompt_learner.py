@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bough.gateway.breaker import BreakerSettings
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.breaker import Breaker
 from bough.gateway.cache_watch import ENOUGH_REFUSALS, PromptLearner, tokenize_body
 from bough.gateway.http_client import Upstream
 from bough.gateway.policies.kv_events import KVEventsPolicy
@@ -40,7 +41,7 @@ def test_what_tokenize_is_asked(path: str, body: dict[str, Any], asked: dict[str
     assert tokenize_body(path, body) == asked
 
 
-WORKER = Worker("http://w", BreakerSettings())
+WORKER = Worker("http://w", Breaker(GatewaySettings()))
 
 
 class Tokenizer(Upstream):

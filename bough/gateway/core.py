@@ -20,7 +20,7 @@ from bough.gateway.http_client import Upstream
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.policy_table import PolicyChoice, PolicyTable
-from bough.gateway.proxy import Proxy, StickyResponses, retry_budget
+from bough.gateway.proxy import Proxy, StickyResponses
 from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.tracing import traces_to
 from bough.gateway.worker import end_scope
@@ -51,14 +51,7 @@ class Gateway:
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(settings)
         self._proxy = Proxy(
-            dispatch=self.dispatch,
-            policies=self.policies,
-            cache_watch=self.cache_watch,
-            upstream=self.upstream,
-            settings=settings,
-            budget=retry_budget(),
-            metrics=self.metrics,
-            sticky=self.sticky,
+            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky
         )
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it

@@ -154,26 +154,24 @@ class Dispatch(RegistryListener):
         bisect.insort(self._waiting, waiter, key=lambda each: each.place)
         began_s = time.monotonic()
         try:
-            return await self._wait_for(waiter)
+            self.serve_waiting()
+            # The timeout is checked repeatedly: it is longer while a worker may come back.
+            while not waiter.lease.done():
+                self._check_model(call)
+                left_s = began_s + self._patience_s(call) - time.monotonic()
+                if left_s <= 0:
+                    raise self._gave_up(call)
+                await asyncio.wait({waiter.lease}, timeout=min(left_s, PATIENCE_LOOK_S))
+            return waiter.lease.result()
+        except asyncio.CancelledError:  # the client disconnected, maybe at the moment its lease was granted
+            if waiter.lease.done() and waiter.lease.exception() is None:
+                waiter.lease.result().abandon()
+            else:
+                waiter.lease.cancel()
+            raise
         finally:
             self._waiting.remove(waiter)
             call.queued_s += time.monotonic() - began_s
-
-    async def _wait_for(self, waiter: Waiter) -> Lease:
-        """Checks its timeout repeatedly: it is longer while a worker may come back."""
-        self.serve_waiting()
-        began_s = time.monotonic()
-        while not waiter.lease.done():
-            left_s = began_s + self._patience_s(waiter.call) - time.monotonic()
-            self._check_model(waiter.call)
-            if left_s <= 0:
-                raise self._gave_up(waiter.call)
-            try:
-                await asyncio.wait({waiter.lease}, timeout=min(left_s, PATIENCE_LOOK_S))
-            except asyncio.CancelledError:
-                self._give_back(waiter)
-                raise
-        return waiter.lease.result()
 
     def _patience_s(self, call: Call) -> float:
         timeout_s = self._settings.queue_timeout_secs
@@ -196,10 +194,3 @@ class Dispatch(RegistryListener):
         """Workers that would take the call if they had room."""
         now_s = time.monotonic()
         return [w for w in self._candidates(call) if w.breaker.state(now_s) is not BreakerState.OPEN]
-
-    def _give_back(self, waiter: Waiter) -> None:
-        """The client disconnected at the moment its lease was granted."""
-        if waiter.lease.done() and waiter.lease.exception() is None:
-            waiter.lease.result().abandon()
-        else:
-            waiter.lease.cancel()

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,21 +43,19 @@ PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
 
 
 class LocalEngine:
-    def __init__(self, number: int, worker: Worker, command: Callable[[int], tuple[list[str], dict[str, str]]]) -> None:
+    def __init__(self, number: int, worker: Worker) -> None:
         self.number = number
         self.worker = worker
         self.process: asyncio.subprocess.Process | None = None
         self.replacing = asyncio.Event()  # its end is wanted: it is to be started again without a pause
         self.in_replacement = False
         self.keeping: asyncio.Task[None] | None = None  # starts it again and again
-        self._command = command
 
     @property
     def holds_memory(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def start(self) -> None:
-        words, environment = self._command(self.number)
+    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         log.info("engine %d starts at %s", self.number, self.worker.url)
         self.process = await asyncio.create_subprocess_exec(
             *words,
@@ -95,7 +93,7 @@ class LocalEngines(RegistryListener):
         for number in range(self._settings.launch):
             worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source=LAUNCHED)
             worker.expected_back = True
-            self._engines.append(LocalEngine(number, worker, self._command))
+            self._engines.append(LocalEngine(number, worker))
         for engine in self._engines:
             engine.keeping = self._begin(self._keep(engine))
         self._registry.listen(self)
@@ -149,7 +147,7 @@ class LocalEngines(RegistryListener):
         pause_s = FIRST_PAUSE_S
         while True:
             await self._wait_for_turn(engine)
-            await engine.start()
+            await engine.start(*self._command(engine.number))
             served = await self._watch(engine)
             engine.worker.restarts += 1
             if engine.replacing.is_set():

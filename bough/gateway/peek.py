@@ -44,10 +44,12 @@ class Peek(msgspec.Struct, frozen=True):
 
 
 def peek(body: bytes, headers: RawHeaders) -> Peek:
-    fields = _fields(body)
+    fields = _NOTHING
     try:
+        if body:
+            fields = _REQUEST_DECODER.decode(body)
         text, ids = _prompt(fields)
-    except RecursionError:  # nested so deep that no worker will take it
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # no worker will take it
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
     routing = RoutingRequest(
@@ -60,15 +62,6 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
     return Peek(model, fields.stream is True, priority, routing, earlier if isinstance(earlier, str) else None)
-
-
-def _fields(body: bytes) -> RequestFields:
-    if not body:
-        return _NOTHING
-    try:
-        return _REQUEST_DECODER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _NOTHING
 
 
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:

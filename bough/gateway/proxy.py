@@ -13,7 +13,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.cache_watch import CacheWatch
@@ -84,9 +84,9 @@ class Proxy:
     cache_watch: CacheWatch
     upstream: Upstream
     settings: GatewaySettings
-    budget: TokenBucket
     metrics: GatewayMetrics
     sticky: StickyResponses
+    budget: TokenBucket = field(default_factory=retry_budget)
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only before anything was sent."""

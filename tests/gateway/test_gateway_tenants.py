@@ -25,7 +25,7 @@ def management_calls(d: Desk) -> list[tuple[str, str]]:
     """Every management route of the table, by method and path, and what is management on a worker."""
     worker = next(iter(d.gateway.registry)).id
     own = [
-        (method, pattern.pattern.replace("(?P<id>[^/]+)", worker))
+        (method, pattern.pattern.replace("([^/]+)", worker))
         for pattern, methods in Management(d.gateway)._routes
         for method, (_, access) in methods.items()
         if access == "admin"

@@ -137,6 +137,22 @@ def test_pods_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(play())
 
 
+def test_a_worker_of_another_source_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with cluster(tmp_path, monkeypatch) as server:
+            source = Source()
+            source.registry.add("http://10.0.0.1:30000", source="flag")
+            assert await source.next() == ("add", "http://10.0.0.1:30000")
+            for kind, change in (("ADDED", "add"), ("DELETED", "remove")):
+                server.tell(kind, pod("a"))
+                server.tell(kind, pod("b", "10.0.0.2"))
+                assert await source.next() == (change, "http://10.0.0.2:30000")
+            assert [(worker.url, worker.source) for worker in source.registry] == [("http://10.0.0.1:30000", "flag")]
+            await source.close()
+
+    asyncio.run(play())
+
+
 def test_what_happened_while_nobody_watched_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         async with cluster(tmp_path, monkeypatch) as server:

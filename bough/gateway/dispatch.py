@@ -70,6 +70,8 @@ class Dispatch(RegistryListener):
     def serve_waiting(self) -> None:
         """Gives leases to waiting requests while there is room. Also called regularly: a breaker half-opens without
         notice."""
+        if not self._waiting:
+            return
         full: set[str | None] = set()  # models: where one request finds no room, the next one does not either
         for waiter in list(self._waiting):
             call = waiter.call
@@ -111,7 +113,7 @@ class Dispatch(RegistryListener):
             self.active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
-        return Lease(worker, self._released)
+        return Lease(worker, self.serve_waiting)
 
     def has_untried(self, call: Call) -> bool:
         return any(worker.id not in call.tried for worker in self._candidates(call))
@@ -122,10 +124,6 @@ class Dispatch(RegistryListener):
             return [call.pinned] if call.pinned.in_rotation and not call.pinned.removed else []
         available = self.available(call.peek.model)
         return [worker for worker in available if worker.id not in call.unable] if call.unable else available
-
-    def _released(self) -> None:
-        if self._waiting:
-            self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
         """Refuses an unknown model, unless a worker that has not reported its models may have it."""

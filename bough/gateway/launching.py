@@ -57,11 +57,13 @@ class LocalEngine:
 
     async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         log.info("engine %d starts at %s", self.number, self.worker.url)
+        # Without keys for a server of the user's: the gateway knows only the key that it sets.
+        kept = {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
         self.process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            env={**_plain_environment(), **environment},
+            env={**kept, **environment},
             start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
             preexec_fn=_die_with_parent,
         )
@@ -231,11 +233,6 @@ def free_ports(count: int) -> list[int]:
 
 def _how(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-
-
-def _plain_environment() -> dict[str, str]:
-    """Without keys for a server of the user's: the gateway knows only the key that it sets."""
-    return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
 
 
 def _die_with_parent() -> None:

@@ -211,13 +211,9 @@ class ChildProcesses:
         self._settings = json.dumps(dataclasses.asdict(dataclasses.replace(settings, launched=launched, launch=0)))
         self._fd = listener_fd
         self._folder = folder
-        self._numbers = range(1, settings.processes)
         self._drain_s = settings.drain_timeout_s
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def open(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep(number)) for number in self._numbers]
+        self._tasks = [asyncio.create_task(self._keep(number)) for number in range(1, settings.processes)]
 
     async def close(self) -> None:
         for task in self._tasks:

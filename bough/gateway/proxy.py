@@ -59,10 +59,6 @@ class StickyResponses:
         return None if worker is None or worker.removed else worker
 
 
-class StreamBrokenError(Exception):
-    """The stream cannot continue, and the client has a part of it."""
-
-
 def retry_budget() -> TokenBucket:
     """A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up."""
     return TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
@@ -207,7 +203,8 @@ class Proxy:
     async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
         """Sends one stream, from as many workers as it takes."""
         await outlet.start(stream.headers)
-        text = ResumableText(passes=not _can_resume(call, stream))
+        events = stream.response.content_type == "text/event-stream"
+        text = ResumableText(passes=not (events and call.path in RESUMABLE_PATHS))
         failures = 0  # workers in a row that failed without a token
         while True:
             had = len(text.output_ids)
@@ -226,8 +223,8 @@ class Proxy:
                 return
             try:
                 stream = await self._resumed(call, stream, text)
-            except StreamBrokenError as error:
-                await outlet.broken(f"The worker was lost ({reason}), and {error}")
+            except HttpError as error:
+                await outlet.broken(f"The worker was lost ({reason}), and {error.failure.message}")
                 return
         self._learn(call, _last_event(outlet.tail))
         await outlet.end()
@@ -263,12 +260,9 @@ class Proxy:
         self.metrics.failovers.inc()
         call.tried = {lost.lease.worker.id}
         text.restart()
-        try:
-            result = await self._first_response(call, text.body(call.body))
-        except HttpError as error:
-            raise StreamBrokenError(error.failure.message) from None
+        result = await self._first_response(call, text.body(call.body))
         if isinstance(result, Response):
-            raise StreamBrokenError("no other could go on with the answer.")
+            raise HttpError(502, "no other could go on with the answer.", "BadGatewayError")
         return result
 
 
@@ -338,10 +332,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return "the connection broke"
     return str(error) or "it failed its health checks"
-
-
-def _can_resume(call: Call, stream: OpenStream) -> bool:
-    return call.path in RESUMABLE_PATHS and stream.response.content_type == "text/event-stream"
 
 
 def _last_event(tail: bytes) -> ResponseFields | None:

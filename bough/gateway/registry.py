@@ -130,14 +130,9 @@ def normal_url(url: str) -> str:
     try:
         parts = urlsplit(text)
         (parts.hostname or "").encode("idna")  # as the client will write it: an empty or too long part is refused here
-        usable = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and parts.port != 0
-            and not re.search(r"\s", text)
-        )
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", text)
     except ValueError:
-        usable = False
+        usable = None
     if not usable or parts.query or parts.fragment or parts.username:
         raise SettingsError(f"A worker's URL looks like http://host:port; got {url!r}.")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path}"

@@ -44,7 +44,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     check_tracing(settings.otlp_endpoint)
     listener = open_listener(settings)
     try:
-        uvloop.run(serve(settings, listener, _announce))
+        uvloop.run(serve(settings, listener, lambda url: print(f"The gateway is served at {url}", flush=True)))
     finally:
         listener.close()
         if settings.uds:
@@ -126,7 +126,6 @@ def _start_processes(
     folder = Path(cleanup.enter_context(private_folder()))
     children = ChildProcesses(settings, shared.fileno(), folder, engines.launched)
     cleanup.push_async_callback(children.close)
-    children.open()
     return ProcessGroup(folder, 0, settings.processes), children
 
 
@@ -155,14 +154,7 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
         raise SettingsError(
             f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
         ) from None
-    server, _ = await serve_grpc(
-        front,
-        settings.host,
-        settings.grpc_port,
-        max_body_mb=settings.max_body_mb,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
-    )
+    server, _ = await serve_grpc(front, settings)
     return server
 
 
@@ -219,10 +211,6 @@ def _take_signals(ending: asyncio.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, take, number)
-
-
-def _announce(url: str) -> None:
-    print(f"The gateway is served at {url}", flush=True)
 
 
 # ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER

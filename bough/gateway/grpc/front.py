@@ -1,4 +1,5 @@
-"""The gRPC server: three methods, each a request to the gateway's HTTP application.
+"""The gRPC server: three methods, each a request to the gateway's HTTP application in the same process, so that keys,
+limits, routing, retries and failover are those of HTTP.
 
 A call that is cancelled or times out is a client that has disconnected: the worker aborts its request.
 """
@@ -16,6 +17,7 @@ import grpc.aio
 from starlette.types import ASGIApp, Message
 
 from bough.core.errors import RequestError, SettingsError
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.grpc.messages import (
     CODES,
     SERVICE,
@@ -37,17 +39,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 MOST_PIECES = 16  # that wait for their reader: a slow one slows the application down
 
 
-async def serve_grpc(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    *,
-    max_body_mb: int = 64,
-    ssl_certfile: str | None = None,
-    ssl_keyfile: str | None = None,
-) -> tuple[grpc.aio.Server, int]:
+async def serve_grpc(app: ASGIApp, settings: GatewaySettings) -> tuple[grpc.aio.Server, int]:
     """Serves the gateway's HTTP application over gRPC; returns the server and its port. Processes may share a port."""
-    largest = min(max_body_mb, LARGEST_MESSAGE_MB) * MIB
+    host, port, certificate = settings.host, settings.grpc_port, settings.ssl_certfile
+    largest = min(settings.max_body_mb, LARGEST_MESSAGE_MB) * MIB
     options = [("grpc.max_receive_message_length", largest), ("grpc.so_reuseport", 1)]
     server = grpc.aio.server(options=options)
     front = GrpcFront(app)
@@ -61,10 +56,10 @@ async def serve_grpc(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        if ssl_certfile is None:
+        if certificate is None:
             bound = server.add_insecure_port(address)
         else:  # both may be in one file, as with HTTPS
-            pair = (Path(ssl_keyfile or ssl_certfile).read_bytes(), Path(ssl_certfile).read_bytes())
+            pair = (Path(settings.ssl_keyfile or certificate).read_bytes(), Path(certificate).read_bytes())
             bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     except (RuntimeError, OSError) as error:
         raise SettingsError(f"--grpc-port: cannot listen on {address}: {error}.") from None

@@ -106,7 +106,7 @@ class Dispatch(RegistryListener):
             return None
         # One that has failed this request gets it again only when no other is left.
         fresh = [worker for worker in candidates if worker.id not in call.tried] or candidates
-        choice = self._policies.of(call.peek.model).choose([worker.view() for worker in fresh], call.peek.routing)
+        choice = self._policies.of(call.peek.model).choose(fresh, call.peek.routing)
         worker = next(worker for worker in fresh if worker.id == choice.worker_id)
         if not call.admitted:
             call.admitted = True

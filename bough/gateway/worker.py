@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bough.gateway.breaker import Breaker
-from bough.gateway.policies import WorkerView
 
 SILENCE_LIMIT_S = 2.0  # after which a stream that cannot be resumed is taken for dead with its worker
 
@@ -96,9 +95,6 @@ class Worker:
         """A healthy worker that does not report its models may have any."""
         models = self.capabilities.models
         return model is None or model in models or (self.ever_healthy and not models)
-
-    def view(self) -> WorkerView:
-        return WorkerView(self.id, self.url, len(self.leases), self.reported_load)
 
     def expel(self) -> None:
         for lease in list(self.leases):

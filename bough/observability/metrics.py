@@ -36,20 +36,18 @@ class Metric:
         return PREFIX + self.name
 
 
-def _counter(name: str, about: str) -> Metric:
-    return Metric(name, "counter", about)
-
-
 def _gauge(name: str, about: str, read: Callable[[State], float | None]) -> Metric:
     return Metric(name, "gauge", about, read=read)
 
 
-PROMPT_TOKENS_TOTAL = _counter("prompt_tokens_total", "Prompt tokens of requests that got their first token.")
-GENERATION_TOKENS_TOTAL = _counter("generation_tokens_total", "Tokens generated.")
-CACHED_TOKENS_TOTAL = _counter("cached_tokens_total", "Prompt tokens that were found in the prefix cache.")
-NUM_REQUESTS_TOTAL = _counter("num_requests_total", "Requests that have ended, in whatever way.")
-NUM_ABORTED_REQUESTS_TOTAL = _counter(
-    "num_aborted_requests_total", "Requests that ended incomplete: aborted, left by their client, refused or timed out."
+PROMPT_TOKENS_TOTAL = Metric("prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
+GENERATION_TOKENS_TOTAL = Metric("generation_tokens_total", "counter", "Tokens generated.")
+CACHED_TOKENS_TOTAL = Metric("cached_tokens_total", "counter", "Prompt tokens that were found in the prefix cache.")
+NUM_REQUESTS_TOTAL = Metric("num_requests_total", "counter", "Requests that have ended, in whatever way.")
+NUM_ABORTED_REQUESTS_TOTAL = Metric(
+    "num_aborted_requests_total",
+    "counter",
+    "Requests that ended incomplete: aborted, left by their client, refused or timed out.",
 )
 TIME_TO_FIRST_TOKEN = Metric(
     "time_to_first_token_seconds", "histogram", "From the arrival of a request to its first token.", SECONDS

@@ -21,6 +21,7 @@ from bough.core.plan import IntArray
 from bough.gateway.policies import RoutingRequest, WorkerView, build_policy
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.memory.tree import KVEvent, Node, PagePool, RadixTree
+from tests.fakes.routing import Snapshot
 
 TOKEN_CHARS = 4
 PAGE_TOKENS = 16
@@ -177,7 +178,7 @@ class SimulatedWorker:
         self._prefilling = False
 
     def view(self) -> WorkerView:
-        return WorkerView(self.name, f"http://{self.name}", self.load, 0.0)
+        return Snapshot(self.name, f"http://{self.name}", self.load, 0.0)
 
     def take(self, job: Job) -> None:
         self.load += 1

@@ -1,5 +1,5 @@
-"""Routing policies: snapshots of the workers that can take a request in, a choice out. A policy is imported when it is
-chosen by its name."""
+"""Routing policies: the workers that can take a request in, a choice out. A policy is imported when it is chosen by its
+name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -25,13 +25,16 @@ POLICIES: dict[str, tuple[str, str]] = {
 }
 
 
-class WorkerView(msgspec.Struct, frozen=True):
-    """A snapshot of a worker, made for each request."""
+class WorkerView(Protocol):
+    """What a policy sees of a worker. `load` counts requests in flight from this gateway; `reported_load` is what the
+    worker last said in /v1/loads."""
 
     id: str
     url: str
-    load: int  # requests in flight from this gateway
-    reported_load: float  # requests that the worker last reported in /v1/loads
+    reported_load: float
+
+    @property
+    def load(self) -> int: ...
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ class CacheAwarePolicy(Policy):
         self._dice = random.Random(self.seed)
         self._sent = TextTree()
         self._now_s = 0.0
-        self._evicted_s: float | None = None
+        self._evicted_s = 0.0
 
     def cached(self, request: RoutingRequest) -> Mapping[str, float]:
         """The share of the prompt that each worker is expected to hold."""
@@ -73,8 +73,6 @@ class CacheAwarePolicy(Policy):
 
     def tick(self, now_s: float) -> None:
         self._now_s = now_s
-        if self._evicted_s is None:
-            self._evicted_s = now_s
-        elif now_s - self._evicted_s >= self.eviction_interval_secs:
+        if now_s - self._evicted_s >= self.eviction_interval_secs:
             self._evicted_s = now_s
             self._sent.evict(self.max_tree_size)

@@ -23,7 +23,7 @@ class Breaker:
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._successes = 0
-        self._trials = 0
+        self._trials = 0  # only while half open
         self._last_failure_s = 0.0
 
     def state(self, now_s: float) -> BreakerState:
@@ -44,7 +44,7 @@ class Breaker:
     def succeeded(self, now_s: float) -> None:
         self._failures = 0
         if self._state is BreakerState.HALF_OPEN:
-            self._end_trial()
+            self.abandoned()
             self._successes += 1
             if self._successes >= self._settings.cb_success_threshold:
                 self.reset()
@@ -67,12 +67,8 @@ class Breaker:
 
     def abandoned(self) -> None:
         """The request proved nothing about the worker: its client left, or the worker was busy."""
-        if self._state is BreakerState.HALF_OPEN:
-            self._end_trial()
+        self._trials = max(0, self._trials - 1)
 
     def reset(self) -> None:
         self._state = BreakerState.CLOSED
         self._failures = self._successes = self._trials = 0
-
-    def _end_trial(self) -> None:
-        self._trials = max(0, self._trials - 1)

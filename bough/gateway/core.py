@@ -115,7 +115,7 @@ class Gateway:
         if self._stopping:
             message = "The gateway is shutting down."
             failure = HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1"})
-        if not outlet.begun:
+        if not call.status:  # nothing was sent
             raise failure
         await outlet.broken(message)
 

@@ -246,7 +246,7 @@ class Proxy:
                 if piece:
                     await outlet.piece(piece)
                 chunk = await _next_chunk(stream)
-                silence.heard()
+                silence.heard = True
         finally:
             silence.cancel()
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.

@@ -184,18 +184,16 @@ class SilenceTimer:
     def __init__(self, worker: Worker, after_s: float) -> None:
         self._worker = worker
         self._after_s = after_s
-        self._heard = self._asked = False
+        self.heard = False  # set by the reader for each chunk
+        self._asked = False
         self._timer = asyncio.get_running_loop().call_later(after_s, self._check)
-
-    def heard(self) -> None:
-        self._heard = True
 
     def cancel(self) -> None:
         self._timer.cancel()
 
     def _check(self) -> None:
-        if self._heard:
-            self._heard = self._asked = False
+        if self.heard:
+            self.heard = self._asked = False
         elif not self._asked:
             self._asked = True
             self._worker.suspect()

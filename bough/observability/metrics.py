@@ -29,14 +29,14 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     about: str
     buckets: tuple[float, ...] = ()
-    read: Callable[[State], float | None] = lambda state: None  # of the scheduler; None if this engine does not have it
+    read: Callable[[State], float | None] | None = None  # of the scheduler: from its state, if not by its name
 
     @property
     def full_name(self) -> str:
         return PREFIX + self.name
 
 
-def _gauge(name: str, about: str, read: Callable[[State], float | None]) -> Metric:
+def _gauge(name: str, about: str, read: Callable[[State], float | None] | None = None) -> Metric:
     return Metric(name, "gauge", about, read=read)
 
 
@@ -81,15 +81,11 @@ REQUEST_METRICS = (
 )
 
 STATE_METRICS = (
-    _gauge("num_running_reqs", "Requests that are running.", lambda s: s["num_running_reqs"]),
+    _gauge("num_running_reqs", "Requests that are running."),
     _gauge("num_queue_reqs", "Requests that wait for their turn.", lambda s: s["num_waiting_reqs"]),
-    _gauge(
-        "num_retracted_reqs",
-        "Those of them that have run before, and lost their place.",
-        lambda s: s["num_retracted_reqs"],
-    ),
-    _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold.", lambda s: s["num_used_tokens"]),
-    _gauge("max_total_num_tokens", "Tokens that the KV cache can hold.", lambda s: s["max_total_num_tokens"]),
+    _gauge("num_retracted_reqs", "Those of them that have run before, and lost their place."),
+    _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold."),
+    _gauge("max_total_num_tokens", "Tokens that the KV cache can hold."),
     _gauge(
         "token_usage",
         "Share of the KV cache that running requests hold.",
@@ -106,15 +102,9 @@ STATE_METRICS = (
         lambda s: s["last_gen_throughput"] if s["num_running_reqs"] else 0.0,
     ),
     _gauge(
-        "new_token_ratio",
-        "Share of its token limit that a request is expected to use, by which requests are admitted.",
-        lambda s: s["new_token_ratio"],
+        "new_token_ratio", "Share of its token limit that a request is expected to use, by which requests are admitted."
     ),
-    _gauge(
-        "device_busy_share",
-        "Share of time in which the device computed, pauses without work left out.",
-        lambda s: s.get("device_busy_share"),
-    ),
+    _gauge("device_busy_share", "Share of time in which the device computed, pauses without work left out."),
     Metric(
         "num_retracted_requests_total",
         "counter",
@@ -133,4 +123,6 @@ ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS)
 
 
 def state_figures(state: State) -> dict[str, float]:
-    return {metric.name: value for metric in STATE_METRICS if (value := metric.read(state)) is not None}
+    """Without what this engine does not have."""
+    read = {metric.name: metric.read(state) if metric.read else state.get(metric.name) for metric in STATE_METRICS}
+    return {name: value for name, value in read.items() if value is not None}

@@ -46,8 +46,7 @@ def _roll(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--timeout-s", type=float, default=1800.0, metavar="X", help="for each worker (default: 1800)")
     parsed = parser.parse(argv)
-    from bough.gateway.admin_client import AdminClient
-    from bough.gateway.roll import roll
+    from bough.gateway.commands import AdminClient, roll
 
     replacements = [(old, new) for old, new in parsed.replace]
     client = AdminClient(parsed.url, parsed.api_key)
@@ -60,8 +59,7 @@ def _top(argv: Sequence[str]) -> int:
     parser.add_argument("--interval-s", type=float, default=1.0, metavar="X", help="between two looks (default: 1)")
     parser.add_argument("--rounds", type=int, metavar="N", help="end after so many looks; at Ctrl-C when left out")
     parsed = parser.parse(argv)
-    from bough.gateway.admin_client import AdminClient
-    from bough.gateway.top import show
+    from bough.gateway.commands import AdminClient, show
 
     show(AdminClient(parsed.url, parsed.api_key), parsed.interval_s, parsed.rounds)
     return 0

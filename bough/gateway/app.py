@@ -11,7 +11,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import upstream_headers
-from bough.gateway.management import Management, Request
+from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
 from bough.gateway.responses import Response
@@ -54,8 +54,8 @@ class GatewayApp:
             if route is not None:
                 if not self._private:
                     self._gateway.clients.identify(route.access, scope["headers"])
-                request = Request(route.parameters, await held.read(scope, receive, LARGEST_OWN))
-                await send_whole(send, await route.handler(request))
+                body = await held.read(scope, receive, LARGEST_OWN)
+                await send_whole(send, await route.handler(route.parameter, body))
                 return
             if self._private or not is_proxied(path):
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator
 
 import msgspec
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
@@ -58,7 +58,12 @@ class HeldBody:
                 self._check(int(value), most)
         chunks: list[bytes] = []
         while True:
-            message = await _next_message(receive)
+            try:
+                async with asyncio.timeout(PAUSE_S):
+                    message = await receive()
+            except TimeoutError:
+                reason = f"Nothing more of the body came for {PAUSE_S:g} s."
+                raise HttpError(408, reason, "RequestTimeoutError", CLOSED) from None
             if message["type"] == "http.disconnect":
                 raise ClientLeftError
             chunk = message.get("body", b"")
@@ -82,15 +87,6 @@ class HeldBody:
         if self._bodies.held - self._size + size > room:
             message = "The gateway holds as many bodies as it may (--max-bodies-mb); try again soon."
             raise HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1", **CLOSED})
-
-
-async def _next_message(receive: Receive) -> Message:
-    try:
-        async with asyncio.timeout(PAUSE_S):
-            return await receive()
-    except TimeoutError:
-        message = f"Nothing more of the body came for {PAUSE_S:g} s."
-        raise HttpError(408, message, "RequestTimeoutError", CLOSED) from None
 
 
 # ---- what routing needs of a large body

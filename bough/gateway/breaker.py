@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from bough.core.gateway_settings import GatewaySettings
 
 
 class BreakerState(Enum):
@@ -14,27 +15,19 @@ class BreakerState(Enum):
     HALF_OPEN = 2  # one at a time does, on trial
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerSettings:
-    failures: int = 10  # in a row, that open it
-    successes: int = 3  # on trial, that close it
-    open_s: float = 60.0
-    window_s: float = 120.0  # failures further apart do not add up
-
-
 class Breaker:
     """Call `begin` for every request, then one of `succeeded`, `failed` and `abandoned`."""
 
-    def __init__(self, settings: BreakerSettings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._successes = 0
-        self._trials = 0
+        self._trials = 0  # only while half open
         self._last_failure_s = 0.0
 
     def state(self, now_s: float) -> BreakerState:
-        if self._state is BreakerState.OPEN and now_s - self._last_failure_s >= self._settings.open_s:
+        if self._state is BreakerState.OPEN and now_s - self._last_failure_s >= self._settings.cb_timeout_duration_secs:
             return BreakerState.HALF_OPEN
         return self._state
 
@@ -51,9 +44,9 @@ class Breaker:
     def succeeded(self, now_s: float) -> None:
         self._failures = 0
         if self._state is BreakerState.HALF_OPEN:
-            self._end_trial()
+            self.abandoned()
             self._successes += 1
-            if self._successes >= self._settings.successes:
+            if self._successes >= self._settings.cb_success_threshold:
                 self.reset()
 
     def proved(self, now_s: float) -> bool:
@@ -64,22 +57,18 @@ class Breaker:
         return True
 
     def failed(self, now_s: float) -> None:
-        if now_s - self._last_failure_s > self._settings.window_s:
+        if now_s - self._last_failure_s > self._settings.cb_window_duration_secs:
             self._failures = 0
         self._failures += 1
         self._last_failure_s = now_s
-        if self._state is BreakerState.HALF_OPEN or self._failures >= self._settings.failures:
+        if self._state is BreakerState.HALF_OPEN or self._failures >= self._settings.cb_failure_threshold:
             self._state = BreakerState.OPEN
             self._successes = self._trials = 0
 
     def abandoned(self) -> None:
         """The request proved nothing about the worker: its client left, or the worker was busy."""
-        if self._state is BreakerState.HALF_OPEN:
-            self._end_trial()
+        self._trials = max(0, self._trials - 1)
 
     def reset(self) -> None:
         self._state = BreakerState.CLOSED
         self._failures = self._successes = self._trials = 0
-
-    def _end_trial(self) -> None:
-        self._trials = max(0, self._trials - 1)

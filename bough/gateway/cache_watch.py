@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,15 +20,14 @@ from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.registry import Registry, RegistryListener
-from bough.gateway.worker import Worker, worker_id
+from bough.gateway.worker import Worker
 from bough.memory.tree.event_key import read_key
 
 MOST_WAITING = 64
 ENOUGH_REFUSALS = 3
 AT_ONCE = 4  # per gateway: tokenising costs the worker time that requests could use
-
-# POSTs JSON to the /tokenize of the worker at a URL and gives status and answer; (0, b"") if there was none
-Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+LEARN_TIMEOUT_S = 10.0
+SENT_JSON = ((b"Content-Type", b"application/json"),)
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -48,15 +47,15 @@ def tokenize_body(path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class PromptLearner:
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._refusals: Counter[str] = Counter()  # in a row, by worker
 
-    def sent(self, policy: KVEventsPolicy, worker_url: str, path: str, body: bytes, request: RoutingRequest) -> None:
+    def sent(self, policy: KVEventsPolicy, worker: Worker, path: str, body: bytes, request: RoutingRequest) -> None:
         """Starts to fetch the ids of a prompt that was sent, if they are unknown. Returns at once."""
-        if len(self._tasks) >= MOST_WAITING or self._refusals[worker_url] >= ENOUGH_REFUSALS:
+        if len(self._tasks) >= MOST_WAITING or self._refusals[worker.id] >= ENOUGH_REFUSALS:
             return
         if len(body) > LARGE or not policy.curious(request):
             return
@@ -65,21 +64,22 @@ class PromptLearner:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return
         if asked is not None:
-            task = asyncio.get_running_loop().create_task(self._learn(policy, worker_url, asked, request.text))
+            task = asyncio.get_running_loop().create_task(self._learn(policy, worker, asked, request.text))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _learn(self, policy: KVEventsPolicy, worker_url: str, asked: dict[str, Any], text: str) -> None:
+    async def _learn(self, policy: KVEventsPolicy, worker: Worker, asked: dict[str, Any], text: str) -> None:
+        body = msgspec.json.encode(asked)
         async with self._turns:
-            status, answer = await self._post(worker_url, msgspec.json.encode(asked))
-        try:
-            tokens = msgspec.json.decode(answer, type=TokenizeResponse).tokens if status == 200 else None
-        except msgspec.MsgspecError:
-            tokens = None
+            try:
+                answer = await self._upstream.ask(worker, "POST", "/tokenize", LEARN_TIMEOUT_S, SENT_JSON, body)
+                tokens = msgspec.json.decode(answer[1], type=TokenizeResponse).tokens if answer[0] == 200 else None
+            except (OSError, msgspec.MsgspecError):
+                tokens = None
         if tokens is None:
-            self._refusals[worker_url] += 1
+            self._refusals[worker.id] += 1
         else:
-            self._refusals.pop(worker_url, None)
+            self._refusals.pop(worker.id, None)
             policy.learn(text, tokens)
 
     async def close(self) -> None:
@@ -91,10 +91,6 @@ class PromptLearner:
 # ---- which caches to follow
 
 
-LEARN_TIMEOUT_S = 10.0
-SENT_JSON = ((b"Content-Type", b"application/json"),)
-
-
 class CacheWatch(RegistryListener):
     """Listens to the registry and the policy table. Created on the gateway's event loop, before requests come."""
 
@@ -102,9 +98,8 @@ class CacheWatch(RegistryListener):
         self, registry: Registry, policies: PolicyTable, upstream: Upstream, key_file: str | None = None
     ) -> None:
         self._registry = registry
-        self._upstream = upstream
         self._feed = KVFeed(None if key_file is None else read_key(key_file))
-        self._learner = PromptLearner(self._post)
+        self._learner = PromptLearner(upstream)
         self._watching: dict[str | None, KVEventsPolicy] = {}
         registry.listen(self)
         policies.on_built, policies.on_dropped = self.built, self.dropped
@@ -116,7 +111,7 @@ class CacheWatch(RegistryListener):
     def sent(self, worker: Worker, path: str, body: bytes, request: RoutingRequest) -> None:
         policy = self._watching.get(request.model or None)
         if policy is not None:
-            self._learner.sent(policy, worker.url, path, body, request)
+            self._learner.sent(policy, worker, path, body, request)
 
     def built(self, model: str | None, policy: Policy) -> None:
         """A model has a policy, which replaces the previous one."""
@@ -144,12 +139,3 @@ class CacheWatch(RegistryListener):
     def removed(self, worker: Worker) -> None:
         for policy in self._watching.values():
             self._feed.unfollow(worker.id, policy)
-
-    async def _post(self, worker_url: str, body: bytes) -> tuple[int, bytes]:
-        worker = self._registry.get(worker_id(worker_url))
-        if worker is None:
-            return 0, b""
-        try:
-            return await self._upstream.ask(worker, "POST", "/tokenize", LEARN_TIMEOUT_S, SENT_JSON, body)
-        except OSError:
-            return 0, b""

@@ -8,31 +8,31 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from bough.server.endpoint import Access, sent_keys, unauthorised
+import msgspec
+
+from bough.core.gateway_settings import GatewaySettings
+from bough.server.endpoint import Access, Keys, sent_keys, unauthorised
 from bough.server.errors import HttpError
 
 
-@dataclass(frozen=True, slots=True)
-class ClientKey:
+class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Also as the configuration file has it."""
+
     key: str
-    name: str
+    name: str | None = None
     rate_limit_rps: float | None = None
     rate_limit_burst: float | None = None
 
 
 class Clients:
-    def __init__(
-        self,
-        keys: Sequence[ClientKey] = (),
-        admin_key: str | None = None,
-        rate_limit_rps: float | None = None,
-        rate_limit_burst: float | None = None,
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, more: Sequence[ClientKey] = ()) -> None:
+        """`more` keys come from the configuration file."""
+        rate = settings.rate_limit_rps
+        self._common = [] if rate is None else [TokenBucket(rate, settings.rate_limit_burst)]
+        keys = [*(ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)), *more]
         self._keys = [(client.key.encode(), client) for client in keys]
-        self._admin = None if admin_key is None else admin_key.encode()
-        self._common = [] if rate_limit_rps is None else [TokenBucket(rate_limit_rps, rate_limit_burst)]
+        self._admin = Keys(keys[0].key if keys else None, settings.admin_api_key)
         self._buckets = {
             client.key: TokenBucket(client.rate_limit_rps, client.rate_limit_burst)
             for client in keys
@@ -42,7 +42,7 @@ class Clients:
     def identify(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> ClientKey | None:
         """The client whose key the request carries; None where none is needed. Raises a 401 or 403."""
         if access in ("admin", "admin_only"):
-            self._check_admin(headers)
+            self._admin.check("admin_only", headers)
             return None
         if access == "open" or not self._keys:
             return None
@@ -52,16 +52,6 @@ class Clients:
         if not matches:
             raise unauthorised("api", given)
         return matches[0]
-
-    def _check_admin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if self._admin is None:
-            if self._keys:
-                message = "Management is refused to clients; start the gateway with --admin-api-key and send that key."
-                raise HttpError(403, message, "PermissionDeniedError")
-            return
-        given = sent_keys(headers)
-        if not any([hmac.compare_digest(key, self._admin) for key in given]):  # noqa: C419
-            raise unauthorised("admin", given)
 
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """Counts a request, or raises a 429 without counting it."""

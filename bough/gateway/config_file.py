@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,19 +30,17 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 SOURCE = "file"
 RATES = ("rate_limit_rps", "rate_limit_burst")
+SHAPES: dict[type, str] = {
+    list: "a list; write one entry per line after `- `",
+    dict: "a mapping from models to policies",
+}
+C = TypeVar("C", list[Any], dict[Any, Any])
 CHANGEABLE = ("policy", *RATES)  # settings that a changed file changes
 
 
 class FileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str
     api_key: str | None = None
-
-
-class FileKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: str
-    name: str | None = None
-    rate_limit_rps: float | None = None
-    rate_limit_burst: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,10 @@ def read_file(file: str) -> FileContent:
     known = {f.name: f for f in gateway_fields()}
     settings: dict[str, Any] = {}
     try:
-        workers = tuple(_worker(entry) for name in ("workers", "worker_urls") for entry in _list(content, name))
-        policies = {str(model): _policy(entry) for model, entry in _mapping(content, "policies").items()}
-        keys = tuple(_key(number, entry) for number, entry in enumerate(_list(content, "api_keys"), 1))
-        selector = tuple(_list(content, "selector"))
+        workers = tuple(_worker(entry) for name in ("workers", "worker_urls") for entry in _taken(content, name, list))
+        policies = {str(model): _policy(entry) for model, entry in _taken(content, "policies", dict).items()}
+        keys = tuple(_key(number, entry) for number, entry in enumerate(_taken(content, "api_keys", list), 1))
+        selector = tuple(_taken(content, "selector", list))
         if not all(isinstance(label, str) for label in selector):
             raise SettingsError("selector must be a list of labels such as app=bough.")
         if selector:
@@ -74,28 +72,17 @@ def read_file(file: str) -> FileContent:
                 raise SettingsError(f"there is no setting {name!r}; `bough gateway --help` lists them.")
             settings[name] = check_value(known[name], value)
         build_policy(settings.get("policy") or GatewaySettings().default_policy)
-    except SettingsError as error:
-        raise SettingsError(f"{file}: {error}") from None
-    except msgspec.ValidationError as error:
+    except (SettingsError, msgspec.ValidationError) as error:
         raise SettingsError(f"{file}: {error}") from None
     return FileContent(settings, workers, policies, keys)
 
 
-def _list(content: dict[str, Any], name: str) -> list[Any]:
+def _taken(content: dict[str, Any], name: str, kind: type[C]) -> C:
     given = content.pop(name, None)
     if given is None:
-        return []
-    if not isinstance(given, list):
-        raise SettingsError(f"{name} must be a list, got {type(given).__name__}; write one entry per line after `- `.")
-    return given
-
-
-def _mapping(content: dict[str, Any], name: str) -> dict[Any, Any]:
-    given = content.pop(name, None)
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
-        raise SettingsError(f"{name} must be a mapping from models to policies, got {type(given).__name__}.")
+        return kind()
+    if not isinstance(given, kind):
+        raise SettingsError(f"{name} must be {SHAPES[kind]}, got {type(given).__name__}.")
     return given
 
 
@@ -116,14 +103,14 @@ def _policy(entry: Any) -> PolicyChoice:
 
 
 def _key(number: int, entry: Any) -> ClientKey:
-    given = FileKey(entry) if isinstance(entry, str) else msgspec.convert(entry, FileKey)
+    given = ClientKey(entry) if isinstance(entry, str) else msgspec.convert(entry, ClientKey)
     if not given.key.strip():
         raise SettingsError("a key in api_keys is empty, which would guard nothing.")
     if given.rate_limit_rps is not None and not given.rate_limit_rps > 0:
         raise SettingsError("rate_limit_rps of a key must be above 0.")
     if given.rate_limit_burst is not None and not given.rate_limit_burst >= 1:
         raise SettingsError("rate_limit_burst of a key must be at least 1.")
-    return ClientKey(given.key, given.name or f"file key {number}", given.rate_limit_rps, given.rate_limit_burst)
+    return msgspec.structs.replace(given, name=given.name or f"file key {number}")
 
 
 class ConfigFile:
@@ -132,15 +119,22 @@ class ConfigFile:
         self._gateway = gateway
         self._applied: FileContent | None = None
         self._seen: bytes | None = None
-        self._rates = {name: getattr(gateway.settings, name) for name in RATES}
+        self._rated = gateway.settings  # with the file's rates
 
     def apply(self) -> None:
         self._seen = _bytes(self._path)
         content = read_file(str(self._path))
+        before = self._applied or FileContent(content.settings)  # the first file's settings hold since the start
+        changed = {
+            name
+            for name in content.settings.keys() | before.settings.keys()
+            if before.settings.get(name) != content.settings.get(name) and name not in self._gateway.settings.given
+        }
         self._take_workers(content)
-        self._take_policies(content)
-        self._take_clients(content)
-        self._tell_of_others(content)
+        self._take_policies(before, content, changed)
+        self._take_clients(before, content, changed)
+        for name in sorted(changed.difference(CHANGEABLE)):
+            log.warning("%s of %s holds from the gateway's next start", name, self._path)
         self._applied = content
 
     async def watch(self) -> None:
@@ -166,46 +160,30 @@ class ConfigFile:
         for new in wanted.values():
             registry.add(new.url, new.api_key, SOURCE)
 
-    def _take_policies(self, content: FileContent) -> None:
-        before = self._applied.policies if self._applied is not None else {}
-        for model in before.keys() - content.policies.keys():
+    def _take_policies(self, before: FileContent, content: FileContent, changed: set[str]) -> None:
+        for model in before.policies.keys() - content.policies.keys():
             self._gateway.policies.forget(model)
         for model, choice in content.policies.items():
-            if before.get(model) != choice:
+            if before.policies.get(model) != choice:
                 self._gateway.policies.choose(model, choice)
-        if self._applied is not None and self._changed(content, "policy"):
+        if "policy" in changed:
             without = dataclasses.replace(self._gateway.settings, policy=None).default_policy
             self._gateway.policies.set_default(PolicyChoice(content.settings.get("policy") or without))
 
-    def _take_clients(self, content: FileContent) -> None:
+    def _take_clients(self, before: FileContent, content: FileContent, changed: set[str]) -> None:
         """Replaces the clients only if keys or rates have changed, because their rate limits start again."""
-        before = self._applied.api_keys if self._applied is not None else ()
         settings = self._gateway.settings
-        changed = {n: _part(content.settings.get(n), settings.processes) for n in RATES if self._changed(content, n)}
-        if content.api_keys == before and not changed:
+        rates: dict[str, Any] = {n: _part(content.settings.get(n), settings.processes) for n in RATES if n in changed}
+        if content.api_keys == before.api_keys and not rates:
             return
-        self._rates |= changed
-        flags = [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)]
-        own = [_share(key, settings.processes) for key in content.api_keys]
-        self._gateway.clients = Clients([*flags, *own], settings.admin_api_key, **self._rates)
-
-    def _tell_of_others(self, content: FileContent) -> None:
-        before = self._applied.settings if self._applied is not None else {}
-        for name in sorted((content.settings.keys() | before.keys()) - set(CHANGEABLE)):
-            if self._changed(content, name):
-                log.warning("%s of %s holds from the gateway's next start", name, self._path)
-
-    def _changed(self, content: FileContent, name: str) -> bool:
-        """Whether the file's value has changed and no flag overrides it."""
-        if self._applied is None or name in self._gateway.settings.given:
-            return False
-        return self._applied.settings.get(name) != content.settings.get(name)
+        self._rated = dataclasses.replace(self._rated, **rates)
+        keys = [_share(key, settings.processes) for key in content.api_keys]
+        self._gateway.clients = Clients(self._rated, keys)
 
 
 def _share(key: ClientKey, processes: int) -> ClientKey:
     """The client's key with one process's part of its rate."""
-    rate, burst = _part(key.rate_limit_rps, processes), _part(key.rate_limit_burst, processes)
-    return ClientKey(key.key, key.name, rate, burst)
+    return msgspec.structs.replace(key, **{name: _part(getattr(key, name), processes) for name in RATES})
 
 
 def _part(rate: float | None, processes: int) -> float | None:

@@ -9,13 +9,11 @@ import time
 import msgspec
 from starlette.types import Message, Receive
 
-from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.gateway.attempts import Attempts, RetryBudget
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.bodies import Bodies
-from bough.gateway.breaker import BreakerSettings
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import AccessLog, Call
-from bough.gateway.clients import ClientKey, Clients
+from bough.gateway.clients import Clients
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.health import HealthChecks
 from bough.gateway.http_client import Upstream
@@ -41,42 +39,24 @@ class Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.bodies = Bodies(settings)
-        limit = settings.max_concurrent_per_worker
-        self.registry = Registry(
-            BreakerSettings(
-                failures=settings.cb_failure_threshold,
-                successes=settings.cb_success_threshold,
-                open_s=settings.cb_timeout_duration_secs,
-                window_s=settings.cb_window_duration_secs,
-            ),
-            settings.worker_api_key,
-            None if limit == UNLIMITED else limit,
-        )
+        self.registry = Registry(settings)
         self.policies = PolicyTable(PolicyChoice(settings.default_policy), self.registry.knows)
-        self.metrics = GatewayMetrics()
         self.upstream = Upstream()
         self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream, settings.kv_events_key_file)
         self.registry.listen(self.policies)
         self.dispatch = Dispatch(self.registry, self.policies, settings)
+        self.metrics = GatewayMetrics(self.registry, self.dispatch)
         self.health = HealthChecks(self.registry, self.upstream, settings)
-        self.budget = RetryBudget(settings.retry_budget_ratio)
         self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
-        self.clients = Clients(
-            [ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)],
-            settings.admin_api_key,
-            settings.rate_limit_rps,
-            settings.rate_limit_burst,
+        self.clients = Clients(settings)
+        self._proxy = Proxy(
+            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky
         )
-        attempts = Attempts(
-            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.budget, self.metrics
-        )
-        self._proxy = Proxy(attempts, self.sticky)
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it
         self._stopping = False
         self._ticking: asyncio.Task[None] | None = None
-        self.metrics.describe(lambda: self.registry, lambda: (self.dispatch.active, self.dispatch.waiting))
 
     async def open(self) -> None:
         for url in self.settings.worker_urls:
@@ -103,7 +83,6 @@ class Gateway:
         """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
         sent."""
         self._name_model(call)
-        self.budget.earn()
         if self._traces is not None:
             call.span = self._traces.begin(call)
         presence: Presence | None = None
@@ -136,7 +115,7 @@ class Gateway:
         if self._stopping:
             message = "The gateway is shutting down."
             failure = HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1"})
-        if not outlet.begun:
+        if not call.status:  # nothing was sent
             raise failure
         await outlet.broken(message)
 

@@ -40,14 +40,10 @@ class Dispatch(RegistryListener):
         self._policies = policies
         self._settings = settings
         self._limit = settings.max_concurrent_requests
-        self._active = 0
+        self.active = 0  # admitted and not finished
         self._waiting: list[Waiter] = []
         self._numbers = itertools.count()
         registry.listen(self)
-
-    @property
-    def active(self) -> int:
-        return self._active
 
     @property
     def waiting(self) -> int:
@@ -65,7 +61,7 @@ class Dispatch(RegistryListener):
     def finish(self, call: Call) -> None:
         if call.admitted:
             call.admitted = False
-            self._active -= 1
+            self.active -= 1
             self.serve_waiting()
 
     def available(self, model: str | None) -> list[Worker]:
@@ -74,6 +70,8 @@ class Dispatch(RegistryListener):
     def serve_waiting(self) -> None:
         """Gives leases to waiting requests while there is room. Also called regularly: a breaker half-opens without
         notice."""
+        if not self._waiting:
+            return
         full: set[str | None] = set()  # models: where one request finds no room, the next one does not either
         for waiter in list(self._waiting):
             call = waiter.call
@@ -100,7 +98,7 @@ class Dispatch(RegistryListener):
     # ---- choosing
 
     def try_lease(self, call: Call) -> Lease | None:
-        if not call.admitted and self._limit != UNLIMITED and self._active >= self._limit:
+        if not call.admitted and self._limit != UNLIMITED and self.active >= self._limit:
             return None
         now_s = time.monotonic()
         candidates = [w for w in self._candidates(call) if w.has_room and w.breaker.admits(now_s)]
@@ -108,14 +106,14 @@ class Dispatch(RegistryListener):
             return None
         # One that has failed this request gets it again only when no other is left.
         fresh = [worker for worker in candidates if worker.id not in call.tried] or candidates
-        choice = self._policies.of(call.peek.model).choose([worker.view() for worker in fresh], call.peek.routing)
+        choice = self._policies.of(call.peek.model).choose(fresh, call.peek.routing)
         worker = next(worker for worker in fresh if worker.id == choice.worker_id)
         if not call.admitted:
             call.admitted = True
-            self._active += 1
+            self.active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
-        return Lease(worker, self._released)
+        return Lease(worker, self.serve_waiting)
 
     def has_untried(self, call: Call) -> bool:
         return any(worker.id not in call.tried for worker in self._candidates(call))
@@ -126,10 +124,6 @@ class Dispatch(RegistryListener):
             return [call.pinned] if call.pinned.in_rotation and not call.pinned.removed else []
         available = self.available(call.peek.model)
         return [worker for worker in available if worker.id not in call.unable] if call.unable else available
-
-    def _released(self) -> None:
-        if self._waiting:
-            self.serve_waiting()
 
     def _check_model(self, call: Call) -> None:
         """Refuses an unknown model, unless a worker that has not reported its models may have it."""
@@ -158,26 +152,24 @@ class Dispatch(RegistryListener):
         bisect.insort(self._waiting, waiter, key=lambda each: each.place)
         began_s = time.monotonic()
         try:
-            return await self._wait_for(waiter)
+            self.serve_waiting()
+            # The timeout is checked repeatedly: it is longer while a worker may come back.
+            while not waiter.lease.done():
+                self._check_model(call)
+                left_s = began_s + self._patience_s(call) - time.monotonic()
+                if left_s <= 0:
+                    raise self._gave_up(call)
+                await asyncio.wait({waiter.lease}, timeout=min(left_s, PATIENCE_LOOK_S))
+            return waiter.lease.result()
+        except asyncio.CancelledError:  # the client disconnected, maybe at the moment its lease was granted
+            if waiter.lease.done() and waiter.lease.exception() is None:
+                waiter.lease.result().abandon()
+            else:
+                waiter.lease.cancel()
+            raise
         finally:
             self._waiting.remove(waiter)
             call.queued_s += time.monotonic() - began_s
-
-    async def _wait_for(self, waiter: Waiter) -> Lease:
-        """Checks its timeout repeatedly: it is longer while a worker may come back."""
-        self.serve_waiting()
-        began_s = time.monotonic()
-        while not waiter.lease.done():
-            left_s = began_s + self._patience_s(waiter.call) - time.monotonic()
-            self._check_model(waiter.call)
-            if left_s <= 0:
-                raise self._gave_up(waiter.call)
-            try:
-                await asyncio.wait({waiter.lease}, timeout=min(left_s, PATIENCE_LOOK_S))
-            except asyncio.CancelledError:
-                self._give_back(waiter)
-                raise
-        return waiter.lease.result()
 
     def _patience_s(self, call: Call) -> float:
         timeout_s = self._settings.queue_timeout_secs
@@ -200,12 +192,3 @@ class Dispatch(RegistryListener):
         """Workers that would take the call if they had room."""
         now_s = time.monotonic()
         return [w for w in self._candidates(call) if w.breaker.state(now_s) is not BreakerState.OPEN]
-
-    def _give_back(self, waiter: Waiter) -> None:
-        """The client disconnected at the moment its lease was granted."""
-        if waiter.lease.done() and waiter.lease.exception() is None:
-            lease = waiter.lease.result()
-            lease.worker.breaker.abandoned()
-            lease.release()
-        else:
-            waiter.lease.cancel()

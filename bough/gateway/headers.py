@@ -8,35 +8,15 @@ from typing import Any
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade".split()
 )
 # Besides, not to a worker: keys, what the HTTP client writes itself, the gateway's own protocol with its workers,
 # encodings, because answers are looked into, and what browsers say of their page, which the gateway has judged.
-NOT_UPSTREAM = HOP_BY_HOP | {
-    b"accept-encoding",
-    b"authorization",
-    b"x-api-key",
-    b"host",
-    b"content-length",
-    b"expect",
-    b"x-request-id",
-    b"x-bough-resume",
-    b"origin",
-    b"sec-fetch-site",
-    b"sec-fetch-mode",
-    b"sec-fetch-dest",
-    b"sec-fetch-user",
-}
+NOT_UPSTREAM = HOP_BY_HOP.union(
+    b"accept-encoding authorization x-api-key host content-length expect x-request-id x-bough-resume origin "
+    b"sec-fetch-site sec-fetch-mode sec-fetch-dest sec-fetch-user".split()
+)
 # Besides, not to a client: what the gateway's own HTTP server writes.
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-bough-resume"}
 

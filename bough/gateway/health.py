@@ -146,10 +146,14 @@ async def is_well(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
 
 
 async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capabilities:
-    listed = await _json(upstream, worker, "/v1/models", timeout_s)
+    listed: dict[str, Any] = {}
+    info: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        listed = await _json(upstream, worker, "/v1/models", timeout_s)
+    with contextlib.suppress(OSError):
+        info = await _json(upstream, worker, "/server_info", timeout_s)
     entries = listed.get("data")
     names = [str(entry["id"]) for entry in entries if _is_named(entry)] if isinstance(entries, list) else []
-    info = await _json(upstream, worker, "/server_info", timeout_s)
     if not names and isinstance(info.get("model_path"), str):
         names = [str(info.get("served_model_name") or info["model_path"])]
     capacity = info.get("max_running_requests")
@@ -162,9 +166,8 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
 
 
 async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
-    """Running and waiting requests from any sender; 0 if the worker does not report them. Raises an `OSError` without
-    an answer."""
-    loads = _object(*await upstream.get(worker, "/v1/loads", timeout_s)).get("loads")
+    """Running and waiting requests from any sender; 0 if the worker does not report them."""
+    loads = (await _json(upstream, worker, "/v1/loads", timeout_s)).get("loads")
     if not isinstance(loads, list):
         return 0.0
     figures = [load.get(name) for load in loads if isinstance(load, dict) for name in LOAD_FIGURES]
@@ -180,13 +183,8 @@ def _text(value: Any) -> str | None:
 
 
 async def _json(upstream: Upstream, worker: Worker, path: str, timeout_s: float) -> dict[str, Any]:
-    try:
-        return _object(*await upstream.get(worker, path, timeout_s))
-    except OSError:
-        return {}
-
-
-def _object(status: int, body: bytes) -> dict[str, Any]:
+    """An empty object for anything else. Raises an `OSError` without an answer."""
+    status, body = await upstream.get(worker, path, timeout_s)
     try:
         content = json.loads(body) if status == 200 else {}
     except (ValueError, RecursionError):

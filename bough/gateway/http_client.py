@@ -214,14 +214,8 @@ def _head(origin: Origin, method: str, target: bytes, headers: Sequence[tuple[by
 _origin = functools.lru_cache(MAX_ORIGINS)(Origin.of)
 
 
-class Upstream:
+class Upstream(HttpClient):
     """Requests to workers, each with the worker's key."""
-
-    def __init__(self) -> None:
-        self._client = HttpClient()
-
-    def close(self) -> None:
-        self._client.close()
 
     async def send(
         self, worker: Worker, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -229,7 +223,7 @@ class Upstream:
         """The beginning of the worker's response, which the caller must close."""
         if worker.api_key is not None:
             headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
-        return await self._client.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
+        return await self.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
 
     async def ask(
         self,

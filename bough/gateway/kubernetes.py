@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from bough.core.errors import SettingsError
 from bough.gateway.registry import DISCOVERED, Registry, normal_url
@@ -18,20 +18,8 @@ from bough.gateway.worker import worker_id
 WATCH_S = 300  # the server ends a watch after that, and the pods are listed again
 GRACE_S = 30  # for its end to arrive
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # also after a watch that ended well: some end at once
-Change = tuple[Literal["add", "remove"], str]  # a worker's URL
 
 log = logging.getLogger(__name__)
-
-
-async def follow(changes: AsyncIterable[Change], registry: Registry) -> None:
-    """Applies the changes to the registry. Never removes a worker from another source."""
-    async for kind, url in changes:
-        if kind == "add":
-            registry.add(url, source=DISCOVERED)
-            continue
-        worker = registry.get(worker_id(normal_url(url)))
-        if worker is not None and worker.source == DISCOVERED:
-            registry.remove(worker)
 
 
 def url_of(pod: Any, port: int) -> str | None:
@@ -45,39 +33,38 @@ def url_of(pod: Any, port: int) -> str | None:
 
 
 class KubernetesPods:
-    """`selector` holds `key=value` labels that must all match; without a namespace all are searched. Uses the pod's
-    service account in a cluster, the user's kubeconfig elsewhere."""
+    """Adds and removes workers. `selector` holds `key=value` labels that must all match; without a namespace all are
+    searched. Uses the pod's service account in a cluster, the user's kubeconfig elsewhere."""
 
-    def __init__(self, selector: Sequence[str], port: int, namespace: str | None = None) -> None:
+    def __init__(self, registry: Registry, selector: Sequence[str], port: int, namespace: str | None = None) -> None:
         for label in selector:
             if "=" not in label:
                 raise SettingsError(f"--selector takes labels such as app=bough, got {label!r}.")
         if not selector:
             raise SettingsError("--service-discovery needs a --selector, such as app=bough.")
         self._api = _import_client()
+        self._registry = registry
         self._selector = ",".join(selector)
         self._namespace = namespace
         self._port = port
+        self._failures = 0  # in a row
         self._urls: dict[str, str] = {}  # by the pod's unique id: its name and address may come again
 
-    async def changes(self) -> AsyncGenerator[Change, None]:
+    async def follow(self) -> None:
         from aiohttp import ClientError
 
-        failures = 0
         configuration = await self._configuration()
         async with self._api.client.ApiClient(configuration) as connection:
             pods = self._api.client.CoreV1Api(connection)
             while True:
                 try:
-                    async for change in self._once(pods):
-                        failures = 0
-                        yield change
-                    failures = 0
+                    await self._list_and_watch(pods)
+                    self._failures = 0
                 except (self._api.client.exceptions.ApiException, OSError, ClientError) as error:
                     if getattr(error, "status", None) != 410:  # the place in the history is gone: list again
-                        failures += 1
+                        self._failures += 1
                         log.warning("the Kubernetes API cannot be watched, trying again: %s", _reason(error))
-                await asyncio.sleep(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2**failures))
+                await asyncio.sleep(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2**self._failures))
 
     async def _configuration(self) -> Any:
         configuration = self._api.client.Configuration()
@@ -93,17 +80,15 @@ class KubernetesPods:
             ) from None
         return configuration
 
-    async def _once(self, pods: Any) -> AsyncGenerator[Change, None]:
+    async def _list_and_watch(self, pods: Any) -> None:
         everywhere = self._namespace is None
         listing = pods.list_pod_for_all_namespaces if everywhere else pods.list_namespaced_pod
         where = () if everywhere else (self._namespace,)
         found = await listing(*where, label_selector=self._selector, _request_timeout=GRACE_S)
-        there = {pod.metadata.uid for pod in found.items}
-        for gone in [uid for uid in self._urls if uid not in there]:
-            yield "remove", self._urls.pop(gone)
+        for gone in self._urls.keys() - {pod.metadata.uid for pod in found.items}:
+            self._place(gone, None)
         for pod in found.items:
-            for change in self._seen(pod):
-                yield change
+            self._place(pod.metadata.uid, url_of(pod, self._port))
         async with self._api.watch.Watch() as watch:
             events = watch.stream(
                 listing,
@@ -114,20 +99,25 @@ class KubernetesPods:
                 _request_timeout=WATCH_S + GRACE_S,
             )
             async for event in events:
-                if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
-                    for change in self._seen(event["object"], deleted=event["type"] == "DELETED"):
-                        yield change
+                pod = event["object"]
+                if event["type"] in ("ADDED", "MODIFIED"):
+                    self._place(pod.metadata.uid, url_of(pod, self._port))
+                elif event["type"] == "DELETED":
+                    self._place(pod.metadata.uid, None)
 
-    def _seen(self, pod: Any, deleted: bool = False) -> Iterator[Change]:
-        uid = pod.metadata.uid
-        url = None if deleted else url_of(pod, self._port)
+    def _place(self, uid: str, url: str | None) -> None:
+        """A pod is a worker at this URL, or none. Never removes a worker from another source."""
         before = self._urls.pop(uid, None)
-        if before is not None and before != url:
-            yield "remove", before
         if url is not None:
             self._urls[uid] = url
-            if before != url:
-                yield "add", url
+        if before == url:
+            return
+        self._failures = 0
+        worker = None if before is None else self._registry.get(worker_id(normal_url(before)))
+        if worker is not None and worker.source == DISCOVERED:
+            self._registry.remove(worker)
+        if url is not None:
+            self._registry.add(url, source=DISCOVERED)
 
 
 def _import_client() -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,8 +17,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.memory.tree.event_key import EventKey
-from bough.memory.tree.events import END_OF_REPLAY, KVEvent, KVEventBatch
+from bough.memory.tree.events import END_OF_REPLAY, KVEventBatch
 
 REPLAY_PATIENCE_S = 2.0
 RECONNECT_PAUSE_S = 0.1
@@ -40,14 +42,6 @@ class Publisher(msgspec.Struct, frozen=True):
     key_file: str | None = None  # a path there; here it only says that a key is needed
 
 
-class Observer(Protocol):
-    """A `KVEventsPolicy`; a worker of several models may have several."""
-
-    def observe(self, worker_id: str, event: KVEvent) -> None: ...
-    def restart(self, worker_id: str) -> None: ...
-    def unobserved(self, worker_id: str) -> None: ...
-
-
 def reachable(endpoint: str, worker_url: str) -> str:
     """The address of an endpoint that a worker listens on: a wildcard means the worker's host."""
     scheme, _, rest = endpoint.partition("://")
@@ -62,12 +56,12 @@ class KVFeed:
     def __init__(self, key: EventKey | None = None) -> None:
         self._key = key
         self._context = zmq.asyncio.Context()
-        self._following: dict[tuple[str, Observer], asyncio.Task[None]] = {}
+        self._following: dict[tuple[str, KVEventsPolicy], asyncio.Task[None]] = {}
 
-    def follows(self, worker_id: str, observer: Observer) -> bool:
+    def follows(self, worker_id: str, observer: KVEventsPolicy) -> bool:
         return (worker_id, observer) in self._following
 
-    def follow(self, worker_id: str, url: str, config: str | None, observer: Observer) -> bool:
+    def follow(self, worker_id: str, url: str, config: str | None, observer: KVEventsPolicy) -> bool:
         """False if the worker publishes nothing usable."""
         self.unfollow(worker_id, observer)
         if config is None:
@@ -86,11 +80,19 @@ class KVFeed:
             )
             return False
         key = self._key if publisher.key_file is not None else None
-        subscription = Subscription(self._context, worker_id, url, publisher, observer, key)
+        subscription = Subscription(
+            self._context,
+            worker_id,
+            reachable(publisher.endpoint, url),
+            reachable(publisher.replay_endpoint, url) if publisher.replay_endpoint else None,
+            publisher.topic,
+            observer,
+            key,
+        )
         self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
         return True
 
-    def unfollow(self, worker_id: str, observer: Observer) -> None:
+    def unfollow(self, worker_id: str, observer: KVEventsPolicy) -> None:
         task = self._following.pop((worker_id, observer), None)
         if task is not None:
             task.cancel()
@@ -104,25 +106,17 @@ class KVFeed:
         self._context.destroy(linger=0)
 
 
+@dataclass(slots=True, eq=False)
 class Subscription:
-    def __init__(
-        self,
-        context: zmq.asyncio.Context,
-        worker_id: str,
-        url: str,
-        publisher: Publisher,
-        observer: Observer,
-        key: EventKey | None = None,
-    ) -> None:
-        self._context = context
-        self._key = key
-        self._worker_id = worker_id
-        self._observer = observer
-        self._endpoint = reachable(publisher.endpoint, url)
-        self._topic = publisher.topic
-        self._replay = reachable(publisher.replay_endpoint, url) if publisher.replay_endpoint else None
-        self._next = 0  # the number that the next message should have
-        self._refused = False
+    context: zmq.asyncio.Context
+    worker_id: str
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    observer: KVEventsPolicy
+    key: EventKey | None
+    next: int = 0  # the number that the next message should have
+    refused: bool = False
 
     async def run(self) -> None:
         try:
@@ -131,17 +125,17 @@ class Subscription:
                 await self._follow_connection()
                 await asyncio.sleep(RECONNECT_PAUSE_S)  # who refuses us refuses at once
         except (zmq.ZMQError, msgspec.MsgspecError, ValueError) as error:
-            log.warning("worker %s: its cache events cannot be followed: %s", self._worker_id, error)
-            self._observer.unobserved(self._worker_id)
+            log.warning("worker %s: its cache events cannot be followed: %s", self.worker_id, error)
+            self.observer.unobserved(self.worker_id)
 
     async def _follow_connection(self) -> None:
         """Takes events until the connection breaks."""
         socket = self._open(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt_string(zmq.SUBSCRIBE, self._topic)
+        socket.setsockopt_string(zmq.SUBSCRIBE, self.topic)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
         try:
-            socket.connect(self._endpoint)
+            socket.connect(self.endpoint)
             reading = asyncio.ensure_future(self._read(socket))
             broken = asyncio.ensure_future(monitor.recv_multipart())
             try:
@@ -159,19 +153,19 @@ class Subscription:
             socket.close(linger=0)
 
     def _open(self, kind: int) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
-        if self._key is not None:
-            self._key.present(socket)
+        socket = self.context.socket(kind)
+        if self.key is not None:
+            self.key.present(socket)
         return socket
 
     def _note_refusal(self, event: int) -> None:
-        if event & HANDSHAKE_FAILURES and not self._refused:
-            self._refused = True
+        if event & HANDSHAKE_FAILURES and not self.refused:
+            self.refused = True
             log.warning(
                 "worker %s: %s refuses to send its cache events; --kv-events-key-file must be the file that its "
                 "key_file names, and neither may be missing",
-                self._worker_id,
-                self._endpoint,
+                self.worker_id,
+                self.endpoint,
             )
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
@@ -181,40 +175,40 @@ class Subscription:
             await self._take(int.from_bytes(number, "big"), payload)
 
     async def _take(self, number: int, payload: bytes) -> None:
-        if number > self._next:
+        if number > self.next:
             await self._catch_up()
-        if number > self._next:
+        if number > self.next:
             self._start_anew(number)
-        if number == self._next:  # else it came with a replay
+        if number == self.next:  # else it came with a replay
             self._apply(payload)
 
     def _apply(self, payload: bytes) -> None:
-        self._next += 1
+        self.next += 1
         for event in decode_batch(payload).events:
-            self._observer.observe(self._worker_id, event)
+            self.observer.observe(self.worker_id, event)
 
     def _start_anew(self, number: int) -> None:
-        self._observer.restart(self._worker_id)
-        self._next = number
+        self.observer.restart(self.worker_id)
+        self.next = number
 
     async def _catch_up(self) -> None:
         """Asks for everything from the next number on, as far back as the worker keeps it."""
-        if self._replay is None:
+        if self.replay_endpoint is None:
             return
         socket = self._open(zmq.DEALER)
         try:
-            socket.connect(self._replay)
-            await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
+            socket.connect(self.replay_endpoint)
+            await socket.send_multipart([b"", self.next.to_bytes(8, "big")])
             async with asyncio.timeout(REPLAY_PATIENCE_S):
                 while True:
                     *_, number, payload = await socket.recv_multipart()
                     if number == END_OF_REPLAY:
                         return
-                    if (kept := int.from_bytes(number, "big")) > self._next:  # older ones are kept no more
+                    if (kept := int.from_bytes(number, "big")) > self.next:  # older ones are kept no more
                         self._start_anew(kept)
-                    if kept == self._next:
+                    if kept == self.next:
                         self._apply(payload)
         except TimeoutError:
-            log.warning("worker %s: no answer at its replay endpoint %s", self._worker_id, self._replay)
+            log.warning("worker %s: no answer at its replay endpoint %s", self.worker_id, self.replay_endpoint)
         finally:
             socket.close(linger=0)

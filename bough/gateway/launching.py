@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,27 +43,27 @@ PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died
 
 
 class LocalEngine:
-    def __init__(self, number: int, worker: Worker, command: Callable[[int], tuple[list[str], dict[str, str]]]) -> None:
+    def __init__(self, number: int, worker: Worker) -> None:
         self.number = number
         self.worker = worker
         self.process: asyncio.subprocess.Process | None = None
         self.replacing = asyncio.Event()  # its end is wanted: it is to be started again without a pause
         self.in_replacement = False
         self.keeping: asyncio.Task[None] | None = None  # starts it again and again
-        self._command = command
 
     @property
     def holds_memory(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def start(self) -> None:
-        words, environment = self._command(self.number)
+    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         log.info("engine %d starts at %s", self.number, self.worker.url)
+        # Without keys for a server of the user's: the gateway knows only the key that it sets.
+        kept = {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
         self.process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            env={**_plain_environment(), **environment},
+            env={**kept, **environment},
             start_new_session=True,  # Ctrl-C in a terminal reaches the gateway alone, which ends its engines in order
             preexec_fn=_die_with_parent,
         )
@@ -95,7 +95,7 @@ class LocalEngines(RegistryListener):
         for number in range(self._settings.launch):
             worker = self._registry.add(f"http://127.0.0.1:{self._ports[number]}", self._key, source=LAUNCHED)
             worker.expected_back = True
-            self._engines.append(LocalEngine(number, worker, self._command))
+            self._engines.append(LocalEngine(number, worker))
         for engine in self._engines:
             engine.keeping = self._begin(self._keep(engine))
         self._registry.listen(self)
@@ -149,7 +149,7 @@ class LocalEngines(RegistryListener):
         pause_s = FIRST_PAUSE_S
         while True:
             await self._wait_for_turn(engine)
-            await engine.start()
+            await engine.start(*self._command(engine.number))
             served = await self._watch(engine)
             engine.worker.restarts += 1
             if engine.replacing.is_set():
@@ -194,10 +194,10 @@ class LocalEngines(RegistryListener):
     def _command(self, number: int) -> tuple[list[str], dict[str, str]]:
         settings = self._settings
         running = [engine.number for engine in self._engines if engine.holds_memory]
-        share: Share = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
+        flags, environment = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
         words = [sys.executable, "-m", "bough.cli.main", "serve", "--host", "127.0.0.1"]
-        words += ["--port", str(self._ports[number]), *share.flags, *self._event_flags(number), *settings.engine_flags]
-        return words, {**share.environment, "BOUGH_API_KEY": self._key}
+        words += ["--port", str(self._ports[number]), *flags, *self._event_flags(number), *settings.engine_flags]
+        return words, {**environment, "BOUGH_API_KEY": self._key}
 
     def _event_flags(self, number: int) -> list[str]:
         if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
@@ -235,11 +235,6 @@ def _how(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def _plain_environment() -> dict[str, str]:
-    """Without keys for a server of the user's: the gateway knows only the key that it sets."""
-    return {name: value for name, value in child_environment().items() if name not in KEY_VARIABLES}
-
-
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -254,12 +249,6 @@ USABLE = 0.9  # of the memory; the rest is for what libraries and other programs
 class Machine:
     cores: int
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    flags: tuple[str, ...]
-    environment: dict[str, str]
 
 
 def this_machine(engine_flags: Sequence[str]) -> Machine:
@@ -277,9 +266,11 @@ def gpu_of(number: int, machine: Machine) -> str | None:
     return machine.gpus[number % len(machine.gpus)] if machine.gpus else None
 
 
-def share_of(number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]) -> Share:
-    """An engine's share while those in `running` hold theirs; the user's own flags stand. On a GPU,
-    `--mem-fraction-static` includes the engines that are already there; on a CPU it is the share of the free memory."""
+def share_of(
+    number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """An engine's share, as flags and environment, while those in `running` hold theirs; the user's own flags stand. On
+    a GPU, `--mem-fraction-static` includes the engines that are there; on a CPU it is the share of the free memory."""
     flags: list[str] = []
     environment: dict[str, str] = {}
     gpu = gpu_of(number, machine)
@@ -291,7 +282,7 @@ def share_of(number: int, engines: int, running: Sequence[int], machine: Machine
         flags += ["--mem-fraction-static", f"{USABLE * (present + 1) / len(mates):.3f}"]
     if not _gives(given, "cpu-threads"):
         flags += ["--cpu-threads", str(max(1, machine.cores // engines))]
-    return Share(tuple(flags), environment)
+    return flags, environment
 
 
 def _gives(flags: Sequence[str], name: str) -> bool:

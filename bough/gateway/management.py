@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -34,20 +33,13 @@ Restart = Callable[[Worker], Awaitable[None]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    parameters: Mapping[str, str]
-    body: bytes
+Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameter, empty if it has none, and the body
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     handler: Handler
     access: Access
-    parameters: Mapping[str, str]
+    parameter: str
 
 
 class NewWorker(msgspec.Struct):
@@ -67,17 +59,14 @@ class Management:
     def __init__(self, gateway: Gateway, restart: Restart | None = None) -> None:
         self.gateway = gateway
         self._restart = restart
-        one = r"/workers/(?P<id>[^/]+)"
+        one = r"/workers/([^/]+)"
         routes: dict[str, dict[str, tuple[Handler, Access]]] = {
             "/workers": {"GET": (self._list, "admin"), "POST": (self._add, "admin")},
             one: {"GET": (self._show, "admin"), "DELETE": (self._remove, "admin")},
             f"{one}/drain": {"POST": (self._drain, "admin")},
             f"{one}/restart": {"POST": (self._restart_one, "admin")},
             "/policies": {"GET": (self._policies, "admin"), "PUT": (self._set_policy, "admin")},
-            "/flush_cache": {
-                "GET": (self._to_all("/flush_cache"), "admin"),
-                "POST": (self._to_all("/flush_cache"), "admin"),
-            },
+            "/flush_cache": {method: (self._to_all("/flush_cache"), "admin") for method in ("GET", "POST")},
             **{path: {"POST": (self._to_all(path), "admin")} for path in FANNED_OUT},
             "/readiness": {"GET": (self._readiness, "open")},
             "/liveness": {"GET": (_alive, "open")},
@@ -85,7 +74,7 @@ class Management:
             "/ping": {"GET": (_alive, "open")},
             "/metrics": {"GET": (self._metrics, "open")},
             "/v1/models": {"GET": (self._models, "api")},
-            r"/v1/models/(?P<model>.+)": {"GET": (self._model, "api")},
+            r"/v1/models/(.+)": {"GET": (self._model, "api")},
         }
         self._routes = [(re.compile(pattern), methods) for pattern, methods in routes.items()]
 
@@ -102,7 +91,7 @@ class Management:
                 allowed = ", ".join(sorted(methods))
                 message = f"{path} takes {allowed}, not {method}."
                 raise HttpError(405, message, "MethodNotAllowedError", {"Allow": allowed})
-            return Route(*found, match.groupdict())
+            return Route(*found, "".join(match.groups()))
         return None
 
     async def holder_of(self, call: Call, name: str) -> Worker | None:
@@ -119,12 +108,12 @@ class Management:
 
     # ---- workers
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, parameter: str, body: bytes) -> Response:
         workers = [worker_json(worker) for worker in self.gateway.registry]
         return json_response({"workers": workers, "total": len(workers)})
 
-    async def _add(self, request: Request) -> Response:
-        new = decoded(request.body, NewWorker)
+    async def _add(self, parameter: str, body: bytes) -> Response:
+        new = decoded(body, NewWorker)
         field = "api_key"
         try:
             checked_key(new.api_key)
@@ -136,42 +125,40 @@ class Management:
             raise RequestError(str(error), field=field) from None
         return json_response(worker_json(worker), 202)
 
-    async def _show(self, request: Request) -> Response:
-        return json_response(worker_json(self._worker(request)))
+    async def _show(self, identity: str, body: bytes) -> Response:
+        return json_response(worker_json(self._worker(identity)))
 
-    async def _remove(self, request: Request) -> Response:
-        worker = self._worker(request)
+    async def _remove(self, identity: str, body: bytes) -> Response:
+        worker = self._worker(identity)
         self.gateway.registry.remove(worker)
         return json_response(worker_json(worker))
 
-    async def _drain(self, request: Request) -> Response:
-        worker = self._worker(request)
+    async def _drain(self, identity: str, body: bytes) -> Response:
+        worker = self._worker(identity)
         self.gateway.registry.drain(worker)
         return json_response(worker_json(worker), 202)
 
-    async def _restart_one(self, request: Request) -> Response:
-        worker = self._worker(request)
+    async def _restart_one(self, identity: str, body: bytes) -> Response:
+        worker = self._worker(identity)
         if self._restart is None or worker.source != LAUNCHED:
             message = "Only workers that the gateway has started (--launch) can be restarted by it."
             raise HttpError(409, message, "ConflictError")
         await self._restart(worker)
         return json_response(worker_json(worker), 202)
 
-    def _worker(self, request: Request) -> Worker:
-        worker = self.gateway.registry.get(request.parameters["id"])
+    def _worker(self, identity: str) -> Worker:
+        worker = self.gateway.registry.get(identity)
         if worker is None:
-            raise HttpError(
-                404, f"There is no worker {request.parameters['id']!r}; GET /workers lists them.", "NotFoundError"
-            )
+            raise HttpError(404, f"There is no worker {identity!r}; GET /workers lists them.", "NotFoundError")
         return worker
 
     # ---- policies
 
-    async def _policies(self, request: Request) -> Response:
+    async def _policies(self, parameter: str, body: bytes) -> Response:
         return json_response(self.gateway.policies.shown())
 
-    async def _set_policy(self, request: Request) -> Response:
-        new = decoded(request.body, NewPolicy)
+    async def _set_policy(self, parameter: str, body: bytes) -> Response:
+        new = decoded(body, NewPolicy)
         choice = PolicyChoice(new.policy, new.options)
         try:
             if new.model is None:
@@ -180,14 +167,14 @@ class Management:
                 self.gateway.policies.choose(new.model, choice)
         except SettingsError as error:
             raise RequestError(str(error), field="policy") from None
-        return await self._policies(request)
+        return await self._policies(parameter, body)
 
     # ---- what reaches all workers
 
     def _to_all(self, path: str) -> Handler:
-        async def fan_out(request: Request) -> Response:
+        async def fan_out(parameter: str, body: bytes) -> Response:
             workers = self.gateway.dispatch.available(None)
-            statuses = await asyncio.gather(*(self._ask(worker, "POST", path, request.body) for worker in workers))
+            statuses = await asyncio.gather(*(self._ask(worker, "POST", path, body) for worker in workers))
             results = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
             return json_response({"workers": results}, 200 if all(status == 200 for status in statuses) else 502)
 
@@ -204,7 +191,7 @@ class Management:
 
     # ---- the gateway itself
 
-    async def _readiness(self, request: Request) -> Response:
+    async def _readiness(self, parameter: str, body: bytes) -> Response:
         ready = len(self.gateway.dispatch.available(None))
         total = len(self.gateway.registry)
         status = "ready" if ready else "not ready: no worker is in rotation"
@@ -212,21 +199,21 @@ class Management:
             {"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503
         )
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, parameter: str, body: bytes) -> Response:
         return Response(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())
 
-    async def _models(self, request: Request) -> Response:
+    async def _models(self, parameter: str, body: bytes) -> Response:
         return json_response({"object": "list", "data": [_model(name) for name in self.gateway.registry.models()]})
 
-    async def _model(self, request: Request) -> Response:
-        name, known = request.parameters["model"], self.gateway.registry.models()
+    async def _model(self, name: str, body: bytes) -> Response:
+        known = self.gateway.registry.models()
         if name not in known:
             message = f"There is no model {name!r}. The models here are {', '.join(known)}."
             raise HttpError(404, message, "NotFoundError")
         return json_response(_model(name))
 
 
-async def _alive(request: Request) -> Response:
+async def _alive(parameter: str, body: bytes) -> Response:
     return json_response({"status": "ok"})
 
 

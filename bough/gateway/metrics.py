@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -11,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from bough.gateway.call import Call
+from bough.gateway.dispatch import Dispatch
+from bough.gateway.registry import Registry
 from bough.gateway.responses import JSON_PATHS, AttemptFailedError
 from bough.gateway.worker import Worker
 from bough.observability.metrics_page import families_page
@@ -20,8 +22,12 @@ STATES = ("_breaker_state", "_worker_healthy")  # figures that are not counts
 LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class GatewayMetrics:
-    def __init__(self) -> None:
+class GatewayMetrics(Collector):
+    """As a collector it gives the gauges of the workers and of the requests."""
+
+    def __init__(self, workers: Registry, dispatch: Dispatch) -> None:
+        self._workers = workers
+        self._dispatch = dispatch
         self._registry = registry = CollectorRegistry(auto_describe=False)
 
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -47,6 +53,7 @@ class GatewayMetrics:
         # Looking a labelled counter up costs more than counting; statuses, models, paths and workers are few.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram, Histogram]] = {}
         self._attempts_at: dict[str, Counter] = {}
+        registry.register(self)
 
     def attempted(self, worker: Worker) -> None:
         counter = self._attempts_at.get(worker.url)
@@ -79,21 +86,11 @@ class GatewayMetrics:
         if call.queued_s:
             self._queued.inc(call.queued_s)
 
-    def describe(self, workers: Callable[[], Iterable[Worker]], active: Callable[[], tuple[int, int]]) -> None:
-        """Adds the gauges of the workers and of the (admitted, waiting) requests."""
-        self._registry.register(_State(workers, active))
-
     def page(self) -> bytes:
         return generate_latest(self._registry)
 
-
-class _State(Collector):
-    def __init__(self, workers: Callable[[], Iterable[Worker]], active: Callable[[], tuple[int, int]]) -> None:
-        self._workers = workers
-        self._active = active
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        running, waiting = self._active()
+        running, waiting = self._dispatch.active, self._dispatch.waiting
         yield GaugeMetricFamily("bough_gateway_running_requests", "Requests admitted and not ended", value=running)
         yield GaugeMetricFamily("bough_gateway_waiting_requests", "Requests in the queue", value=waiting)
         load = GaugeMetricFamily("bough_gateway_worker_load", "Requests at a worker", labels=["worker"])
@@ -102,7 +99,7 @@ class _State(Collector):
             "bough_gateway_breaker_state", "Circuit breaker: 0 closed, 1 open, 2 half open", labels=["worker"]
         )
         now_s = time.monotonic()
-        for worker in self._workers():
+        for worker in self._workers:
             load.add_metric([worker.url], worker.load)
             health.add_metric([worker.url], float(worker.in_rotation))
             breaker.add_metric([worker.url], worker.breaker.state(now_s).value)

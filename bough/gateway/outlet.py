@@ -32,10 +32,6 @@ class Outlet:
         self.ended = False
 
     @property
-    def begun(self) -> bool:
-        return self._call.status != 0
-
-    @property
     def tail(self) -> bytes:
         return b"".join(self._recent)[-TAIL:]
 

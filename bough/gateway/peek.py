@@ -44,10 +44,12 @@ class Peek(msgspec.Struct, frozen=True):
 
 
 def peek(body: bytes, headers: RawHeaders) -> Peek:
-    fields = _fields(body)
+    fields = _NOTHING
     try:
+        if body:
+            fields = _REQUEST_DECODER.decode(body)
         text, ids = _prompt(fields)
-    except RecursionError:  # nested so deep that no worker will take it
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # no worker will take it
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
     routing = RoutingRequest(
@@ -60,15 +62,6 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
     return Peek(model, fields.stream is True, priority, routing, earlier if isinstance(earlier, str) else None)
-
-
-def _fields(body: bytes) -> RequestFields:
-    if not body:
-        return _NOTHING
-    try:
-        return _REQUEST_DECODER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _NOTHING
 
 
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
@@ -134,7 +127,7 @@ class ResponseFields(msgspec.Struct):
         return None
 
 
-_RESPONSE_DECODER = msgspec.json.Decoder(ResponseFields)
+_RESPONSE_DECODER = msgspec.json.Decoder(ResponseFields | list[Any])
 
 
 def read_response_fields(body: bytes) -> ResponseFields | None:
@@ -144,19 +137,10 @@ def read_response_fields(body: bytes) -> ResponseFields | None:
         begins, ends = body[:64].lstrip().startswith((b"{", b"[")), body[-64:].rstrip().endswith((b"}", b"]"))
         return ResponseFields() if begins and ends else None
     try:
-        return _RESPONSE_DECODER.decode(body)
-    except msgspec.ValidationError:
-        return _read_list(body)
+        content = _RESPONSE_DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _read_list(body: bytes) -> ResponseFields | None:
-    try:
-        content = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return ResponseFields() if isinstance(content, list) else None
+    return content if isinstance(content, ResponseFields) else ResponseFields()
 
 
 def _get(place: Any, name: str, otherwise: Any = None) -> Any:

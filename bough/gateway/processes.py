@@ -25,7 +25,7 @@ from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Handler, Management, Request, Restart, Route
+from bough.gateway.management import Handler, Management, Restart, Route
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import DISCOVERED
@@ -116,13 +116,13 @@ class SharedManagement(Management):
 
     def find(self, method: str, path: str) -> Route | None:
         if self._private and path == STATE:
-            return Route(self._state, "open", {})
+            return Route(self._state, "open", "")
         route = super().find(method, path)
         if route is None or not path.startswith(SHARED):
             return route
-        return dataclasses.replace(route, handler=self._shared(route.handler, method, path))
+        return route._replace(handler=self._shared(route.handler, method, path))
 
-    async def _state(self, request: Request) -> Response:
+    async def _state(self, parameter: str, body: bytes) -> Response:
         """What was changed at run time, for a process that starts."""
         gateway = self.gateway
         workers = [
@@ -151,22 +151,22 @@ class SharedManagement(Management):
             gateway.policies.choose(model, PolicyChoice(choice["name"], choice["options"]))
 
     def _shared(self, handler: Handler, method: str, path: str) -> Handler:
-        async def pass_on(request: Request) -> Response:
-            answer = await self._group.ask(0, method, path, request.body)
+        async def pass_on(parameter: str, body: bytes) -> Response:
+            answer = await self._group.ask(0, method, path, body)
             if answer is None:
                 raise HttpError(
                     503, "The gateway's first process does not answer; try again.", "ServiceUnavailableError"
                 )
             return answer
 
-        async def answer_for_all(request: Request) -> Response:
-            answer = await handler(request)
+        async def answer_for_all(parameter: str, body: bytes) -> Response:
+            answer = await handler(parameter, body)
             if answer.status >= 400:
                 return answer
             if method in ("GET", "HEAD"):
                 return merged(path, [answer, *await self._group.ask_others("GET", path)])
             if not path.endswith("/restart"):  # engines are the first process's
-                await self._group.ask_others(method, path, request.body)
+                await self._group.ask_others(method, path, body)
             return answer
 
         return pass_on if self._group.number else answer_for_all
@@ -211,13 +211,9 @@ class ChildProcesses:
         self._settings = json.dumps(dataclasses.asdict(dataclasses.replace(settings, launched=launched, launch=0)))
         self._fd = listener_fd
         self._folder = folder
-        self._numbers = range(1, settings.processes)
         self._drain_s = settings.drain_timeout_s
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def open(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep(number)) for number in self._numbers]
+        self._tasks = [asyncio.create_task(self._keep(number)) for number in range(1, settings.processes)]
 
     async def close(self) -> None:
         for task in self._tasks:

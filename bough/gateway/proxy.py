@@ -1,29 +1,43 @@
-"""From a worker's response to the client's socket.
+"""One proxied request: attempts at workers until one answers, and its answer on to the client's socket.
 
-When a worker dies in the middle of a stream, another one continues it if the stream can be resumed; otherwise the
-stream ends with an error event.
+Nothing reaches the client before an attempt has succeeded, so another worker can be tried: retries, moves, hedges. When
+a worker dies in the middle of a stream, another one continues it if the stream can be resumed; otherwise the stream
+ends with an error event.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
+import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from bough.gateway.attempts import RESUMABLE_PATHS, Attempts
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
+from bough.gateway.clients import TokenBucket, take_from_all
+from bough.gateway.dispatch import Dispatch
+from bough.gateway.http_client import Upstream, describe
+from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.peek import ResponseFields, read_response_fields
-from bough.gateway.responses import OpenStream, Response, scrubbed
+from bough.gateway.policy_table import PolicyTable
+from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
-from bough.gateway.upstream_response import ReadInterruptedError
-from bough.gateway.worker import Worker, WorkerLostError
+from bough.gateway.upstream_response import ReadInterruptedError, UpstreamResponse
+from bough.gateway.worker import Lease, SilenceTimer, Worker, WorkerLostError
 from bough.server.errors import HttpError
 
+BUDGET_RESERVE = 100.0  # retries that may follow each other at once: a worker with many requests may die
+BUDGET_FLOOR_PER_S = 10.0  # retries that are always allowed: a gateway with few requests may retry each of them
+RESUME_HEADER = (b"X-Bough-Resume", b"1")
+# Streams of these can be resumed; the header does not disturb a worker that does not know it.
+RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
 RESPONSES = "/v1/responses"
 MAX_STICKY = 100_000
-EVENT_STREAM = "text/event-stream"
 # What ends a worker's part of a stream before its time, by the worker's fault.
 LOST = (WorkerLostError, WorkerFailedError, ValueError, OSError)
 
@@ -45,18 +59,35 @@ class StickyResponses:
         return None if worker is None or worker.removed else worker
 
 
-class StreamBrokenError(Exception):
-    """The stream cannot continue, and the client has a part of it."""
+def retry_budget() -> TokenBucket:
+    """A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up."""
+    return TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
+
+
+def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
+    """The pause before the `retry`-th retry, from 0: it grows, and `chance` (0 to 1) spreads requests that failed
+    together."""
+    # The exponent is bounded: beyond it any pause is the longest, and the power would overflow.
+    grown_ms = settings.retry_initial_backoff_ms * settings.retry_backoff_multiplier ** min(retry, 200)
+    jitter = 1.0 + settings.retry_jitter_factor * (2.0 * chance - 1.0)
+    return min(grown_ms, settings.retry_max_backoff_ms) / 1000 * jitter
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    attempts: Attempts
+    dispatch: Dispatch
+    policies: PolicyTable
+    cache_watch: CacheWatch
+    upstream: Upstream
+    settings: GatewaySettings
+    metrics: GatewayMetrics
     sticky: StickyResponses
+    budget: TokenBucket = field(default_factory=retry_budget)
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only before anything was sent."""
-        result = await self.attempts.answer(call, call.body)
+        self.budget.add(self.settings.retry_budget_ratio)
+        result = await self._first_response(call, call.body)
         if isinstance(result, Response):
             self._learn(call, result.fields)
             await outlet.whole(result)
@@ -68,82 +99,208 @@ class Proxy:
             return
         counts = fields.prompt_tokens()
         if counts is not None:
-            self.attempts.metrics.prompt_was(call, *counts)
+            self.metrics.prompt_was(call, *counts)
         if call.path == RESPONSES and fields.name is not None and call.worker is not None:
             self.sticky.remember(fields.name, call.worker)
+
+    # ---- attempts
+
+    async def _first_response(self, call: Call, body: bytes) -> Response | OpenStream:
+        """The first good response; without one, the last worker's error or the gateway's own."""
+        retries = 0
+        while True:
+            try:
+                return await self._hedged(call, body)
+            except AttemptFailedError as failure:
+                if failure.moved:
+                    call.moves += 1
+                    self.metrics.moves.inc()
+                    continue
+                call.error = failure.reason
+                hopeless = failure.settled and not self.dispatch.has_untried(call)
+                if hopeless or not await self._pause(call, retries):
+                    return failure.final_response()
+            retries += 1
+
+    async def _pause(self, call: Call, retries: int) -> bool:
+        """Waits before one more attempt; False if no retry is left."""
+        if retries >= self.settings.retry_max_retries or take_from_all([self.budget], time.monotonic()):
+            return False
+        call.retries += 1
+        self.metrics.retries.inc()
+        await asyncio.sleep(pause_s(self.settings, retries, random.random()))
+        return True
+
+    async def _hedged(self, call: Call, body: bytes) -> Response | OpenStream:
+        """One attempt; with `--hedge-after-secs` a second beside a slow first. The first good result counts."""
+        after_s = self.settings.hedge_after_secs
+        if after_s is None or call.pinned is not None:
+            return await self._attempt(call, body, await self.dispatch.lease(call))
+        first = asyncio.create_task(self._attempt(call, body, await self.dispatch.lease(call)))
+        running = {first}
+        try:
+            done, _ = await asyncio.wait(running, timeout=after_s)
+            if not done:
+                other = self._other_lease(call)
+                if other is not None:
+                    running.add(asyncio.create_task(self._attempt(call, body, other)))
+            return await _first_good(running)
+        finally:
+            await _drop(running)
+
+    def _other_lease(self, call: Call) -> Lease | None:
+        first = call.worker
+        assert first is not None
+        call.tried.add(first.id)
+        lease = self.dispatch.try_lease(call)
+        if lease is not None and lease.worker is first:
+            lease.abandon()
+            return None
+        if lease is not None:
+            call.hedges += 1
+            self.metrics.hedges.inc()
+        return lease
+
+    async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
+        worker = lease.worker
+        call.attempts += 1
+        self.metrics.attempted(worker)
+        self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
+        self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
+        resumable = call.peek.streams and call.path in RESUMABLE_PATHS
+        headers = [*call.headers, RESUME_HEADER] if resumable else call.headers
+        silence = SilenceTimer(worker, self.settings.health_check_timeout_secs)
+        response: UpstreamResponse | None = None
+        try:
+            async with lease.bounded(self.settings.attempt_timeout_secs):
+                response = await self.upstream.send(worker, call.method, call.target, headers, body)
+                result = await read_response(call, lease, response)
+                if isinstance(result, Response):
+                    response.close()
+        except BaseException as error:
+            if response is not None:
+                response.close()
+            failure = _failure_of(error)
+            if failure is None:  # the client has left
+                lease.abandon()
+                raise
+            call.tried.add(worker.id)
+            self.metrics.attempt_failed(worker, failure)
+            if failure.blames_worker:
+                lease.fail(failure.reason)
+            else:
+                lease.abandon()
+            raise failure from None
+        finally:
+            silence.cancel()
+        call.worker = worker
+        if isinstance(result, Response):
+            lease.succeed()
+        return result
 
     # ---- streams
 
     async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
+        """Sends one stream, from as many workers as it takes."""
         await outlet.start(stream.headers)
-        try:
-            async with contextlib.aclosing(self._pieces(call, stream)) as pieces:
-                async for piece in pieces:
-                    if piece:
-                        await outlet.piece(piece)
-        except StreamBrokenError as error:
-            await outlet.broken(str(error))
-            return
-        self._learn(call, _last_event(outlet.tail))
-        await outlet.end()
-
-    async def _pieces(self, call: Call, stream: OpenStream) -> AsyncGenerator[bytes, None]:
-        """The bytes of one stream, from as many workers as it takes."""
-        text = ResumableText(passes=not _can_resume(call, stream))
-        seen_name = call.path != RESPONSES
+        events = stream.response.content_type == "text/event-stream"
+        text = ResumableText(passes=not (events and call.path in RESUMABLE_PATHS))
         failures = 0  # workers in a row that failed without a token
         while True:
             had = len(text.output_ids)
             try:
-                with _settled(stream):
-                    async with contextlib.aclosing(self._read(stream)) as chunks:
-                        async for chunk in chunks:
-                            piece = text.feed(chunk)
-                            stream.lease.resumable = text.resumable
-                            if text.delivered:
-                                stream.prove()
-                            if not seen_name:
-                                seen_name = True
-                                self._learn(call, _last_event(piece))
-                            yield piece
-                    rest = text.rest(cut_off=not text.resumable and _ends_with_connection(call, stream))
-                yield rest
-                return
+                with _ended(stream):
+                    await self._copy(call, stream, text, outlet)
+                break
             except CannotResumeError as error:
                 call.unable.add(stream.lease.worker.id)
                 reason = str(error)
             except LOST as error:
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
-            if not text.resumable or (failures and not await self.attempts.pause(call, failures - 1)):
-                raise StreamBrokenError(f"The worker was lost in the middle of the answer ({reason}).")
-            stream = await self._resumed(call, stream, text, reason)
+            if not text.resumable or (failures and not await self._pause(call, failures - 1)):
+                await outlet.broken(f"The worker was lost in the middle of the answer ({reason}).")
+                return
+            try:
+                stream = await self._resumed(call, stream, text)
+            except HttpError as error:
+                await outlet.broken(f"The worker was lost ({reason}), and {error.failure.message}")
+                return
+        self._learn(call, _last_event(outlet.tail))
+        await outlet.end()
 
-    async def _read(self, stream: OpenStream) -> AsyncGenerator[bytes, None]:
-        worker = stream.lease.worker
-        stream.lease.interrupt = stream.response.interrupt
-        silence = self.attempts.silence(worker)
+    async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
+        """One worker's part of a stream, until its end."""
+        lease, response = stream.lease, stream.response
+        lease.interrupt = response.interrupt
+        silence = SilenceTimer(lease.worker, self.settings.health_check_timeout_secs)
         chunk = stream.first
         try:
             while chunk:
-                yield scrubbed(chunk, worker.api_key)
+                piece = text.feed(scrubbed(chunk, lease.worker.api_key))
+                lease.resumable = text.resumable
+                if text.delivered:
+                    lease.prove()
+                if call.path == RESPONSES and chunk is stream.first:
+                    self._learn(call, _last_event(piece))
+                if piece:
+                    await outlet.piece(piece)
                 chunk = await _next_chunk(stream)
-                silence.heard()
+                silence.heard = True
         finally:
             silence.cancel()
+        # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
+        by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
+        rest = text.rest(cut_off=by_connection and not text.resumable)
+        if rest:
+            await outlet.piece(rest)
 
-    async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText, reason: str) -> OpenStream:
+    async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText) -> OpenStream:
         call.failovers += 1
-        self.attempts.metrics.failovers.inc()
+        self.metrics.failovers.inc()
         call.tried = {lost.lease.worker.id}
         text.restart()
-        try:
-            result = await self.attempts.answer(call, text.body(call.body))
-        except HttpError as error:
-            raise StreamBrokenError(f"The worker was lost ({reason}), and {error.failure.message}") from None
+        result = await self._first_response(call, text.body(call.body))
         if isinstance(result, Response):
-            raise StreamBrokenError(f"The worker was lost ({reason}), and no other could go on with the answer.")
+            raise HttpError(502, "no other could go on with the answer.", "BadGatewayError")
         return result
+
+
+def _failure_of(error: BaseException) -> AttemptFailedError | None:
+    """None for what is not the worker's doing."""
+    if isinstance(error, WorkerLostError):
+        return AttemptFailedError("its worker is gone", 503, moved=True)
+    if isinstance(error, TimeoutError):
+        return AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504)
+    if isinstance(error, OSError):
+        return AttemptFailedError(f"the connection failed: {describe(error)}", 502)
+    return error if isinstance(error, AttemptFailedError) else None
+
+
+Tried = asyncio.Task[Response | OpenStream]
+
+
+async def _first_good(running: set[Tried]) -> Response | OpenStream:
+    pending = set(running)
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task.exception() is None:
+                running.discard(task)
+                return task.result()
+        if not pending:
+            return done.pop().result()
+
+
+async def _drop(running: set[Tried]) -> None:
+    """Cancels the other attempts; one that has just opened a stream gives it back."""
+    for task in running:
+        task.cancel()
+    for task in running:
+        with contextlib.suppress(asyncio.CancelledError, AttemptFailedError):
+            result = await task
+            if isinstance(result, OpenStream):
+                result.abandon()
 
 
 async def _next_chunk(stream: OpenStream) -> bytes:
@@ -156,32 +313,25 @@ async def _next_chunk(stream: OpenStream) -> bytes:
 
 
 @contextlib.contextmanager
-def _settled(stream: OpenStream) -> Iterator[None]:
+def _ended(stream: OpenStream) -> Iterator[None]:
     """Ends one worker's part of a stream, and reports to its breaker how the worker did."""
     try:
         yield
     except LOST as error:
-        stream.fail(_reason(error))
+        stream.response.close()
+        stream.lease.fail(_reason(error))
         raise
     except BaseException:  # the client has left, or the worker is good for other requests
         stream.abandon()
         raise
-    stream.succeed()
+    stream.response.close()
+    stream.lease.succeed()
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return "the connection broke"
     return str(error) or "it failed its health checks"
-
-
-def _can_resume(call: Call, stream: OpenStream) -> bool:
-    return call.path in RESUMABLE_PATHS and stream.response.content_type == EVENT_STREAM
-
-
-def _ends_with_connection(call: Call, stream: OpenStream) -> bool:
-    """Whether only the end of the connection ends the stream, as in HTTP/1.0: a worker that died looks the same."""
-    return call.path in RESUMABLE_PATHS and stream.response.ends_with_connection
 
 
 def _last_event(tail: bytes) -> ResponseFields | None:

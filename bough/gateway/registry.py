@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
-from bough.gateway.breaker import BreakerSettings
+from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.gateway.breaker import Breaker
 from bough.gateway.worker import Worker, worker_id
 
 log = logging.getLogger(__name__)
@@ -36,10 +37,8 @@ class RegistryListener:
 
 
 class Registry:
-    def __init__(self, breaker: BreakerSettings, worker_api_key: str | None = None, limit: int | None = None) -> None:
-        self._breaker = breaker
-        self._worker_api_key = worker_api_key
-        self._limit = limit
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
         self._workers: dict[str, Worker] = {}
         self._listeners: list[RegistryListener] = []
 
@@ -58,7 +57,7 @@ class Registry:
     def add(self, url: str, api_key: str | None = None, source: str = MANAGEMENT) -> Worker:
         """The worker at that URL, known or new. The fleet's key never goes to a URL from the management routes."""
         url = normal_url(url)
-        key = checked_key(api_key or (self._worker_api_key if source != MANAGEMENT else None))
+        key = checked_key(api_key or (self._settings.worker_api_key if source != MANAGEMENT else None))
         known = self._workers.get(worker_id(url))
         if known is not None:
             if api_key is not None:
@@ -66,7 +65,9 @@ class Registry:
             if known.source == MANAGEMENT != source:  # the configuration names it as well from here on
                 known.source, known.api_key = source, known.api_key or key
             return known
-        worker = Worker(url, self._breaker, api_key=key, source=source, limit=self._limit)
+        limit = self._settings.max_concurrent_per_worker
+        breaker = Breaker(self._settings)
+        worker = Worker(url, breaker, key, source, limit=None if limit == UNLIMITED else limit)
         self._workers[worker.id] = worker
         log.info("worker %s at %s is known (%s)", worker.id, url, source)
         for listener in self._listeners:
@@ -129,14 +130,9 @@ def normal_url(url: str) -> str:
     try:
         parts = urlsplit(text)
         (parts.hostname or "").encode("idna")  # as the client will write it: an empty or too long part is refused here
-        usable = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and parts.port != 0
-            and not re.search(r"\s", text)
-        )
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", text)
     except ValueError:
-        usable = False
+        usable = None
     if not usable or parts.query or parts.fragment or parts.username:
         raise SettingsError(f"A worker's URL looks like http://host:port; got {url!r}.")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path}"

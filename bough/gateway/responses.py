@@ -5,7 +5,6 @@ A 200 with something else than was asked for is a failure. Plain-text errors get
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -23,17 +22,8 @@ STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
 EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n", b"{")
 # Answers of these are JSON, whatever the worker is; anything else that comes with a 200 is garbage.
 JSON_PATHS = frozenset(
-    {
-        "/generate",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/messages",
-        "/v1/responses",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/v1/classify",
-    }
+    {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
+    | {"/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"}
 )
 BUSY_STATUSES = frozenset({408, 429})
 NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
@@ -50,42 +40,19 @@ class Response:
     fields: ResponseFields | None = None  # what the gateway reads in it
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenStream:
-    """A response in progress; its owner must end it."""
+    """A response in progress; its owner must close the response and end the lease."""
 
     lease: Lease
     response: UpstreamResponse
     headers: list[tuple[bytes, bytes]]
     first: bytes  # what has come of it
-    counted: bool | None = None  # as a success on trial; None before its first event
-
-    def prove(self) -> None:
-        """The first event. It counts as a success for a worker on trial; otherwise the whole stream does."""
-        if self.counted is None:
-            self.counted = self.lease.worker.breaker.proved(time.monotonic())
-
-    def succeed(self) -> None:
-        if not self.counted:
-            self.lease.worker.breaker.succeeded(time.monotonic())
-        self._end()
-
-    def fail(self, reason: str) -> None:
-        worker = self.lease.worker
-        worker.last_error = reason
-        worker.breaker.failed(time.monotonic())
-        worker.suspect()
-        self._end()
 
     def abandon(self) -> None:
         """The worker sees the connection close and aborts the request."""
-        if not self.counted:
-            self.lease.worker.breaker.abandoned()
-        self._end()
-
-    def _end(self) -> None:
         self.response.close()
-        self.lease.release()
+        self.lease.abandon()
 
 
 class AttemptFailedError(Exception):

@@ -21,37 +21,31 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])  # what is not looked int
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class EarlierLogprobs:
-    """Logprobs from before a failover. Each event of `/generate` repeats those of all tokens, but the next worker has
-    only its own."""
+# Each event of `/generate` repeats the logprobs of all tokens. After a failover the next worker has only its own.
+Logprobs = dict[str, list[msgspec.Raw]]
 
-    def __init__(self) -> None:
-        self._lists: dict[str, list[msgspec.Raw]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._lists)
-
-    def learn(self, delivered: bytes) -> None:
-        for line in delivered.split(b"\n"):
-            meta = _meta_info(line)
-            if meta is not None:
-                self._lists = {name: _LIST.decode(meta[name]) for name in LISTS if name in meta}
-
-    def completed(self, events: bytes) -> bytes:
-        """Events of the next worker, with the earlier logprobs in front."""
-        return b"\n".join(map(self._complete, events.split(b"\n")))
-
-    def _complete(self, line: bytes) -> bytes:
+def last_logprobs(delivered: bytes) -> Logprobs:
+    found: Logprobs = {}
+    for line in delivered.split(b"\n"):
         meta = _meta_info(line)
-        if meta is None:
-            return line
-        for name, earlier in self._lists.items():
-            if name in meta:
-                meta[name] = _raw([*earlier, *_LIST.decode(meta[name])])
-        if LENGTH in meta:
-            meta[LENGTH] = _raw(len(self._lists.get(LISTS[0], ())) + msgspec.json.decode(meta[LENGTH], type=int))
-        event = _FIELDS.decode(line[len(DATA) :])
-        return DATA + msgspec.json.encode(event | {"meta_info": _raw(meta)})
+        if meta is not None:
+            found = {name: _LIST.decode(meta[name]) for name in LISTS if name in meta}
+    return found
+
+
+def with_earlier(line: bytes, lists: Logprobs) -> bytes:
+    """A line of the next worker, with the earlier logprobs in front of its own."""
+    meta = _meta_info(line)
+    if meta is None:
+        return line
+    for name, earlier in lists.items():
+        if name in meta:
+            meta[name] = _raw([*earlier, *_LIST.decode(meta[name])])
+    if LENGTH in meta:
+        meta[LENGTH] = _raw(len(lists.get(LISTS[0], ())) + msgspec.json.decode(meta[LENGTH], type=int))
+    event = _FIELDS.decode(line[len(DATA) :])
+    return DATA + msgspec.json.encode(event | {"meta_info": _raw(meta)})
 
 
 def _meta_info(line: bytes) -> dict[str, msgspec.Raw] | None:
@@ -68,7 +62,7 @@ def _raw(content: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(content))
 
 
-# ---- logprobs of a native stream that another worker continues
+# ---- the stream
 
 
 END = b"\n\n"
@@ -80,14 +74,8 @@ ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
 # What a worker says when it, and not the request, is the reason for the end of a stream.
 WORKER_ERRORS = frozenset(
-    {
-        "server_error",
-        "EngineDeadError",
-        "ServiceUnavailableError",
-        "InternalServerError",
-        "overloaded_error",
-        "api_error",
-    }
+    {"server_error", "EngineDeadError", "ServiceUnavailableError", "InternalServerError"}
+    | {"overloaded_error", "api_error"}
 )
 
 
@@ -109,7 +97,7 @@ class ResumableText:
         self._seed: int | None = None
         self._first: ResponseFields | None = None
         self._last = b""  # events that were delivered
-        self._earlier = EarlierLogprobs()
+        self._earlier: Logprobs = {}
         self._buffer = bytearray()
         self._finished = False
         self._tail = b""  # of a stream that passes as it is
@@ -144,7 +132,7 @@ class ResumableText:
         """Another worker continues the stream; what was not passed on comes again."""
         self._buffer.clear()
         self._undecided = True
-        self._earlier.learn(self._last)
+        self._earlier = last_logprobs(self._last) or self._earlier
 
     def body(self, original: bytes) -> bytes:
         """The request for the rest of the stream."""
@@ -246,8 +234,9 @@ class ResumableText:
                 self._seed = int(line[len(SEED) :])
         self.delivered = True
         self._finished = ENDINGS[0] in kept or ENDINGS[1] in kept
-        events = b"\n".join(kept)
-        self._last = self._earlier.completed(events) if self._earlier else events
+        if self._earlier:
+            kept = [with_earlier(line, self._earlier) for line in kept]
+        self._last = b"\n".join(kept)
         return self._last
 
     def _check_error(self, group: bytes) -> None:

@@ -26,7 +26,7 @@ from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
-from bough.gateway.kubernetes import KubernetesPods, follow
+from bough.gateway.kubernetes import KubernetesPods
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
 from bough.gateway.processes import ChildProcesses, ProcessGroup, SharedManagement, divided, private_folder
@@ -44,7 +44,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     check_tracing(settings.otlp_endpoint)
     listener = open_listener(settings)
     try:
-        uvloop.run(serve(settings, listener, _announce))
+        uvloop.run(serve(settings, listener, lambda url: print(f"The gateway is served at {url}", flush=True)))
     finally:
         listener.close()
         if settings.uds:
@@ -61,9 +61,8 @@ async def serve(
     """One gateway process on a socket, until SIGTERM or SIGINT; all but the first are given a `group`."""
     ending = Ending()
     _take_signals(ending)
-    edge = settings
-    front = Front(browsers=BrowserRules(edge, loopback=is_loopback(listener)))
-    http = HttpServer(front, listener, edge)
+    front = Front(browsers=BrowserRules(settings, loopback=is_loopback(listener)))
+    http = HttpServer(front, listener, settings)
     async with contextlib.AsyncExitStack() as cleanup:
         gateway = Gateway(divided(settings, 0 if group is None else group.number))
         cleanup.push_async_callback(gateway.close)
@@ -72,10 +71,10 @@ async def serve(
         children = None
         if settings.processes > 1 and group is None:
             group, children = _start_processes(settings, listener, engines, cleanup)
-        front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), edge))
+        front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
         grpc = await _open_grpc(front, settings)
         serving = asyncio.create_task(http.run_here())
-        on_ready(url_of(listener, edge))
+        on_ready(url_of(listener, settings))
         await _until(ending, serving)
         if children is not None:
             children.terminate()
@@ -110,8 +109,9 @@ async def _feed(
         file.apply()
         cleanup.callback(asyncio.create_task(file.watch()).cancel)
     if settings.service_discovery:
-        pods = KubernetesPods(settings.selector, settings.service_discovery_port, settings.service_discovery_namespace)
-        following = asyncio.create_task(follow(pods.changes(), gateway.registry))
+        port, namespace = settings.service_discovery_port, settings.service_discovery_namespace
+        pods = KubernetesPods(gateway.registry, settings.selector, port, namespace)
+        following = asyncio.create_task(pods.follow())
         following.add_done_callback(lambda task: _end_if_failed(task, ending))
         cleanup.callback(following.cancel)
     return engines
@@ -126,7 +126,6 @@ def _start_processes(
     folder = Path(cleanup.enter_context(private_folder()))
     children = ChildProcesses(settings, shared.fileno(), folder, engines.launched)
     cleanup.push_async_callback(children.close)
-    children.open()
     return ProcessGroup(folder, 0, settings.processes), children
 
 
@@ -155,14 +154,7 @@ async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
         raise SettingsError(
             f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
         ) from None
-    server, _ = await serve_grpc(
-        front,
-        settings.host,
-        settings.grpc_port,
-        max_body_mb=settings.max_body_mb,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
-    )
+    server, _ = await serve_grpc(front, settings)
     return server
 
 
@@ -219,10 +211,6 @@ def _take_signals(ending: asyncio.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, take, number)
-
-
-def _announce(url: str) -> None:
-    print(f"The gateway is served at {url}", flush=True)
 
 
 # ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER

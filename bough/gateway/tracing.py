@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from bough.gateway.call import Call
-from bough.server.tracing import otlp_exporter
+from bough.server.tracing import otlp_exporter, span_provider
 from bough.version import __version__
 
 if TYPE_CHECKING:
@@ -21,14 +21,9 @@ CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 class GatewayTraces:
     def __init__(self, exporter: SpanExporter) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        about = Resource.create({"service.name": "bough-gateway", "service.version": __version__})
-        self._provider = TracerProvider(resource=about)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider = span_provider(exporter, "bough-gateway")
         self._tracer = self._provider.get_tracer("bough.gateway", __version__)
         self._propagator = TraceContextTextMapPropagator()
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bough.gateway.breaker import Breaker, BreakerSettings
-from bough.gateway.policies import WorkerView
+from bough.gateway.breaker import Breaker
 
 SILENCE_LIMIT_S = 2.0  # after which a stream that cannot be resumed is taken for dead with its worker
 
@@ -48,7 +48,7 @@ class Worker:
     """`suspect` asks the health checker for an immediate check."""
 
     url: str
-    breaker_settings: BreakerSettings
+    breaker: Breaker
     api_key: str | None = None
     source: str = "api"
     limit: int | None = None  # requests at once that the gateway sends there
@@ -64,12 +64,10 @@ class Worker:
     restarts: int = 0
     suspect: Callable[[], None] = lambda: None
     id: str = field(init=False)
-    breaker: Breaker = field(init=False)
     leases: set[Lease] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.id = worker_id(self.url)
-        self.breaker = Breaker(self.breaker_settings)
 
     @property
     def load(self) -> int:
@@ -98,16 +96,13 @@ class Worker:
         models = self.capabilities.models
         return model is None or model in models or (self.ever_healthy and not models)
 
-    def view(self) -> WorkerView:
-        return WorkerView(self.id, self.url, len(self.leases), self.reported_load)
-
     def expel(self) -> None:
         for lease in list(self.leases):
             lease.call_back()
 
 
 class Lease:
-    """Its owner must release it."""
+    """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`."""
 
     def __init__(self, worker: Worker, on_release: Callable[[], None]) -> None:
         self.worker = worker
@@ -117,10 +112,33 @@ class Lease:
         self.called_back = False
         self.interrupt: Callable[[], None] = lambda: None  # of a reader that waits outside of any scope
         self._on_release = on_release
+        self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
         self._scope: asyncio.Timeout | None = None
         worker.leases.add(self)
 
-    def release(self) -> None:
+    def prove(self) -> None:
+        """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
+        if self._counted is None:
+            self._counted = self.worker.breaker.proved(time.monotonic())
+
+    def succeed(self) -> None:
+        if not self._counted:
+            self.worker.breaker.succeeded(time.monotonic())
+        self._release()
+
+    def fail(self, reason: str) -> None:
+        self.worker.last_error = reason
+        self.worker.breaker.failed(time.monotonic())
+        self.worker.suspect()
+        self._release()
+
+    def abandon(self) -> None:
+        """The attempt says nothing of the worker."""
+        if not self._counted:
+            self.worker.breaker.abandoned()
+        self._release()
+
+    def _release(self) -> None:
         if self in self.worker.leases:
             self.worker.leases.remove(self)
             self._on_release()
@@ -166,18 +184,16 @@ class SilenceTimer:
     def __init__(self, worker: Worker, after_s: float) -> None:
         self._worker = worker
         self._after_s = after_s
-        self._heard = self._asked = False
+        self.heard = False  # set by the reader for each chunk
+        self._asked = False
         self._timer = asyncio.get_running_loop().call_later(after_s, self._check)
-
-    def heard(self) -> None:
-        self._heard = True
 
     def cancel(self) -> None:
         self._timer.cancel()
 
     def _check(self) -> None:
-        if self._heard:
-            self._heard = self._asked = False
+        if self.heard:
+            self.heard = self._asked = False
         elif not self._asked:
             self._asked = True
             self._worker.suspect()

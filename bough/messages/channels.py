@@ -52,21 +52,15 @@ class Sender:
         self._socket.close()
 
 
-class ClientSenders:
+class ClientSenders(list[Sender]):
     """The ways to an engine's clients. The number of a client stands in the upper bits of the handles and calls that it
     gives out, so an answer finds its way by the number it answers to."""
 
     def __init__(self, context: zmq.Context[Any], addresses: Addresses) -> None:
-        self._senders = [Sender(context, address) for address in addresses.clients]
-
-    def __len__(self) -> int:
-        return len(self._senders)
+        super().__init__(Sender(context, address) for address in addresses.clients)
 
     def to(self, handle: int) -> Sender:
-        return self._senders[client_of(handle)]
-
-    def __getitem__(self, number: int) -> Sender:
-        return self._senders[number]
+        return self[client_of(handle)]
 
 
 def first_handle(client: int) -> int:
@@ -96,7 +90,7 @@ class Receiver(Generic[M]):
         except zmq.ZMQError:
             self._socket.close()  # its context could never end otherwise
             raise
-        self._decoder = decoder_of(union)
+        self._decoder = msgspec.msgpack.Decoder(union)
         self._garbled = garbled
 
     @property
@@ -129,10 +123,6 @@ class Receiver(Generic[M]):
                 raise
             return self._garbled(_handle_in(frame), str(error))
         return message
-
-
-def decoder_of(union: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(union)
 
 
 def _handle_in(frame: bytes) -> int | None:

@@ -29,34 +29,25 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     about: str
     buckets: tuple[float, ...] = ()
+    read: Callable[[State], float | None] | None = None  # of the scheduler: from its state, if not by its name
 
     @property
     def full_name(self) -> str:
         return PREFIX + self.name
 
 
-@dataclass(frozen=True, slots=True)
-class StateMetric:
-    """A metric of the scheduler, read from its state; None if this engine does not have it."""
-
-    metric: Metric
-    read: Callable[[State], float | None]
+def _gauge(name: str, about: str, read: Callable[[State], float | None] | None = None) -> Metric:
+    return Metric(name, "gauge", about, read=read)
 
 
-def _counter(name: str, about: str) -> Metric:
-    return Metric(name, "counter", about)
-
-
-def _gauge(name: str, about: str, read: Callable[[State], float | None]) -> StateMetric:
-    return StateMetric(Metric(name, "gauge", about), read)
-
-
-PROMPT_TOKENS_TOTAL = _counter("prompt_tokens_total", "Prompt tokens of requests that got their first token.")
-GENERATION_TOKENS_TOTAL = _counter("generation_tokens_total", "Tokens generated.")
-CACHED_TOKENS_TOTAL = _counter("cached_tokens_total", "Prompt tokens that were found in the prefix cache.")
-NUM_REQUESTS_TOTAL = _counter("num_requests_total", "Requests that have ended, in whatever way.")
-NUM_ABORTED_REQUESTS_TOTAL = _counter(
-    "num_aborted_requests_total", "Requests that ended incomplete: aborted, left by their client, refused or timed out."
+PROMPT_TOKENS_TOTAL = Metric("prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
+GENERATION_TOKENS_TOTAL = Metric("generation_tokens_total", "counter", "Tokens generated.")
+CACHED_TOKENS_TOTAL = Metric("cached_tokens_total", "counter", "Prompt tokens that were found in the prefix cache.")
+NUM_REQUESTS_TOTAL = Metric("num_requests_total", "counter", "Requests that have ended, in whatever way.")
+NUM_ABORTED_REQUESTS_TOTAL = Metric(
+    "num_aborted_requests_total",
+    "counter",
+    "Requests that ended incomplete: aborted, left by their client, refused or timed out.",
 )
 TIME_TO_FIRST_TOKEN = Metric(
     "time_to_first_token_seconds", "histogram", "From the arrival of a request to its first token.", SECONDS
@@ -90,15 +81,11 @@ REQUEST_METRICS = (
 )
 
 STATE_METRICS = (
-    _gauge("num_running_reqs", "Requests that are running.", lambda s: s["num_running_reqs"]),
+    _gauge("num_running_reqs", "Requests that are running."),
     _gauge("num_queue_reqs", "Requests that wait for their turn.", lambda s: s["num_waiting_reqs"]),
-    _gauge(
-        "num_retracted_reqs",
-        "Those of them that have run before, and lost their place.",
-        lambda s: s["num_retracted_reqs"],
-    ),
-    _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold.", lambda s: s["num_used_tokens"]),
-    _gauge("max_total_num_tokens", "Tokens that the KV cache can hold.", lambda s: s["max_total_num_tokens"]),
+    _gauge("num_retracted_reqs", "Those of them that have run before, and lost their place."),
+    _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold."),
+    _gauge("max_total_num_tokens", "Tokens that the KV cache can hold."),
     _gauge(
         "token_usage",
         "Share of the KV cache that running requests hold.",
@@ -115,28 +102,27 @@ STATE_METRICS = (
         lambda s: s["last_gen_throughput"] if s["num_running_reqs"] else 0.0,
     ),
     _gauge(
-        "new_token_ratio",
-        "Share of its token limit that a request is expected to use, by which requests are admitted.",
-        lambda s: s["new_token_ratio"],
+        "new_token_ratio", "Share of its token limit that a request is expected to use, by which requests are admitted."
     ),
-    _gauge(
-        "device_busy_share",
-        "Share of time in which the device computed, pauses without work left out.",
-        lambda s: s.get("device_busy_share"),
+    _gauge("device_busy_share", "Share of time in which the device computed, pauses without work left out."),
+    Metric(
+        "num_retracted_requests_total",
+        "counter",
+        "Times that a request lost its place for want of memory.",
+        read=lambda s: s["num_retractions"],
     ),
-    StateMetric(
-        _counter("num_retracted_requests_total", "Times that a request lost its place for want of memory."),
-        lambda s: s["num_retractions"],
-    ),
-    StateMetric(
-        _counter("evicted_tokens_total", "Tokens that left the prefix cache to make room."),
-        lambda s: s["num_evicted_tokens"],
+    Metric(
+        "evicted_tokens_total",
+        "counter",
+        "Tokens that left the prefix cache to make room.",
+        read=lambda s: s["num_evicted_tokens"],
     ),
 )
 
-ALL_METRICS = (*REQUEST_METRICS, *(each.metric for each in STATE_METRICS))
+ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS)
 
 
 def state_figures(state: State) -> dict[str, float]:
-    read = ((each.metric.name, each.read(state)) for each in STATE_METRICS)
-    return {name: value for name, value in read if value is not None}
+    """Without what this engine does not have."""
+    read = {metric.name: metric.read(state) if metric.read else state.get(metric.name) for metric in STATE_METRICS}
+    return {name: value for name, value in read.items() if value is not None}

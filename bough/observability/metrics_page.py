@@ -17,25 +17,15 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are those of the first rank
 
 
-def metrics_page(totals: Sequence[float], state: State | None, model_name: str) -> bytes:
-    """`totals` are a `RequestMeter`'s; without a state the scheduler's metrics are left out."""
-    labels = _labels(model_name)
-    families = [_family(metric, numbers, labels) for metric, numbers in slices(totals).items()]
-    return families_page(families + ([] if state is None else _state_families(state, labels)))
-
-
-def state_page(state: State, model_name: str) -> bytes:
-    return families_page(_state_families(state, _labels(model_name)))
-
-
-def _labels(model_name: str) -> dict[str, str]:
-    return {"model_name": model_name, "engine_type": "unified"}
-
-
-def _state_families(state: State, labels: Mapping[str, str]) -> list[Family]:
-    figures = state_figures(state)
-    metrics = (each.metric for each in STATE_METRICS if each.metric.name in figures)
-    return [_family(metric, [figures[metric.name]], {**labels, **RANK_LABELS}) for metric in metrics]
+def metrics_page(totals: Sequence[float] | None, state: State | None, model_name: str) -> bytes:
+    """`totals` are a `RequestMeter`'s, and `state` is the scheduler's; what is None is left out."""
+    labels = {"model_name": model_name, "engine_type": "unified"}
+    counted = {} if totals is None else slices(totals)
+    families = [_family(metric, numbers, labels) for metric, numbers in counted.items()]
+    figures = {} if state is None else state_figures(state)
+    labels |= RANK_LABELS
+    families += [_family(metric, [figures[metric.name]], labels) for metric in STATE_METRICS if metric.name in figures]
+    return families_page(families)
 
 
 def families_page(families: Iterable[Family]) -> bytes:
@@ -54,17 +44,12 @@ class _Families(Collector):
 
 def _family(metric: Metric, numbers: Sequence[float], labels: Mapping[str, str]) -> Family:
     names, values = list(labels), list(labels.values())
-    match metric.kind:
-        case "counter":
-            counter = CounterMetricFamily(metric.full_name, metric.about, labels=names)
-            counter.add_metric(values, numbers[0])
-            return counter
-        case "gauge":
-            gauge = GaugeMetricFamily(metric.full_name, metric.about, labels=names)
-            gauge.add_metric(values, numbers[0])
-            return gauge
-        case "histogram":
-            bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
-            histogram = HistogramMetricFamily(metric.full_name, metric.about, labels=names)
-            histogram.add_metric(values, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1])
-            return histogram
+    if metric.kind == "histogram":
+        bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
+        histogram = HistogramMetricFamily(metric.full_name, metric.about, labels=names)
+        histogram.add_metric(values, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1])
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.full_name, metric.about, labels=names)
+    family.add_metric(values, numbers[0])
+    return family

@@ -9,6 +9,7 @@ import mmap
 from array import array
 from bisect import bisect_left
 from collections.abc import MutableSequence, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
@@ -20,17 +21,7 @@ def width(metric: Metric) -> int:
     return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
 
 
-def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
-    found, first = {}, 0
-    for metric in REQUEST_METRICS:
-        found[metric] = numbers[first : first + width(metric)]
-        first += width(metric)
-    return found
-
-
-_FIRST = {
-    metric: sum(width(other) for other in REQUEST_METRICS[:place]) for place, metric in enumerate(REQUEST_METRICS)
-}
+_FIRST = dict(zip(REQUEST_METRICS, accumulate(map(width, REQUEST_METRICS), initial=0), strict=False))
 _SIZE = sum(map(width, REQUEST_METRICS))
 _FIRST_TOKENS, _FURTHER_TOKENS = (
     slice(_FIRST[metric], _FIRST[metric] + len(metric.buckets) + 1)
@@ -39,9 +30,11 @@ _FIRST_TOKENS, _FURTHER_TOKENS = (
 _GAPS = _FIRST[metrics.INTER_TOKEN_LATENCY]
 _GAP_BOUNDS = metrics.INTER_TOKEN_LATENCY.buckets
 _GAP_SUM = _GAPS + len(_GAP_BOUNDS) + 1
-
-
 DOUBLE = 8  # bytes
+
+
+def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
+    return {metric: numbers[first : first + width(metric)] for metric, first in _FIRST.items()}
 
 
 class Counts:
@@ -71,16 +64,14 @@ def _map(path: Path, size: int) -> mmap.mmap:
         return mmap.mmap(file.fileno(), size)
 
 
-class RequestMeter:
-    """Times are in seconds."""
+class RequestMeter(Counts):
+    """Times are in seconds. With a folder, `totals` are those of all processes that share it."""
 
     def __init__(self, folder: Path | None = None, number: int = 0) -> None:
-        """With a folder, `totals` are those of all processes that share it."""
-        self._counts = Counts(_SIZE, folder, number)
-        self._cells = self._counts.cells
+        super().__init__(_SIZE, folder, number)
 
     def totals(self) -> list[float]:
-        totals = self._counts.totals()
+        totals = super().totals()
         # Every token is a first or a further one: counting it once is enough.
         totals[_FIRST[metrics.GENERATION_TOKENS_TOTAL]] = sum(totals[_FIRST_TOKENS]) + sum(totals[_FURTHER_TOKENS])
         return totals
@@ -97,7 +88,7 @@ class RequestMeter:
 
     def more_tokens(self, count: int, within_s: float) -> None:
         """Called for each chunk of a stream, and therefore written out."""
-        cells = self._cells
+        cells = self.cells
         cells[_GAPS + bisect_left(_GAP_BOUNDS, within_s / count)] += count
         cells[_GAP_SUM] += within_s
 
@@ -109,9 +100,9 @@ class RequestMeter:
         self._observe(metrics.NUM_RETRACTIONS, retractions)
 
     def _add(self, metric: Metric, amount: float) -> None:
-        self._cells[_FIRST[metric]] += amount
+        self.cells[_FIRST[metric]] += amount
 
     def _observe(self, metric: Metric, value: float) -> None:
         first, bounds = _FIRST[metric], metric.buckets
-        self._cells[first + bisect_left(bounds, value)] += 1
-        self._cells[first + len(bounds) + 1] += value
+        self.cells[first + bisect_left(bounds, value)] += 1
+        self.cells[first + len(bounds) + 1] += value

@@ -13,34 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bough.core.errors import SettingsError
 from bough.core.plan import BatchPlan, StepResult
-
-
-class Timeline(Protocol):
-    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
-        """The `with` block is a phase; phases may nest."""
-        ...
-
-    def ran(self, plan: BatchPlan, result: StepResult) -> None: ...
-
-
-class Silence:
-    """The default: records nothing."""
-
-    _nothing = nullcontext()
-
-    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def ran(self, plan: BatchPlan, result: StepResult) -> None:
-        pass
-
-
-# ---- the timeline as a file
-
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +25,23 @@ HOST_LANE, DEVICE_LANE = 1, 2
 LANES = {HOST_LANE: "scheduler loop", DEVICE_LANE: "device"}
 
 
+class Timeline:
+    """The default records nothing."""
+
+    _nothing = nullcontext()
+
+    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
+        """The `with` block is a phase; phases may nest."""
+        return self._nothing
+
+    def ran(self, plan: BatchPlan, result: StepResult) -> None: ...
+
+
 def default_trace_path(home: Path) -> Path:
     return home / "traces" / f"steps-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
 
 
-class StepTrace:
+class StepTrace(Timeline):
     """Its clock is the one of the executors' step times."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, max_bytes: int = MAX_BYTES) -> None:

@@ -35,7 +35,7 @@ from bough.messages.requests import (
     StreamEnded,
     ToScheduler,
 )
-from bough.observability.step_trace import Silence, Timeline
+from bough.observability.step_trace import Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
 from bough.scheduler.control import ControlQueue, Recording
@@ -104,7 +104,7 @@ class Scheduler:
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
-        self._timeline = timeline or Silence()
+        self._timeline = timeline or Timeline()
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks

@@ -126,18 +126,23 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     return OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
 
 
+def span_provider(exporter: SpanExporter, service: str) -> TracerProvider:
+    """Makes spans, which are exported in the background."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": __version__}))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
 class RequestTraces:
-    """Makes a span for each request, with its time in queue, prefill and decode; they are exported in the background. A
-    watcher of the engine's client. Owns the open spans."""
+    """Makes a span for each request, with its time in queue, prefill and decode. A watcher of the engine's client. Owns
+    the open spans."""
 
     def __init__(self, exporter: SpanExporter, model_name: str) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        about = Resource.create({"service.name": "bough", "service.version": __version__})
-        self._provider: TracerProvider = TracerProvider(resource=about)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider = span_provider(exporter, "bough")
         self._tracer = self._provider.get_tracer("bough", __version__)
         self._model_name = model_name
         self._open: dict[int, tuple[Span, int]] = {}  # by handle, with its beginning in nanoseconds

@@ -24,6 +24,7 @@ from bough.memory.tree.events import KVEvent
 from bough.memory.tree.node import Node
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.tree import RadixTree
+from tests.fakes.routing import Snapshot
 
 TOKEN_CHARS = 4
 PAGE_TOKENS = 16
@@ -180,7 +181,7 @@ class SimulatedWorker:
         self._prefilling = False
 
     def view(self) -> WorkerView:
-        return WorkerView(self.name, f"http://{self.name}", self.load, 0.0)
+        return Snapshot(self.name, f"http://{self.name}", self.load, 0.0)
 
     def take(self, job: Job) -> None:
         self.load += 1

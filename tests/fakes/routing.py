@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bough.gateway.policies import RoutingRequest, WorkerView
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    id: str
+    url: str
+    load: int
+    reported_load: float
+
+
 def worker(name: str, load: int = 0, reported: float = 0.0) -> WorkerView:
-    return WorkerView(id=name, url=f"http://{name}:30000", load=load, reported_load=reported)
+    return Snapshot(id=name, url=f"http://{name}:30000", load=load, reported_load=reported)
 
 
 def fleet(*loads: int) -> list[WorkerView]:

@@ -17,7 +17,6 @@ from bough.client.inputs import InputReader
 from bough.core.errors import EngineDeadError
 from bough.core.plan import BatchPlan, Limits, PositionLogprobs, RowSetup, StepResult
 from bough.core.settings import MemorySettings, SchedulerSettings, Settings
-from bough.messages.channels import decoder_of
 from bough.messages.outputs import Deltas, Reply, ToClient, ToDetokenizer
 from bough.messages.requests import StreamEnded, ToScheduler
 from bough.scheduler.loop import Scheduler
@@ -135,10 +134,10 @@ class WholeEngine:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def tokens(self, message: ToDetokenizer) -> None:
-        self.detokenizer.handle(decoder_of(ToDetokenizer).decode(msgspec.msgpack.encode(message)))
+        self.detokenizer.handle(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ToDetokenizer))
 
     def deltas(self, message: Deltas) -> None:
-        self.client.receive(decoder_of(ToClient).decode(msgspec.msgpack.encode(message)))
+        self.client.receive(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ToClient))
 
     def stream_ended(self, message: StreamEnded) -> None:
         self.inbox.pending.append(message)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.gateway.breaker import BreakerSettings
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.http_client import Upstream
 from bough.gateway.policies import RoutingRequest
@@ -56,7 +56,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
     events = {"endpoint": f"ipc://{folder}/events", "replay_endpoint": f"ipc://{folder}/replays"}
     engine = StandIn(WorkerSpec("one", INSTANT, json.dumps(events)))
     server = await asyncio.get_running_loop().create_server(lambda: Exchange(engine), "127.0.0.1", 0)
-    registry, policies, upstream = Registry(BreakerSettings()), PolicyTable(PolicyChoice("kv_events")), Upstream()
+    registry, policies, upstream = Registry(GatewaySettings()), PolicyTable(PolicyChoice("kv_events")), Upstream()
     watch = CacheWatch(registry, policies, upstream)
     try:
         worker = registry.add(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bough.gateway.breaker import Breaker, BreakerSettings, BreakerState
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.breaker import Breaker, BreakerState
 
-SETTINGS = BreakerSettings(failures=3, successes=2, open_s=10.0, window_s=30.0)
+SETTINGS = GatewaySettings(
+    cb_failure_threshold=3,
+    cb_success_threshold=2,
+    cb_timeout_duration_secs=10.0,
+    cb_window_duration_secs=30.0,
+)
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 TABLE = [

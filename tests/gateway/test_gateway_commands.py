@@ -14,9 +14,7 @@ from bough.cli.gateway import _parser, settings_from
 from bough.core.errors import BoughError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import service
-from bough.gateway.admin_client import AdminClient
-from bough.gateway.roll import roll
-from bough.gateway.top import figures, picture
+from bough.gateway.commands import AdminClient, figures, picture, roll
 from bough.server.http import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
@@ -163,7 +161,7 @@ def test_a_gateway_that_nothing_can_feed_ends_and_says_why(monkeypatch: pytest.M
     async def follow(*_: object) -> None:
         raise SettingsError("there is no cluster")
 
-    monkeypatch.setattr(service, "follow", follow)
+    monkeypatch.setattr(service.KubernetesPods, "follow", follow)
     settings = GatewaySettings(port=0, service_discovery=True, selector=("app=x",))
     with open_listener(settings) as listener, pytest.raises(SettingsError, match="no cluster"):
         asyncio.run(service.serve(settings, listener, lambda url: None))

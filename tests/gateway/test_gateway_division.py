@@ -27,7 +27,7 @@ CPU, ONE_GPU, TWO_GPUS = Machine(8), Machine(8, ("0",)), Machine(8, ("0", "1"))
 def test_shares(
     machine: Machine, number: int, engines: int, running: list[int], given: list[str], flags: list[str]
 ) -> None:
-    share = share_of(number, engines, running, machine, given)
-    assert list(share.flags) == flags
+    share, environment = share_of(number, engines, running, machine, given)
+    assert share == flags
     gpus = machine.gpus
-    assert share.environment == ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {})
+    assert environment == ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {})

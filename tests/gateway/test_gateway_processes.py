@@ -83,7 +83,7 @@ def test_a_process_that_begins_takes_over_what_was_changed_before(
             group = ProcessGroup(tmp_path, 1, 2)
 
             async def ask(*given: Any) -> Response:
-                return await route.handler(None)  # type: ignore[arg-type]
+                return await route.handler("", b"")
 
             monkeypatch.setattr(group, "ask", ask)
             await SharedManagement(second.gateway, group).catch_up()

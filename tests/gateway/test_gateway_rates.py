@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.attempts import BUDGET_RESERVE, RetryBudget, pause_s
 from bough.gateway.clients import ClientKey, Clients, TokenBucket, take_from_all
+from bough.gateway.proxy import BUDGET_RESERVE, pause_s, retry_budget
 from bough.server.errors import HttpError
 
 
@@ -38,7 +38,7 @@ def test_never_more_than_burst_and_rate_pass(gaps: list[float], rate: float, bur
 
 
 def test_every_client_has_its_own_rate() -> None:
-    clients = Clients([ClientKey("a", "a", 1.0, 1.0), ClientKey("b", "b")])
+    clients = Clients(GatewaySettings(), [ClientKey("a", "a", 1.0, 1.0), ClientKey("b", "b")])
     first, second = (clients.identify("api", [(b"x-api-key", key)]) for key in (b"a", b"b"))
     clients.count(first, 0.0)
     with pytest.raises(HttpError) as refusal:
@@ -63,10 +63,10 @@ def test_pauses_grow_up_to_a_limit_and_are_spread(retry: int, chance: float) -> 
 
 
 def test_a_budget_ends_a_storm_and_recovers() -> None:
-    budget = RetryBudget(ratio=0.25)
-    allowed = sum(budget.spend(0.0) for _ in range(1000))
+    budget = retry_budget()
+    allowed = sum(not take_from_all([budget], 0.0) for _ in range(1000))
     assert allowed == BUDGET_RESERVE
     for _ in range(8):
-        budget.earn()
-    assert [budget.spend(0.0) for _ in range(3)] == [True, True, False]
-    assert budget.spend(1.0)
+        budget.add(0.25)
+    assert [not take_from_all([budget], 0.0) for _ in range(3)] == [True, True, False]
+    assert not take_from_all([budget], 1.0)

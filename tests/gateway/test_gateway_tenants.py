@@ -9,14 +9,12 @@ import pytest
 from aiohttp import web
 
 from bough.core.errors import BoughError
-from bough.gateway.admin_client import AdminClient
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.app import WORKER_MANAGEMENT
-from bough.gateway.breaker import BreakerSettings
+from bough.gateway.commands import AdminClient, roll
 from bough.gateway.config_file import ConfigFile
-from bough.gateway.kubernetes import follow
 from bough.gateway.management import Management
 from bough.gateway.registry import Registry
-from bough.gateway.roll import roll
 from tests.fakes.gateways import Desk, desk, until
 from tests.fakes.workers import FakeWorker, workers
 
@@ -27,7 +25,7 @@ def management_calls(d: Desk) -> list[tuple[str, str]]:
     """Every management route of the table, by method and path, and what is management on a worker."""
     worker = next(iter(d.gateway.registry)).id
     own = [
-        (method, pattern.pattern.replace("(?P<id>[^/]+)", worker))
+        (method, pattern.pattern.replace("([^/]+)", worker))
         for pattern, methods in Management(d.gateway)._routes
         for method, (_, access) in methods.items()
         if access == "admin"
@@ -110,12 +108,8 @@ def test_the_key_of_the_fleet_goes_to_no_worker_that_came_over_http() -> None:
 
 
 def test_what_the_configuration_names_gets_the_key_of_the_fleet() -> None:
-    async def changes() -> Any:
-        yield "add", "http://pod:1"
-
-    registry = Registry(BreakerSettings(), "fleet-secret")
-    asyncio.run(follow(changes(), registry))
-    for source in ("flag", "file", "launch"):
+    registry = Registry(GatewaySettings(worker_api_key="fleet-secret"))
+    for source in ("kubernetes", "flag", "file", "launch"):
         registry.add(f"http://{source}:1", source=source)
     assert {worker.api_key for worker in registry} == {"fleet-secret"}
     known = registry.add("http://late:1")

@@ -1,15 +1,13 @@
-"""Spans of the gateway, and sources of workers that come and go."""
+"""Spans of the gateway."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from bough.gateway import core
-from bough.gateway.kubernetes import Change, follow
 from bough.gateway.tracing import GatewayTraces
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, workers
@@ -31,23 +29,5 @@ def test_the_worker_is_told_the_gateways_span_whose_parent_is_the_clients(monkey
         assert told == f"00-{TRACE}-{span.context.span_id:016x}-01"
         assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
         assert span.attributes is not None and span.attributes["bough.worker"] == fake.url
-
-    asyncio.run(main())
-
-
-def test_a_source_adds_and_removes_its_own_workers_only() -> None:
-    async def changes() -> AsyncIterator[Change]:
-        yield "add", "http://a:1"
-        yield "add", "http://b:2"
-        yield "remove", "http://a:1"
-        yield "remove", "http://c:3"
-        yield "remove", "http://unknown:4"
-
-    async def main() -> None:
-        async with desk() as d:
-            d.gateway.registry.add("http://c:3")
-            await follow(changes(), d.gateway.registry)
-            known = {worker.url: worker.source for worker in d.gateway.registry}
-            assert known == {"http://c:3": "api", "http://b:2": "kubernetes"}
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ from tests.fakes.gateways import until
 grpc = pytest.importorskip("grpc")
 
 from bough.core.errors import SettingsError  # noqa: E402
+from bough.core.gateway_settings import GatewaySettings  # noqa: E402
 from bough.gateway.grpc.front import serve_grpc  # noqa: E402
 from bough.gateway.grpc.messages import (  # noqa: E402
     SERVICE,
@@ -86,7 +87,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[Client]:
-    server, port = await serve_grpc(app, "127.0.0.1", 0)
+    server, port = await serve_grpc(app, GatewaySettings(grpc_port=0))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield Client(channel)
@@ -108,7 +109,7 @@ def test_a_certificate_with_its_key_in_one_file_means_tls(tmp_path: Path) -> Non
     both.write_bytes(cert.read_bytes() + key.read_bytes())
 
     async def run() -> None:
-        server, port = await serve_grpc(ScriptedApp(), "127.0.0.1", 0, ssl_certfile=str(both))
+        server, port = await serve_grpc(ScriptedApp(), GatewaySettings(grpc_port=0, ssl_certfile=str(both)))
         trusted = grpc.ssl_channel_credentials(cert.read_bytes())
         async with (
             grpc.aio.secure_channel(f"localhost:{port}", trusted) as secure,
@@ -276,7 +277,7 @@ def test_a_port_in_use_is_told() -> None:
     async def run() -> None:
         taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         with pytest.raises(SettingsError, match="--grpc-port"):
-            await serve_grpc(ScriptedApp(), "127.0.0.1", taken.sockets[0].getsockname()[1])
+            await serve_grpc(ScriptedApp(), GatewaySettings(grpc_port=taken.sockets[0].getsockname()[1]))
         taken.close()
 
     asyncio.run(run())
@@ -325,7 +326,7 @@ def test_the_compiled_description_is_that_of_the_proto(tmp_path: Path) -> None:
 def test_a_call_whose_time_is_up_before_its_answer_stops_at_the_worker() -> None:
     async def main() -> None:
         async with workers(FakeWorker(mode="slow")) as (fake,), desk(fake) as d:
-            server, port = await serve_grpc(d.front, "127.0.0.1", 0)
+            server, port = await serve_grpc(d.front, GatewaySettings(grpc_port=0))
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 ask = channel.unary_unary(
                     f"/{SERVICE}/Generate", GenerateRequest.SerializeToString, GenerateReply.FromString

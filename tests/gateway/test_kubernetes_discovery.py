@@ -13,8 +13,11 @@ import pytest
 from aiohttp import web
 
 from bough.core.errors import SettingsError
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import kubernetes as discovery
-from bough.gateway.kubernetes import Change, KubernetesPods
+from bough.gateway.kubernetes import KubernetesPods
+from bough.gateway.registry import Registry, RegistryListener
+from bough.gateway.worker import Worker
 
 pytest.importorskip("kubernetes.aio")
 PATIENCE_S = 60.0
@@ -84,18 +87,29 @@ async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         await runner.cleanup()
 
 
-class Source:
-    """Reads changes with patience."""
+class Source(RegistryListener):
+    """Reads the changes of a registry with patience."""
 
     def __init__(self, **options: Any) -> None:
-        self._changes = KubernetesPods(["app=bough", "tier=gpu"], 30000, **options).changes()
+        self.registry = Registry(GatewaySettings())
+        self.registry.listen(self)
+        self._changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        pods = KubernetesPods(self.registry, ["app=bough", "tier=gpu"], 30000, **options)
+        self._following = asyncio.create_task(pods.follow())
+
+    def added(self, worker: Worker) -> None:
+        self._changes.put_nowait(("add", worker.url))
+
+    def removed(self, worker: Worker) -> None:
+        self._changes.put_nowait(("remove", worker.url))
 
     async def next(self) -> tuple[str, str]:
         async with asyncio.timeout(PATIENCE_S):
-            return await anext(self._changes)
+            return await self._changes.get()
 
     async def close(self) -> None:
-        await self._changes.aclose()
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
 
 
 def test_pods_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +133,22 @@ def test_pods_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert listing["path"] == "/api/v1/namespaces/serving/pods"
             assert listing["labelSelector"] == watching["labelSelector"] == "app=bough,tier=gpu"
             assert watching["resourceVersion"] == "7"
+
+    asyncio.run(play())
+
+
+def test_a_worker_of_another_source_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with cluster(tmp_path, monkeypatch) as server:
+            source = Source()
+            source.registry.add("http://10.0.0.1:30000", source="flag")
+            assert await source.next() == ("add", "http://10.0.0.1:30000")
+            for kind, change in (("ADDED", "add"), ("DELETED", "remove")):
+                server.tell(kind, pod("a"))
+                server.tell(kind, pod("b", "10.0.0.2"))
+                assert await source.next() == (change, "http://10.0.0.2:30000")
+            assert [(worker.url, worker.source) for worker in source.registry] == [("http://10.0.0.1:30000", "flag")]
+            await source.close()
 
     asyncio.run(play())
 
@@ -168,18 +198,16 @@ def test_an_api_server_that_is_away_changes_nothing(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("selector", [[], ["bough"]])
 def test_a_selector_must_say_something(selector: list[str]) -> None:
     with pytest.raises(SettingsError, match="app=bough"):
-        KubernetesPods(selector, 30000)
+        KubernetesPods(Registry(GatewaySettings()), selector, 30000)
 
 
 def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = str(tmp_path / "none")
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", missing)
 
-    async def play() -> Change:
-        return await anext(KubernetesPods(["app=bough"], 30000).changes())
-
+    pods = KubernetesPods(Registry(GatewaySettings()), ["app=bough"], 30000)
     with pytest.raises(SettingsError, match="no Kubernetes cluster"):
-        asyncio.run(play())
+        asyncio.run(pods.follow())
 
 
 def test_a_watch_that_ends_at_once_is_not_begun_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

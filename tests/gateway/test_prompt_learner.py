@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.breaker import Breaker
 from bough.gateway.cache_watch import ENOUGH_REFUSALS, PromptLearner, tokenize_body
+from bough.gateway.http_client import Upstream
 from bough.gateway.policies.kv_events import KVEventsPolicy
+from bough.gateway.worker import Worker
 from tests.fakes.routing import request
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -37,24 +41,31 @@ def test_what_tokenize_is_asked(path: str, body: dict[str, Any], asked: dict[str
     assert tokenize_body(path, body) == asked
 
 
-class Tokenizer:
-    """A worker whose tokens are the bytes of the text."""
+WORKER = Worker("http://w", Breaker(GatewaySettings()))
+
+
+class Tokenizer(Upstream):
+    """The way to a worker whose tokens are the bytes of the text; without a status it does not answer."""
 
     def __init__(self, status: int = 200) -> None:
+        super().__init__()
         self.status = status
         self.asked: list[str] = []
 
-    async def post(self, url: str, body: bytes) -> tuple[int, bytes]:
-        self.asked.append(url)
-        tokens = list(json.loads(body)["prompt"].encode())
+    async def ask(self, worker: Worker, method: str, target: str, *rest: Any) -> tuple[int, bytes]:
+        assert (method, target) == ("POST", "/tokenize")
+        self.asked.append(worker.url)
+        if not self.status:
+            raise TimeoutError
+        tokens = list(json.loads(rest[-1])["prompt"].encode())
         return self.status, json.dumps({"tokens": tokens, "count": len(tokens)}).encode()
 
 
 def learn(worker: Tokenizer, policy: KVEventsPolicy, *texts: str) -> None:
     async def play() -> None:
-        learner = PromptLearner(worker.post)
+        learner = PromptLearner(worker)
         for text in texts:
-            learner.sent(policy, "http://w", "/v1/completions", json.dumps({"prompt": text}).encode(), request(text))
+            learner.sent(policy, WORKER, "/v1/completions", json.dumps({"prompt": text}).encode(), request(text))
             await asyncio.gather(*learner._tasks)
         await learner.close()
 
@@ -71,9 +82,9 @@ def test_a_prompt_is_learned_once() -> None:
 def test_a_body_that_is_no_json_teaches_nothing() -> None:
     async def play() -> None:
         worker = Tokenizer()
-        learner = PromptLearner(worker.post)
+        learner = PromptLearner(worker)
         for body in (b"", b"[1]", b"{"):
-            learner.sent(KVEventsPolicy(), "http://w", "/v1/completions", body, request("x"))
+            learner.sent(KVEventsPolicy(), WORKER, "/v1/completions", body, request("x"))
         await asyncio.gather(*learner._tasks)
         assert worker.asked == []
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import zmq.auth
 
-from bough.gateway.breaker import BreakerSettings
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.cache_watch import SENT_JSON, CacheWatch
 from bough.gateway.http_client import Upstream
 from bough.gateway.launching import free_ports
@@ -56,7 +56,7 @@ class Scene:
 
     def __init__(self, keyed: KeyedEngine) -> None:
         self.policies = PolicyTable(PolicyChoice("kv_events", {"trust_sent_secs": 0.0}))
-        self.registry, self.upstream = Registry(BreakerSettings()), Upstream()
+        self.registry, self.upstream = Registry(GatewaySettings()), Upstream()
         self.watch = CacheWatch(self.registry, self.policies, self.upstream, keyed.key_file)
         self.worker: Worker = self.registry.add(keyed.server.url)
         self.worker.capabilities = Capabilities(models=("m",), kv_events_config=keyed.config)

@@ -1,5 +1,1 @@
-"""The gateway over gRPC: `gateway.proto` is the contract. Needs `bough[grpc]`.
-
-Every call becomes a request to the gateway's HTTP application in the same process, so keys, limits, routing, retries
-and failover are those of HTTP.
-"""
+"""The gateway over gRPC: `gateway.proto` is the contract. Needs `bough[grpc]`."""

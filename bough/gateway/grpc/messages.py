@@ -90,10 +90,9 @@ def completion_body(request: Any, stream: bool) -> bytes:
     for name in SET_HERE:
         if name in more:
             raise RequestError(f"more.{name} cannot be set: the gRPC front sets it itself.", field=f"more.{name}")
-    prompt: Any
     if request.WhichOneof("prompt") is None:
         raise RequestError("Give a prompt: text or token_ids.", field="text")
-    prompt = request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids)
+    prompt: Any = request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids)
     body: dict[str, Any] = {name: _plain(value) for name, value in more.items()}
     for field, value in request.sampling.ListFields():  # what was given, defaults left out
         body[field.name] = list(value) if field.name in ("stop", "stop_token_ids") else value

@@ -1,17 +1,17 @@
-"""Routing policies by name. A policy is imported when it is chosen."""
+"""Routing policies: the workers that can take a request in, a choice out. A policy is imported when it is chosen by its
+name."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, cast
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from bough.core.errors import SettingsError
-from bough.gateway.policies.interface import Choice, Policy, RoutingRequest, WorkerView
-
-__all__ = ["POLICIES", "Choice", "Policy", "RoutingRequest", "WorkerView", "build_policy"]
 
 POLICIES: dict[str, tuple[str, str]] = {
     "random": ("bough.gateway.policies.plain", "RandomPolicy"),
@@ -23,6 +23,71 @@ POLICIES: dict[str, tuple[str, str]] = {
     "cache_aware": ("bough.gateway.policies.cache_aware", "CacheAwarePolicy"),
     "kv_events": ("bough.gateway.policies.kv_events", "KVEventsPolicy"),
 }
+
+
+class WorkerView(Protocol):
+    """What a policy sees of a worker. `load` counts requests in flight from this gateway; `reported_load` is what the
+    worker last said in /v1/loads."""
+
+    id: str
+    url: str
+    reported_load: float
+
+    @property
+    def load(self) -> int: ...
+
+
+class RoutingRequest(msgspec.Struct, frozen=True):
+    """The part of a request that routing needs."""
+
+    model: str
+    text: str  # the prompt: messages joined; ids as a string of numbers when only ids came
+    token_ids: tuple[int, ...] | None
+    session: str | None  # the routing key header (X-SMG-Routing-Key, X-Session-Id)
+    target: str | None  # X-SMG-Target-Worker: the id or URL of a worker
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The chosen worker, and the share of the prompt (0..1) that it is expected to have cached."""
+
+    worker_id: str
+    expected_cached: float = 0.0
+
+
+class Policy:
+    """One instance serves one model. It uses neither clock nor socket."""
+
+    def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        """A request that names its worker gets it, and a session stays with its worker, under every policy."""
+        return self.pick(_allowed(workers, request), request)
+
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        raise NotImplementedError
+
+    def routed(self, worker_id: str, request: RoutingRequest) -> None:
+        """The request was sent: the worker is assumed to hold its prefix."""
+
+    def removed(self, worker_id: str) -> None:
+        """The worker is gone, and its cache with it."""
+
+    def tick(self, now_s: float) -> None:
+        """Called about once a second with a steady clock."""
+
+
+def ranking(key: str, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The workers in this key's order, by a hash of both (rendezvous hashing). All gateways agree on it without shared
+    state, and a worker that leaves moves only its own keys."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return sorted(workers, key=lambda w: blake2b(w.url.encode(), digest_size=8, key=digest).digest(), reverse=True)
+
+
+def _allowed(workers: Sequence[WorkerView], request: RoutingRequest) -> Sequence[WorkerView]:
+    """The worker that the request is pinned to, if it can take requests, or all."""
+    if request.target is not None:
+        named = [worker for worker in workers if request.target in (worker.id, worker.url)]
+        if named:
+            return named
+    return workers if request.session is None else ranking(request.session, workers)[:1]
 
 
 def build_policy(name: str, /, seed: int | None = None, **options: Any) -> Policy:

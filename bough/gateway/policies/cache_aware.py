@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bough.core.errors import SettingsError
-from bough.gateway.policies.interface import Choice, Policy, RoutingRequest, WorkerView
+from bough.gateway.policies import Choice, Policy, RoutingRequest, WorkerView
 from bough.gateway.policies.plain import least_loaded
 from bough.gateway.policies.text_tree import TextTree
 
@@ -18,35 +19,29 @@ BURST = 2  # times the size of the tree, between two evictions
 SPARE = 8  # requests above the mean that count for nothing, so that a quiet fleet keeps its prefixes together
 
 
+@dataclass(eq=False)
 class CacheAwarePolicy(Policy):
     """Defaults are those of SGLang."""
 
-    def __init__(
-        self,
-        cache_threshold: float = 0.3,
-        balance_abs_threshold: int = 64,
-        balance_rel_threshold: float = 1.5,
-        max_load_factor: float | None = None,
-        eviction_interval_secs: float = 60.0,
-        max_tree_size: int = 2**26,
-        seed: int | None = None,
-    ) -> None:
-        if not 0.0 <= cache_threshold <= 1.0:
-            raise SettingsError(f"cache_threshold is a share between 0 and 1, got {cache_threshold}.")
-        if balance_abs_threshold < 0 or balance_rel_threshold < 1.0:
+    cache_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    max_load_factor: float | None = None
+    eviction_interval_secs: float = 60.0
+    max_tree_size: int = 2**26
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.cache_threshold <= 1.0:
+            raise SettingsError(f"cache_threshold is a share between 0 and 1, got {self.cache_threshold}.")
+        if self.balance_abs_threshold < 0 or self.balance_rel_threshold < 1.0:
             raise SettingsError("balance_abs_threshold must be at least 0, and balance_rel_threshold at least 1.")
-        if max_load_factor is not None and max_load_factor < 1.0:
-            raise SettingsError(f"max_load_factor must be at least 1, got {max_load_factor}.")
-        self._cache_threshold = cache_threshold
-        self._abs_threshold = balance_abs_threshold
-        self._rel_threshold = balance_rel_threshold
-        self._load_factor = max_load_factor
-        self._interval_s = eviction_interval_secs
-        self._evicted_s: float | None = None
-        self._max_tree_size = max_tree_size
-        self._dice = random.Random(seed)
+        if self.max_load_factor is not None and self.max_load_factor < 1.0:
+            raise SettingsError(f"max_load_factor must be at least 1, got {self.max_load_factor}.")
+        self._dice = random.Random(self.seed)
         self._sent = TextTree()
         self._now_s = 0.0
+        self._evicted_s = 0.0
 
     def cached(self, request: RoutingRequest) -> Mapping[str, float]:
         """The share of the prompt that each worker is expected to hold."""
@@ -57,29 +52,27 @@ class CacheAwarePolicy(Policy):
         cached = self.cached(request)
         loads = [worker.load for worker in workers]
         most, least = max(loads), min(loads)
-        if most - least > self._abs_threshold and most > self._rel_threshold * least:
+        if most - least > self.balance_abs_threshold and most > self.balance_rel_threshold * least:
             taken = least_loaded(workers, self._dice)
         else:
             fit = workers
-            if self._load_factor is not None:  # the least loaded is always within it
-                limit = self._load_factor * sum(loads) / len(loads) + SPARE
+            if self.max_load_factor is not None:  # the least loaded is always within it
+                limit = self.max_load_factor * sum(loads) / len(loads) + SPARE
                 fit = [worker for worker in workers if worker.load <= limit]
             best = max(cached.get(worker.id, 0.0) for worker in fit)
-            held = best > self._cache_threshold
+            held = best > self.cache_threshold
             taken = least_loaded([w for w in fit if not held or cached.get(w.id, 0.0) == best], self._dice)
         return Choice(taken.id, cached.get(taken.id, 0.0))
 
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
         self._sent.insert(request.text, worker_id, self._now_s)
-        self._sent.evict(BURST * self._max_tree_size)
+        self._sent.evict(BURST * self.max_tree_size)
 
     def removed(self, worker_id: str) -> None:
         self._sent.remove(worker_id)
 
     def tick(self, now_s: float) -> None:
         self._now_s = now_s
-        if self._evicted_s is None:
+        if now_s - self._evicted_s >= self.eviction_interval_secs:
             self._evicted_s = now_s
-        elif now_s - self._evicted_s >= self._interval_s:
-            self._evicted_s = now_s
-            self._sent.evict(self._max_tree_size)
+            self._sent.evict(self.max_tree_size)

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bough.gateway.policies import RoutingRequest
 from bough.gateway.policies.block_index import BlockIndex, pack
 from bough.gateway.policies.cache_aware import CacheAwarePolicy
-from bough.gateway.policies.interface import RoutingRequest
 from bough.memory.tree.events import KVEvent
 from bough.memory.tree.node import TOKEN_BYTES
 
@@ -88,28 +88,14 @@ def _beginnings(text: str) -> Iterator[tuple[int, int]]:
 # ---- the policy
 
 
+@dataclass(eq=False)
 class KVEventsPolicy(CacheAwarePolicy):
-    def __init__(
-        self,
-        cache_threshold: float = 0.1,
-        balance_abs_threshold: int = 64,
-        balance_rel_threshold: float = 1.5,
-        max_load_factor: float | None = 1.5,
-        eviction_interval_secs: float = 60.0,
-        max_tree_size: int = 2**26,
-        trust_sent_secs: float = 2.0,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            cache_threshold,
-            balance_abs_threshold,
-            balance_rel_threshold,
-            max_load_factor,
-            eviction_interval_secs,
-            max_tree_size,
-            seed,
-        )
-        self._trust_sent_s = trust_sent_secs
+    cache_threshold: float = 0.1
+    max_load_factor: float | None = 1.5
+    trust_sent_secs: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._indexes: dict[str, BlockIndex] = {}
         self._book = PromptBook()
 
@@ -120,7 +106,7 @@ class KVEventsPolicy(CacheAwarePolicy):
         # What was sent is learned to within two steps (see `curious`); where it is not, learning lags or failed.
         if known is None or max(by_text.values(), default=0) > known.chars + 2 * STEP:
             return {worker: length / chars for worker, length in by_text.items()}
-        recent = self._sent.match(request.text, since=self._now_s - self._trust_sent_s)
+        recent = self._sent.match(request.text, since=self._now_s - self.trust_sent_secs)
         shares = {worker: by_text[worker] / chars for worker in by_text if worker not in self._indexes}
         tokens = max(1, len(known.ids) // TOKEN_BYTES)
         for worker, index in self._indexes.items():

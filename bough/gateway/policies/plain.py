@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from bough.core.errors import SettingsError
-from bough.gateway.policies.interface import Choice, Policy, RoutingRequest, WorkerView, ranking
+from bough.gateway.policies import Choice, Policy, RoutingRequest, WorkerView, ranking
 
 CHARS_PER_TOKEN = 4  # of English text; only so that a length in tokens means about the same for text
 

@@ -20,7 +20,7 @@ from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
 from bough.messages.outputs import facts_of
 from bough.observability.metrics import State, state_figures
-from bough.observability.metrics_page import CONTENT_TYPE, metrics_page, state_page
+from bough.observability.metrics_page import CONTENT_TYPE, metrics_page
 from bough.server.context import STATE_TIMEOUT_S, ServerContext
 from bough.server.endpoint import GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError
@@ -80,7 +80,7 @@ async def loads(context: ServerContext, request: Request) -> Response:
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
     state = await known_state(context)
     if form == "prometheus":
-        return Response(state_page(state, context.model.name), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics_page(None, state, context.model.name), headers={"content-type": CONTENT_TYPE})
     figures = state_figures(state)
     load = Load(
         dp_rank=0,

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.core.errors import SettingsError
-from bough.gateway.policies import POLICIES, build_policy
-from bough.gateway.policies.interface import ranking
+from bough.gateway.policies import POLICIES, build_policy, ranking
 from tests.fakes.routing import fleet, request, worker
 
 KEYS = [f"session {number}" for number in range(2000)]

@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check
 
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: install clients schemas demo serve test test-slow test-long check format clean
 

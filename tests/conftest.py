@@ -26,7 +26,12 @@ if not HAS_GPU:
 SWEPT = ("tests/kernels/", "tests/attention/", "tests/executor/test_executor_cuda_simulated.py")
 
 
+# Files with few and long tests go first: at the end of a run, no process works on one while the others are done.
+LONG_FILES = ("tests/system/", "tests/parity/", "tests/kernels/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FILES))
     if HAS_GPU:
         return
     cases: dict[str, list[pytest.Item]] = {}

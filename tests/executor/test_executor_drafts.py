@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
 from bough.native.library import load_library
+from tests.conftest import TINY_LLAMA
 
 VOCABULARY, PAGES, TOKENS = 128, 64, 40
 PROMPTS = {0: [5, 9, 17, 33], 1: [8, 8, 8], 2: [1, 44, 50, 2, 7]}
@@ -32,17 +34,19 @@ def ints(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 @pytest.fixture(params=["native", "torch", pytest.param("triton", marks=pytest.mark.gpu)])
-def make_executor(request: pytest.FixtureRequest, tiny_model: Path) -> Callable[[], Any]:
+def make_executor(request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path) -> Callable[[], Any]:
     if request.param == "native" and load_library() is None:
         pytest.skip("the CPU kernels are not compiled")
-    device = (
-        {"device": "cuda", "dtype": "float32"} if request.param == "triton" else {"device": "cpu", "cpu_threads": 1}
-    )
-    flat = {"load_format": "dummy", "max_total_tokens": 256, **device}
+    folder, device = tiny_model, {"device": "cpu", "cpu_threads": 1}
+    if request.param == "triton":
+        folder, device = tmp_path, {"device": "cuda"}
+        shape = {"hidden_size": 128, "head_dim": 32, "vocab_size": VOCABULARY}  # products have 16 columns or more
+        (folder / "config.json").write_text(json.dumps(TINY_LLAMA | shape))
+    flat = {"load_format": "dummy", "dtype": "float32", "max_total_tokens": 256, **device}
 
     def make() -> Any:
         settings = Settings.from_flat({**flat, "attention_backend": request.param, "random_seed": 3})
-        return build_executor(locate(str(tiny_model)), settings).executor
+        return build_executor(locate(str(folder)), settings).executor
 
     return make
 

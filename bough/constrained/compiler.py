@@ -1,7 +1,7 @@
 """Compiles grammars and caches them by spec, for all requests of an engine.
 
-A worker process prepares a spec, because Python's work would hold the engine's interpreter. A thread compiles a small
-grammar; a second kind of worker process compiles a large one, because a process can be killed. Refusals are cached too.
+A process prepares a spec, because Python's work would hold the engine's interpreter. A thread compiles a small
+grammar; a second kind of process compiles a large one, because a process can be killed. Refusals are cached too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
+from bough.constrained.compiler_process import CompilerPool, Hello
 from bough.constrained.interface import Compiled, GrammarSpec, Ticket
 from bough.constrained.prepare import Prepared
 from bough.constrained.vocabulary import Vocabulary
-from bough.constrained.worker import Hello, WorkerPool
 from bough.core.errors import RequestError, SettingsError
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ class CachingCompiler:
         self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, "grammar", _stand_back)
-        self._waiters = ThreadPoolExecutor(workers, "grammar-worker", _stand_back)
+        self._waiters = ThreadPoolExecutor(workers, "grammar", _stand_back)
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
-        self._preparers = WorkerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
-        self._compilers = WorkerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
+        self._preparers = CompilerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
+        self._compilers = CompilerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
         self._capacity = cache_entries
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""How large a grammar may be. What passes these limits and is still too much ends at the time limit, in a worker."""
+"""How large a grammar may be. What passes these limits and is still too much ends at the time limit, in its process."""
 
 from __future__ import annotations
 

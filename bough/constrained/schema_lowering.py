@@ -228,10 +228,10 @@ Owned = tuple[int, dict[str, Any]]  # a schema, and the option that it belongs t
 
 
 def are_disjoint(options: Sequence[dict[str, Any]], definitions: Mapping[str, dict[str, Any]]) -> bool:
-    return _told_apart(list(enumerate(options)), definitions, MAX_STEPS)
+    return _distinguishable(list(enumerate(options)), definitions, MAX_STEPS)
 
 
-def _told_apart(schemas: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:
+def _distinguishable(schemas: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:
     if steps == 0:
         return False
     owner_of_value: dict[Any, int] = {}
@@ -258,7 +258,7 @@ def _told_apart(schemas: list[Owned], definitions: Mapping[str, dict[str, Any]],
         everyone = owners | value_kinds.get(kind, set())
         if len(everyone) > 1 and (kind != "object" or value_kinds.get(kind)):
             return False
-    return _objects_apart(objects, definitions, steps)
+    return _disjoint_objects(objects, definitions, steps)
 
 
 def _leaves(schemas: Sequence[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> Iterator[Owned]:
@@ -275,19 +275,19 @@ def _leaves(schemas: Sequence[Owned], definitions: Mapping[str, dict[str, Any]],
             yield owner, schema
 
 
-def _objects_apart(objects: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:
+def _disjoint_objects(objects: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:
     """Whether objects of different owners exclude each other: by one property for all, or each by one with each."""
     if len({owner for owner, _ in objects}) < 2:
         return True
     shared = set.intersection(*({*schema.get("required", ())} for _, schema in objects))
     for name in sorted(shared):
         values = [(owner, schema["properties"][name]) for owner, schema in objects if name in schema["properties"]]
-        if len(values) == len(objects) and _told_apart(values, definitions, steps - 1):
+        if len(values) == len(objects) and _distinguishable(values, definitions, steps - 1):
             return True
     if len(objects) == 2 or len(objects) > MAX_COMPARED:
         return False
     pairs = ([one, other] for one, other in combinations(objects, 2) if one[0] != other[0])
-    return all(_objects_apart(pair, definitions, steps - 1) for pair in pairs)
+    return all(_disjoint_objects(pair, definitions, steps - 1) for pair in pairs)
 
 
 def _kind(value: Any) -> str:

@@ -91,6 +91,8 @@ class ModelControl:
         self._weights.fill(checkpoint)
         if not self._weights.in_place and not self._asleep:
             self._rebuild()
+        if command.load_format == "dummy":
+            return "The weights are random (load_format dummy)."
         return f"The weights are those of {command.model_path}."
 
     def _sleep(self, tags: list[MemoryTag]) -> str:
@@ -101,7 +103,7 @@ class ModelControl:
             self._asleep.add(tag)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return f"Released: {', '.join(tags) or 'nothing, it was before'}."
+        return f"Released: {', '.join(tags)}." if tags else "Already released."
 
     def _wake(self, tags: list[MemoryTag]) -> str:
         for tag in tags:

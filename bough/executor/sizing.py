@@ -183,8 +183,8 @@ class StepShape:
         return max(forward_bytes, hidden + self.sampling_bytes())
 
     def sampling_bytes(self) -> int:
-        """Logits of all rows, and on top either a line apart for each with the copy that a request's own code is given
-        (filters take less), or what logprobs need once these are gone. Prompts are scored before, without the
+        """Logits of all rows, and on top either a separate float32 row for each with the copy that a request's own code
+        is given (filters take less), or what logprobs need once these are gone. Prompts are scored before, without the
         logits."""
         line = self.vocab_size * FLOAT_BYTES
         return self.rows * self.vocab_size * self.logit_itemsize + max(2 * self.rows * line, self.scoring_bytes())

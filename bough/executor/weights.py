@@ -51,6 +51,8 @@ class WeightStore:
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         """Another checkpoint of the same model."""
+        if not model_path:
+            raise RequestError("model_path is empty; name a folder or file with the new weights.", field="model_path")
         if load_format is None:  # who gives a path does not mean random weights
             load_format = "auto" if self._load_format == "dummy" else self._load_format
         if load_format not in LOAD_FORMATS:

@@ -39,7 +39,7 @@ class Sender:
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 500)  # milliseconds: last words get out, a dead peer holds up nobody
+        self._socket.setsockopt(zmq.LINGER, 500)  # ms: queued messages are sent, and a dead peer delays nobody
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 

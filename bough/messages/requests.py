@@ -21,7 +21,7 @@ class LogprobRequest(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """How many logprobs are told of each token."""
+        """How many logprobs are returned for each token."""
         return 1 + self.top + len(self.ids)
 
 

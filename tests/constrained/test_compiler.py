@@ -15,6 +15,7 @@ import pytest
 
 from bough.constrained import xgrammar_backend
 from bough.constrained.compiler import CachingCompiler
+from bough.constrained.compiler_process import CompilerPool, Hello, _CompilerProcess
 from bough.constrained.interface import (
     Compiled,
     GrammarCompiler,
@@ -28,7 +29,6 @@ from bough.constrained.interface import (
 )
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
-from bough.constrained.worker import Hello, WorkerPool, _Worker
 from bough.core.errors import RequestError, SettingsError
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
 
@@ -187,12 +187,12 @@ def test_what_is_no_fault_of_the_grammar_fails_its_request_and_is_tried_again(mo
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
-def preparers_with(timeout_s: float) -> WorkerPool:
-    return WorkerPool(Hello("xgrammar", None, timeout_s), 1, "preparing")
+def preparers_with(timeout_s: float) -> CompilerPool:
+    return CompilerPool(Hello("xgrammar", None, timeout_s), 1, "preparing")
 
 
 @pytest.fixture(scope="module")
-def preparers() -> Iterator[WorkerPool]:
+def preparers() -> Iterator[CompilerPool]:
     pool = preparers_with(60.0)
     yield pool
     pool.close()
@@ -209,7 +209,7 @@ class LateSelector(selectors.DefaultSelector):
 
 def test_whoever_waits_for_a_worker_notices_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selectors.DefaultSelector", LateSelector)
-    worker = _Worker()
+    worker = _CompilerProcess()
     os.kill(worker._process.pid, signal.SIGSTOP)  # it will not answer
     threading.Timer(0.3, worker.end).start()
     with pytest.raises((EOFError, ConnectionError)):  # not a TimeoutError, long after
@@ -228,19 +228,19 @@ def test_preparing_has_a_limit_too_and_its_worker_goes_on() -> None:
         pool.close()
 
 
-def test_a_refusal_crosses_with_its_field(preparers: WorkerPool) -> None:
+def test_a_refusal_crosses_with_its_field(preparers: CompilerPool) -> None:
     with pytest.raises(RequestError, match="line 1") as refused:
         preparers.ask(ebnf_spec("root ::= ("))
     assert refused.value.field == "ebnf"
 
 
-def test_a_long_chain_of_rules_is_no_defect(preparers: WorkerPool) -> None:
+def test_a_long_chain_of_rules_is_no_defect(preparers: CompilerPool) -> None:
     chain = [f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(500)]
     with pytest.raises(RequestError, match="too deep to be followed; make it flatter"):
         preparers.ask(ebnf_spec("\n".join(["root ::= r0", *chain, 'r500 ::= "b"'])))
 
 
-def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
+def test_a_worker_that_dies_fails_one_grammar(preparers: CompilerPool) -> None:
     preparers.ask(regex_spec("a"))
     (worker,) = preparers._running
     worker._process.kill()
@@ -249,7 +249,7 @@ def test_a_worker_that_dies_fails_one_grammar(preparers: WorkerPool) -> None:
     assert preparers.ask(regex_spec("b"))
 
 
-def test_what_nobody_follows_in_bounded_time_says_so(preparers: WorkerPool) -> None:
+def test_what_nobody_follows_in_bounded_time_says_so(preparers: CompilerPool) -> None:
     text, word = {"type": "any_text"}, {"type": "regex", "pattern": "a*"}
     tag = {"type": "sequence", "elements": [text, {"type": "star", "content": word}, text, word]}
     with pytest.raises(RequestError, match=r"many ways at once.*one character decides"):

@@ -116,6 +116,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
     refused(tmp_path / "nowhere", "Unknown model")
     refused("a\0b", "Unknown model|cannot be read")
     refused(checkpoints[1], "load_format must be one of", "pickle", RequestError)
+    refused("", "model_path is empty", None, RequestError)
     refused(checkpoints[1], "holds no gguf weights", "gguf")
     refused(write_checkpoint(tmp_path / "wide", 3, intermediate_size=96), "its intermediate_size is 96")
     refused(write_checkpoint(tmp_path / "turned", 3, rope_theta=5000.0), "its rope is")

@@ -147,7 +147,7 @@ def _format_of(info: dict[str, Any]) -> ChatFormat:
     """The template that the server tells of; others are known by the model's name."""
     if "chat_template" not in info:
         return format_by_path(str(info.get("model_path", "")))
-    told = info["chat_template"]
-    if told is None:
+    template = info["chat_template"]
+    if template is None:
         return NoChat()
-    return TemplateFormat(ChatTemplate(told["sources"], told["variables"]), told["first_token"])
+    return TemplateFormat(ChatTemplate(template["sources"], template["variables"]), template["first_token"])

@@ -58,7 +58,7 @@ static inline int64_t tile_bytes(int format, int64_t k) {
 
 /* Asks for a tile's lines before they are needed: those that are its share for one of its groups. A product with few
  * tokens takes no longer than its weights take to arrive, and they do not arrive at full speed unasked: a tile's scales
- * and offsets are streams of their own, and the machine's own foresight ends with every page. */
+ * and offsets are streams of their own, and hardware prefetch stops at page boundaries. */
 ALWAYS_INLINE void fetch_group(int format, const uint8_t *tile, int64_t group) {
     int halves = scales_of_group(format) + (has_offsets(format) ? 1 : 0);
     int64_t share = group_bytes(format) + halves * TILE_ROWS * (int64_t)sizeof(uint16_t);

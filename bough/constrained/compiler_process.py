@@ -1,8 +1,8 @@
 """Processes in which grammars are prepared or compiled, because a process can be ended, and a thread cannot.
 
-A worker reads a hello, then one spec after the other, and answers each with an outcome, as msgpack over one connection.
+Each reads a hello, then one spec after the other, and answers each with an outcome, as msgpack over one connection.
 With a vocabulary in the hello it compiles, without one it prepares. Each spec has a child process with a timer, so that
-what was loaded stays. `WorkerPool` starts workers and hands them out.
+what was loaded stays. `CompilerPool` starts processes and hands them out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     hello = msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
-    work = _worker_for(hello)
+    work = _work_for(hello)
     connection.send_bytes(msgspec.msgpack.encode(Outcome()))
     while True:
         spec = msgspec.msgpack.decode(connection.recv_bytes(), type=GrammarSpec)
@@ -82,7 +82,7 @@ def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: 
     connection.send_bytes(msgspec.msgpack.encode(outcome))
 
 
-def _worker_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:
+def _work_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:
     if hello.vocabulary is None:
         return lambda spec: msgspec.msgpack.encode(_prepare(spec, hello.backend))
     os.nice(5)  # the model goes first
@@ -112,13 +112,13 @@ def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome
         return Outcome(error=f"The grammar cannot be read ({type(error).__name__}: {error}); please report it.")
 
 
-# ---- in the engine: the worker processes, and who gets one
+# ---- in the engine: the processes, and who gets one
 
 START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
-GRACE_S = 30.0  # beyond a spec's own time, until a worker is given up that says nothing
+GRACE_S = 30.0  # beyond a spec's own time, until a process is given up that says nothing
 
 
-class WorkerPool:
+class CompilerPool:
     """Called from threads, each of which waits for its own spec. `doing` names what is done to it, `setting` the flag
     that bounds it, where one does."""
 
@@ -127,25 +127,25 @@ class WorkerPool:
         self._timeout_s = hello.timeout_s
         self._doing = doing
         self._limit = f"{hello.timeout_s:g} s" if setting is None else f"{hello.timeout_s:g} s ({setting})"
-        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._free: queue.LifoQueue[_CompilerProcess | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)  # a place without a process yet
-        self._running: set[_Worker] = set()
+        self._running: set[_CompilerProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     def ask(self, spec: GrammarSpec) -> bytes:
-        """What a worker makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
-        worker = self._free.get()
+        """What a process makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
+        process = self._free.get()
         try:
-            if worker is None:
-                worker = self._start()
-            outcome = worker.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
+            if process is None:
+                process = self._start()
+            outcome = process.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
         except (TimeoutError, EOFError, ConnectionError):
-            self._end(worker)
-            worker, outcome = None, Outcome(ended=signal.SIGKILL)
+            self._end(process)
+            process, outcome = None, Outcome(ended=signal.SIGKILL)
         finally:
-            self._free.put(worker)
+            self._free.put(process)
         if outcome.ended:
             late = outcome.ended == signal.SIGALRM
             reason = f"takes longer than {self._limit}" if late else "needs more memory or stack than it may have"
@@ -158,38 +158,38 @@ class WorkerPool:
         with self._lock:
             self._closed = True
             running, self._running = self._running, set()
-        for worker in running:
-            worker.end()
+        for process in running:
+            process.end()
 
-    def _start(self) -> _Worker:
-        worker = _Worker()
+    def _start(self) -> _CompilerProcess:
+        process = _CompilerProcess()
         with self._lock:
             if self._closed:
-                worker.end()
+                process.end()
                 raise EOFError("the engine is closing")
-            self._running.add(worker)
+            self._running.add(process)
         try:
-            worker.ask(self._hello, START_TIMEOUT_S)
+            process.ask(self._hello, START_TIMEOUT_S)
         except (TimeoutError, EOFError, ConnectionError):
-            self._end(worker)
+            self._end(process)
             if self._closed:
                 raise
             raise ChildProcessError("a process for grammars did not start") from None
-        return worker
+        return process
 
-    def _end(self, worker: _Worker | None) -> None:
-        if worker is not None:
-            worker.end()
+    def _end(self, process: _CompilerProcess | None) -> None:
+        if process is not None:
+            process.end()
             with self._lock:
-                self._running.discard(worker)
+                self._running.discard(process)
 
 
-class _Worker:
+class _CompilerProcess:
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bough.constrained.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "bough.constrained.compiler_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # so that its children can be ended with it

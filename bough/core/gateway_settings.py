@@ -47,8 +47,7 @@ class GatewaySettings(EdgeSettings):
     policy: str | None = setting(
         None,
         "how a worker is chosen, for models without a policy of their own: random, round_robin, power_of_two, "
-        "least_loaded, consistent_hashing, prefix_hash, cache_aware or kv_events; cache_aware when left out, and with "
-        "several processes prefix_hash, which needs no memory that they would have to share",
+        "least_loaded, consistent_hashing, prefix_hash, cost, cache_aware or kv_events; cost when left out",
     )
     launch: int = setting(0, "start this many engines on this machine; flags after -- are theirs", low=0)
     processes: int = setting(1, "processes that serve on the one port", low=1, high=64)
@@ -103,9 +102,12 @@ class GatewaySettings(EdgeSettings):
 
     @property
     def default_policy(self) -> str:
-        if self.policy is not None:
-            return self.policy
-        return "cache_aware" if self.processes == 1 else "prefix_hash"
+        return self.policy or "cost"
+
+    @property
+    def default_policy_options(self) -> dict[str, Any]:
+        """Several processes do not see each other's requests, so `cost` lets them agree on a worker by a hash."""
+        return {"home_share": 0.5} if self.default_policy == "cost" and self.processes > 1 else {}
 
 
 def gateway_fields() -> list[dataclasses.Field[Any]]:

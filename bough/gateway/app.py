@@ -10,11 +10,11 @@ from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
-from bough.gateway.headers import upstream_headers
+from bough.gateway.headers import RawHeaders, header, upstream_headers
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import Peek, peek
-from bough.gateway.responses import Response
+from bough.gateway.responses import JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
@@ -34,6 +34,7 @@ WORKER_MANAGEMENT = frozenset(
     | {f"/api/{what}" for what in ("copy", "create", "delete", "pull", "push")}
 )
 STORED = "/v1/responses/"
+JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlencoded"})
 
 
 class GatewayApp:
@@ -65,7 +66,10 @@ class GatewayApp:
             client = self._gateway.clients.identify(access, scope["headers"])
             self._count(client)
             body = await held.read(scope, receive, self._gateway.bodies.largest)
-            call = make_call(scope, body, await self._gateway.bodies.peek(body, scope["headers"]), client)
+            peeked = await self._gateway.bodies.peek(body, scope["headers"])
+            if peeked.not_json is not None and takes_json(path, scope["headers"]):
+                raise HttpError(400, f"The body is not a valid JSON object: {peeked.not_json}.", "BadRequestError")
+            call = make_call(scope, body, peeked, client)
             await self._proxied(call, Outlet(call, send), receive)
         except ClientLeftError:
             return
@@ -111,6 +115,15 @@ def is_proxied(path: str) -> bool:
     if "/." in path and not {".", ".."}.isdisjoint(path.split("/")):
         return False
     return path.startswith(PREFIXES) or path in NATIVE_PATHS
+
+
+def takes_json(path: str, headers: RawHeaders) -> bool:
+    """Whether a body must be a JSON object. Forms with files and encoded bodies are for the worker to read; who sends
+    JSON with curl calls it a form by default."""
+    if header(headers, b"content-encoding") is not None:
+        return False
+    kind = (header(headers, b"content-type") or "").partition(";")[0].strip().lower()
+    return path in JSON_PATHS or kind in JSON_TYPES
 
 
 def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None) -> Call:

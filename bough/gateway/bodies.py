@@ -100,7 +100,8 @@ LONGEST_NAME = 100
 
 Steps = Generator[int, None, bytes]  # yields the work of each step, in bytes
 
-BEGINNING = re.compile(rb"[ \t\r\n]*+\{")
+NO_OBJECT = b"!"
+BEGINNING, ENDING = re.compile(rb"[ \t\r\n]*+\{"), re.compile(rb"[ \t\r\n]*+\Z")
 OUTER, INNER = re.compile(rb'["{}\[\],:]'), re.compile(rb'["{}\[\]]')
 IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\],]', re.DOTALL)
@@ -109,9 +110,9 @@ CLOSING = {ord("{"): b"}", ord("["): b"]"}
 
 
 async def excerpt_of(body: bytes) -> bytes:
-    """A small body with only the fields that routing reads; empty for what is no JSON object. A decoder would block the
-    event loop for seconds on millions of tiny values, so the body is searched in steps. Raises a 413 for too many
-    values."""
+    """A small body with only the fields that routing reads; no JSON for what is no JSON object, as far as its brackets
+    tell. A decoder would block the event loop for seconds on millions of tiny values, so the body is searched in steps.
+    Raises a 413 for too many values."""
     steps = _excerpt(body)
     work = 0
     for _ in range(MOST_STEPS):
@@ -130,7 +131,7 @@ async def excerpt_of(body: bytes) -> bytes:
 def _excerpt(body: bytes) -> Steps:
     start = BEGINNING.match(body, 0, WINDOW)
     if start is None:
-        return b""
+        return NO_OBJECT
     found: dict[str, tuple[int, int]] = {}
     name, value_at, string_at, at, depth = "", 0, start.end(), start.end(), 1
     while depth and at < len(body):
@@ -153,6 +154,8 @@ def _excerpt(body: bytes) -> Steps:
         if name and (sign == COMMA or not depth):
             found[name] = value_at, mark.start()
             name = ""
+    if depth or ENDING.match(body, at) is None:
+        return NO_OBJECT
     parts = []
     for name, (begin, end) in found.items():
         part = body[begin:end] if end - begin <= MOST_OF_FIELD else (yield from _cut(body, begin))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from bough.gateway.peek import Peek
+from bough.gateway.poison import Faults
 from bough.gateway.worker import Worker
 from bough.server.endpoint import encode_json
 
@@ -33,6 +34,7 @@ class Call:
     admitted: bool = False  # it counts against the gateway's limit on requests at once
     tried: set[str] = field(default_factory=set)  # workers that failed it
     unable: set[str] = field(default_factory=set)  # workers that cannot go on with its stream
+    faults: Faults = field(default_factory=Faults)
     worker: Worker | None = None  # the last one it was sent to
     attempts: int = 0
     retries: int = 0

@@ -22,7 +22,7 @@ from bough.core.yaml_file import read_yaml
 from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.core import Gateway
 from bough.gateway.policies import build_policy
-from bough.gateway.policy_table import PolicyChoice
+from bough.gateway.policy_table import PolicyChoice, default_choice
 from bough.gateway.registry import checked_key, normal_url
 
 log = logging.getLogger(__name__)
@@ -167,8 +167,8 @@ class ConfigFile:
             if before.policies.get(model) != choice:
                 self._gateway.policies.choose(model, choice)
         if "policy" in changed:
-            without = dataclasses.replace(self._gateway.settings, policy=None).default_policy
-            self._gateway.policies.set_default(PolicyChoice(content.settings.get("policy") or without))
+            settings = dataclasses.replace(self._gateway.settings, policy=content.settings.get("policy"))
+            self._gateway.policies.set_default(default_choice(settings))
 
     def _take_clients(self, before: FileContent, content: FileContent, changed: set[str]) -> None:
         """Replaces the clients only if keys or rates have changed, because their rate limits start again."""

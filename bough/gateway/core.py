@@ -19,7 +19,7 @@ from bough.gateway.health import HealthChecks
 from bough.gateway.http_client import Upstream
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
-from bough.gateway.policy_table import PolicyChoice, PolicyTable
+from bough.gateway.policy_table import PolicyTable, default_choice
 from bough.gateway.proxy import Proxy, StickyResponses
 from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.tracing import traces_to
@@ -40,7 +40,7 @@ class Gateway:
         self.settings = settings
         self.bodies = Bodies(settings)
         self.registry = Registry(settings)
-        self.policies = PolicyTable(PolicyChoice(settings.default_policy), self.registry.knows)
+        self.policies = PolicyTable(default_choice(settings), self.registry.knows)
         self.upstream = Upstream()
         self.cache_watch = CacheWatch(self.registry, self.policies, self.upstream, settings.kv_events_key_file)
         self.registry.listen(self.policies)

@@ -113,7 +113,7 @@ class Dispatch(RegistryListener):
             self.active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
-        return Lease(worker, self.serve_waiting)
+        return Lease(worker, self.serve_waiting, choice.prefill_tokens)
 
     def has_untried(self, call: Call) -> bool:
         return any(worker.id not in call.tried for worker in self._candidates(call))

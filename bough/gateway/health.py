@@ -23,11 +23,12 @@ log = logging.getLogger(__name__)
 
 PROBE_PAUSE_S = 0.5
 FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
-LOAD_PAUSE_S = 5.0  # loads are polled more often than health: they are for routing
+LOAD_PAUSE_S = 1.0  # loads are polled more often than health: they tell what other gateways have sent
 
 
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
 LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
+SPEED_FIGURE = "prefill_tokens_per_s"
 
 
 class HealthRecord:
@@ -94,8 +95,9 @@ class HealthChecks(RegistryListener):
             await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
         except (OSError, ValueError) as error:
             worker.last_error = reason = f"its health check failed: {describe(error)}"
-            if record.note(passed=False) or _nobody_listens(error):
-                self._registry.leave_rotation(worker, reason)
+            ended = nobody_listens(error)
+            if record.note(passed=False) or ended:
+                self._registry.leave_rotation(worker, reason, ended=ended)
             return
         if not record.note(passed=True):
             return
@@ -103,7 +105,7 @@ class HealthChecks(RegistryListener):
         if not worker.in_rotation:
             worker.capabilities = found
             with contextlib.suppress(OSError):  # it is well, and not held up for this
-                worker.reported_load = await reported_load(self._upstream, worker, FIRST_LOAD_S)
+                await read_load(self._upstream, worker, FIRST_LOAD_S)
             self._registry.enter_rotation(worker)
         elif found.models and found != worker.capabilities:  # an adapter was loaded, or another engine is there
             worker.capabilities = found
@@ -125,11 +127,19 @@ class HealthChecks(RegistryListener):
             while True:
                 await asyncio.sleep(LOAD_PAUSE_S)
                 if worker.in_rotation:
-                    timeout_s = self._settings.health_check_timeout_secs
-                    worker.reported_load = await reported_load(self._upstream, worker, timeout_s)
+                    await read_load(self._upstream, worker, self._settings.health_check_timeout_secs)
 
 
-def _nobody_listens(error: Exception) -> bool:
+async def refuses_connections(upstream: Upstream, worker: Worker) -> bool:
+    """Whether nobody listens where a worker was a moment ago: its process has ended."""
+    try:
+        await upstream.get(worker, "/health", FIRST_LOAD_S)
+    except OSError as error:
+        return nobody_listens(error)
+    return False
+
+
+def nobody_listens(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
 
 
@@ -165,13 +175,18 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
     )
 
 
-async def reported_load(upstream: Upstream, worker: Worker, timeout_s: float) -> float:
-    """Running and waiting requests from any sender; 0 if the worker does not report them."""
+async def read_load(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
+    """Running and waiting requests from any sender, and how fast prompts are computed; 0 and unknown if the worker does
+    not report them."""
+    own_before = worker.load
     loads = (await _json(upstream, worker, "/v1/loads", timeout_s)).get("loads")
-    if not isinstance(loads, list):
-        return 0.0
-    figures = [load.get(name) for load in loads if isinstance(load, dict) for name in LOAD_FIGURES]
-    return float(sum(figure for figure in figures if isinstance(figure, int | float)))
+    replicas = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
+
+    def total(*names: str) -> float:
+        figures = [load.get(name) for load in replicas for name in names]
+        return float(sum(figure for figure in figures if isinstance(figure, int | float)))
+
+    worker.note_report(total(*LOAD_FIGURES), total(SPEED_FIGURE) or None, own_before)
 
 
 def _is_named(entry: Any) -> bool:

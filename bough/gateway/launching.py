@@ -188,7 +188,7 @@ class LocalEngines(RegistryListener):
                 log.error("engine %d was not ready in time (--worker-startup-timeout-secs)", engine.number)
                 await engine.end()
         code = process.returncode
-        self._registry.leave_rotation(worker, f"its process has ended with {_how(code)}")
+        self._registry.leave_rotation(worker, f"its process has ended with {_how(code)}", ended=True)
         return served
 
     def _command(self, number: int) -> tuple[list[str], dict[str, str]]:

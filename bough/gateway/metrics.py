@@ -46,6 +46,7 @@ class GatewayMetrics(Collector):
         self.moves = counter("moves", "Requests moved away from a lost worker")
         self.hedges = counter("hedges", "Second workers asked beside a slow one")
         self.failovers = counter("stream_failovers", "Streams resumed on another worker")
+        self.poisons = counter("poison_requests", "Requests that two workers failed at in the same way")
         self.rate_limited = counter("rate_limited", "Requests over a rate limit")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, as workers reported")
         self._cached_tokens = counter("cached_tokens", "Of those, found in the cache, as workers reported")

@@ -41,15 +41,18 @@ class Peek(msgspec.Struct, frozen=True):
     priority: int
     routing: RoutingRequest
     previous_response_id: str | None
+    not_json: str | None = None  # why the body is no JSON object
 
 
 def peek(body: bytes, headers: RawHeaders) -> Peek:
-    fields = _NOTHING
+    fields, not_json = _NOTHING, None
     try:
         if body:
             fields = _REQUEST_DECODER.decode(body)
         text, ids = _prompt(fields)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # no worker will take it
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        text, ids, not_json = "", None, str(error)
+    except RecursionError:  # JSON that a worker may be able to read
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
     routing = RoutingRequest(
@@ -61,7 +64,8 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     )
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
-    return Peek(model, fields.stream is True, priority, routing, earlier if isinstance(earlier, str) else None)
+    named = earlier if isinstance(earlier, str) else None
+    return Peek(model, fields.stream is True, priority, routing, named, not_json)
 
 
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:

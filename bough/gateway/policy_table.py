@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.policies import Policy, build_policy
 from bough.gateway.registry import RegistryListener
 from bough.gateway.worker import Worker
@@ -18,6 +19,10 @@ from bough.gateway.worker import Worker
 class PolicyChoice:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def default_choice(settings: GatewaySettings) -> PolicyChoice:
+    return PolicyChoice(settings.default_policy, settings.default_policy_options)
 
 
 class PolicyTable(RegistryListener):

@@ -20,6 +20,7 @@ from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
 from bough.gateway.clients import TokenBucket, take_from_all
 from bough.gateway.dispatch import Dispatch
+from bough.gateway.health import nobody_listens, refuses_connections
 from bough.gateway.http_client import Upstream, describe
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
@@ -107,11 +108,23 @@ class Proxy:
 
     async def _first_response(self, call: Call, body: bytes) -> Response | OpenStream:
         """The first good response; without one, the last worker's error or the gateway's own."""
+        try:
+            return await self._tried(call, body)
+        finally:
+            call.faults.settle()
+
+    async def _tried(self, call: Call, body: bytes) -> Response | OpenStream:
         retries = 0
         while True:
             try:
                 return await self._hedged(call, body)
             except AttemptFailedError as failure:
+                if call.faults.poison is not None:
+                    call.error = f"not tried on a third worker: {call.faults.poison}"
+                    self.metrics.poisons.inc()
+                    if failure.answered:
+                        return failure.final_response()
+                    raise _poison_error(call.faults.poison) from None
                 if failure.moved:
                     call.moves += 1
                     self.metrics.moves.inc()
@@ -186,17 +199,33 @@ class Proxy:
                 raise
             call.tried.add(worker.id)
             self.metrics.attempt_failed(worker, failure)
-            if failure.blames_worker:
+            if failure.blames_worker and failure.answered:
+                call.faults.answered(lease, failure.status, failure.reason)
+            elif failure.blames_worker:
                 lease.fail(failure.reason)
             else:
                 lease.abandon()
+            await self._note_end(call, worker, error)
             raise failure from None
         finally:
             silence.cancel()
         call.worker = worker
         if isinstance(result, Response):
             lease.succeed()
+        else:
+            lease.prefilled()
         return result
+
+    async def _note_end(self, call: Call, worker: Worker, error: BaseException) -> None:
+        """Finds out whether the worker ended with the request, where its connection broke."""
+        if isinstance(error, WorkerLostError):
+            ended = worker.ended
+        elif isinstance(error, OSError) and not isinstance(error, TimeoutError) and not nobody_listens(error):
+            ended = worker.ended or await refuses_connections(self.upstream, worker)
+        else:
+            return
+        if ended:
+            call.faults.ended(worker)
 
     # ---- streams
 
@@ -218,6 +247,13 @@ class Proxy:
             except LOST as error:
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
+                if len(text.output_ids) > had:
+                    call.faults.progressed()
+                await self._note_end(call, stream.lease.worker, error)
+                if call.faults.poison is not None:
+                    self.metrics.poisons.inc()
+                    await outlet.broken(_poison_error(call.faults.poison).failure.message)
+                    return
             if not text.resumable or (failures and not await self._pause(call, failures - 1)):
                 await outlet.broken(f"The worker was lost in the middle of the answer ({reason}).")
                 return
@@ -264,6 +300,10 @@ class Proxy:
         if isinstance(result, Response):
             raise HttpError(502, "no other could go on with the answer.", "BadGatewayError")
         return result
+
+
+def _poison_error(why: str) -> HttpError:
+    return HttpError(502, f"The request is not tried on a third worker, because {why}.", "BadGatewayError")
 
 
 def _failure_of(error: BaseException) -> AttemptFailedError | None:

@@ -92,14 +92,17 @@ class Registry:
 
     def enter_rotation(self, worker: Worker) -> None:
         worker.in_rotation = worker.ever_healthy = True
+        worker.ended = False
         worker.last_error = None
         worker.breaker.reset()
         log.info("worker %s at %s is in rotation: %s", worker.id, worker.url, ", ".join(worker.capabilities.models))
         self.notify_changed(worker)
 
-    def leave_rotation(self, worker: Worker, reason: str) -> None:
-        """The worker is considered dead: attempts that can go on elsewhere are called back."""
+    def leave_rotation(self, worker: Worker, reason: str, *, ended: bool = False) -> None:
+        """The worker is considered dead: attempts that can go on elsewhere are called back. `ended`: its process is
+        gone."""
         worker.last_error = reason
+        worker.ended = worker.ended or ended
         if not worker.in_rotation:
             return
         worker.in_rotation = False

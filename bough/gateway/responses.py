@@ -64,6 +64,11 @@ class AttemptFailedError(Exception):
         self._response = response
 
     @property
+    def answered(self) -> bool:
+        """Whether it is the worker's own error."""
+        return self._response is not None
+
+    @property
     def settled(self) -> bool:
         """Whether only another worker could do better."""
         return self.status == NOT_IMPLEMENTED

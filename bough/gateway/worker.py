@@ -54,8 +54,12 @@ class Worker:
     limit: int | None = None  # requests at once that the gateway sends there
     capabilities: Capabilities = field(default_factory=Capabilities)
     reported_load: float = 0.0
+    other_load: float = 0.0  # of the reported load, what this gateway process has not sent
+    prefill_tokens: float = 0.0  # of the leases without a first token
+    speed: float | None = None  # prompt tokens that it computes in a second
     in_rotation: bool = False
     ever_healthy: bool = False
+    ended: bool = False  # its process is gone
     draining: bool = False
     removed: bool = False
     expected_back: bool = False  # the gateway itself is starting it
@@ -96,6 +100,11 @@ class Worker:
         models = self.capabilities.models
         return model is None or model in models or (self.ever_healthy and not models)
 
+    def note_report(self, load: float, speed: float | None, own_before: int) -> None:
+        """The load that the worker reports, which was asked for while this process had `own_before` requests there."""
+        self.reported_load, self.speed = load, speed
+        self.other_load = max(0.0, load - max(own_before, self.load))
+
     def expel(self) -> None:
         for lease in list(self.leases):
             lease.call_back()
@@ -104,8 +113,10 @@ class Worker:
 class Lease:
     """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`."""
 
-    def __init__(self, worker: Worker, on_release: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker, on_release: Callable[[], None], prefill_tokens: float = 0.0) -> None:
         self.worker = worker
+        self._prefill_tokens = prefill_tokens
+        worker.prefill_tokens += prefill_tokens
         # False once the client has a part of the answer that no other worker can continue: such an attempt is left to
         # a worker that is called dead as long as it is not silent.
         self.resumable = True
@@ -115,6 +126,11 @@ class Lease:
         self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
         self._scope: asyncio.Timeout | None = None
         worker.leases.add(self)
+
+    def prefilled(self) -> None:
+        """The first token is there: the prompt is computed."""
+        self.worker.prefill_tokens = max(0.0, self.worker.prefill_tokens - self._prefill_tokens)
+        self._prefill_tokens = 0.0
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
@@ -127,19 +143,30 @@ class Lease:
         self._release()
 
     def fail(self, reason: str) -> None:
+        self.fail_undecided(reason)
+        self.blame()
+
+    def fail_undecided(self, reason: str) -> None:
+        """The attempt has failed; `blame` or `acquit` says later whether that was the worker's fault."""
         self.worker.last_error = reason
-        self.worker.breaker.failed(time.monotonic())
         self.worker.suspect()
         self._release()
 
-    def abandon(self) -> None:
-        """The attempt says nothing of the worker."""
+    def blame(self) -> None:
+        self.worker.breaker.failed(time.monotonic())
+
+    def acquit(self) -> None:
         if not self._counted:
             self.worker.breaker.abandoned()
+
+    def abandon(self) -> None:
+        """The attempt says nothing of the worker."""
+        self.acquit()
         self._release()
 
     def _release(self) -> None:
         if self in self.worker.leases:
+            self.prefilled()
             self.worker.leases.remove(self)
             self._on_release()
 

@@ -440,5 +440,6 @@ class Scheduler:
             "generated_tokens": self._committer.generated_tokens,
             "last_gen_throughput": self._stats.throughput,
             "device_busy_share": self._stats.busy.share,
+            "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
             **self._control.facts,
         }

@@ -91,6 +91,10 @@ class Planner:
         left -= sum(int(table.known[row] - table.length[row]) for row in table.prefilling())
         return left > sum(len(request.tokens) for request in self._queue)
 
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        return self._prefill_budget.tokens_per_s
+
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         self._prefill_budget.observe(step.prompt_tokens, result.device_span)
 

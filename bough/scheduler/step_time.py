@@ -102,6 +102,11 @@ class PrefillBudget:
         believed = cost if surprised else min(cost, SURPRISE * known)
         self._cost_s = MEMORY * known + (1.0 - MEMORY) * believed
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        """How fast prompts are computed; None before the first."""
+        return 1.0 / self._cost_s if self._cost_s else None
+
     def budget(self, *, streaming: bool, crowded: bool = False, decodes: int = 0) -> int:
         """Prompt tokens for the next step, which has so many decodes as well."""
         if not streaming or not self._cost_s or not self._target_s:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bough.bench.number_checks import require_above_zero, require_counts
+from bough.core.errors import SettingsError
 from bough.gateway.policies import POLICIES
 from tests.bench import gateway_overhead
 from tests.bench.gateway_overhead import OverheadOptions
@@ -31,6 +32,7 @@ COUNTS = (
     *("workers", "users", "requests", "system_prompts", "system_tokens", "question_tokens", "output_tokens", "turns"),
     *("connections", "stream_len", "processes"),
 )
+ADDED_AT_S, SHARE_WITHIN_S = 3.0, 5.0  # when the last worker joins, and how long it has to get its share
 EVENT_TOKENS = 8  # tokens in an event of a live run, so that the machine's cores do not limit it
 
 Group = TypeVar("Group", "LoadOptions", Costs, OverheadOptions)
@@ -74,12 +76,12 @@ HELP = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--simulate", action="store_true", help="in virtual time, without processes")
     parser.add_argument("--overhead", action="store_true", help="compare with calling a worker directly instead")
-    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS), help="which loads are run")
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), help="which loads are run; all if left out")
     parser.add_argument(
         "--policies",
         nargs="+",
         choices=list(POLICIES),
-        default=["round_robin", "cache_aware", "kv_events"],
+        default=["round_robin", "cache_aware", "cost", "kv_events"],
         help="which policies are compared; the first is what the others are measured against",
     )
     parser.add_argument("--workers", type=int, default=8, help="stand-in workers")
@@ -97,12 +99,18 @@ def main(args: argparse.Namespace) -> int:
         for cost in gateway_overhead.measure_overhead(_chosen(OverheadOptions, args)):
             print(json.dumps(cost) if args.json else gateway_overhead.as_text(cost), flush=True)
         return 0
-    for load in args.loads:
+    if not args.simulate and WORKER_ADDED in (args.loads or ()):
+        raise SettingsError(f"the load {WORKER_ADDED} runs in virtual time only: add --simulate.")
+    for load in args.loads or [load for load in LOADS if args.simulate or load != WORKER_ADDED]:
         dialogues = LOADS[load](_chosen(LoadOptions, args))
         first: dict[str, Any] | None = None
         for policy in args.policies:
-            figures = summarise(_run(args, policy, dialogues), args.workers)
-            result: dict[str, Any] = {"load": load, "policy": policy, "simulated": args.simulate, **figures}
+            added = load == WORKER_ADDED
+            served = _run(args, policy, dialogues, added)
+            result: dict[str, Any] = {"load": load, "policy": policy, "simulated": args.simulate}
+            result.update(summarise(served, args.workers))
+            if added:
+                result["added_share"] = added_share(served, args.workers)
             first = first or result
             result["times_the_first"] = {
                 name: result[name] / first[name] for name in ("hit_rate", "requests_per_s") if first[name]
@@ -111,10 +119,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace, policy: str, dialogues: Sequence[Dialogue]) -> list[Served]:
+def _run(args: argparse.Namespace, policy: str, dialogues: Sequence[Dialogue], added: bool) -> list[Served]:
     costs = _chosen(Costs, args)
     if args.simulate:
-        return Simulation(policy, args.workers, costs, args.users, args.seed).run(dialogues)
+        at_s = ADDED_AT_S if added else 0.0
+        return Simulation(policy, args.workers, costs, args.users, args.seed, args.processes, at_s).run(dialogues)
     with (
         worker_processes(args.workers, costs, EVENT_TOKENS) as workers,
         gateway_process(workers, policy, args.processes) as gateway,
@@ -156,10 +165,27 @@ def multi_turn(options: LoadOptions) -> list[Dialogue]:
     ]
 
 
+def short_prompts(options: LoadOptions) -> list[Dialogue]:
+    """Short questions that begin alike."""
+    draw = random.Random(options.seed)
+    return [
+        (Turn(f"Answer question number {number:08d}", _turn(draw, "", options).output_tokens),)
+        for number in range(options.requests)
+    ]
+
+
+def worker_added(options: LoadOptions) -> list[Dialogue]:
+    """Chats that all have the same system prompt, while a worker joins."""
+    return shared_prefix(dataclasses.replace(options, system_prompts=1))
+
+
+WORKER_ADDED = "worker-added"
 LOADS: dict[str, Callable[[LoadOptions], list[Dialogue]]] = {
     "shared-prefix": shared_prefix,
     "multi-turn": multi_turn,
     "hot-prefix": hot_prefix,
+    "short-prompts": short_prompts,
+    WORKER_ADDED: worker_added,
 }
 
 
@@ -197,6 +223,12 @@ def summarise(served: Sequence[Served], workers: int) -> dict[str, Any]:
         "prefill_imbalance": max(computed.values()) * workers / max(1, sum(computed.values())),
         "prediction_error": _prediction_error(served),
     }
+
+
+def added_share(served: Sequence[Served], workers: int) -> float:
+    """Of the requests in the seconds after a worker has joined, how many it got, over the mean of all workers."""
+    sent = [each for each in served if ADDED_AT_S <= each.sent_s < ADDED_AT_S + SHARE_WITHIN_S]
+    return sum(each.worker == f"worker-{workers - 1}" for each in sent) * workers / max(1, len(sent))
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:

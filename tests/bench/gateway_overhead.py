@@ -19,7 +19,7 @@ from tests.bench.gateway_simulation import Costs
 from tests.bench.gateway_worker import MODEL
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests for a while in the shade of an old tree. " * 2
-POLICY = "cache_aware"
+POLICY = "cost"
 INSTANT = Costs(prefill_us=0.0, decode_ms=0.0, crowd_ms=0.0, cache_tokens=4096)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+import random
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from bough.core.gateway_settings import GatewaySettings
 from bough.core.plan import IntArray
 from bough.gateway.policies import RoutingRequest, WorkerView, build_policy
 from bough.gateway.policies.kv_events import KVEventsPolicy
@@ -30,6 +32,7 @@ TOKEN_CHARS = 4
 PAGE_TOKENS = 16
 EVENT_DELAY_S = 0.001  # until a published event is known to the gateway
 LEARN_DELAY_S = 0.005  # until a worker has tokenised a prompt for the gateway
+REPORT_S = 1.0  # between two reports of a worker's load
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,9 @@ class Job:
         self.sent_s = sent_s
         self.ended = ended
         self.worker = ""
+        self.gateway = 0
         self.expected = 0.0
+        self.prefill_tokens = 0.0  # that the policy expects to be computed
         self.prompt: IntArray = tokenize(text)
         self.running: Running
         self.first_s = 0.0
@@ -175,16 +180,26 @@ class SimulatedWorker:
     def __init__(self, name: str, costs: Costs, clock: Clock, on_event: Callable[[str, KVEvent], None]) -> None:
         self.name = name
         self.load = 0
+        self._own: Counter[int] = Counter()  # requests of each gateway process
+        self._tokens: dict[int, float] = defaultdict(float)  # prompt tokens of those that have no first token
+        self._others: dict[int, float] = defaultdict(float)  # what each process knows of the others' requests
         self._clock = clock
         self._model = EngineModel(costs, partial(on_event, name))
         self._waiting: deque[Job] = deque()
         self._prefilling = False
 
-    def view(self) -> WorkerView:
-        return Snapshot(self.name, f"http://{self.name}", self.load, 0.0)
+    def view(self, gateway: int) -> WorkerView:
+        """As one process of the gateway sees it."""
+        own, others = self._own[gateway], self._others[gateway]
+        return Snapshot(self.name, f"http://{self.name}", own, own + others, others, self._tokens[gateway])
+
+    def report(self, gateway: int) -> None:
+        self._others[gateway] = self.load - self._own[gateway]
 
     def take(self, job: Job) -> None:
         self.load += 1
+        self._own[job.gateway] += 1
+        self._tokens[job.gateway] += job.prefill_tokens
         self._waiting.append(job)
         if not self._prefilling:
             self._prefill()
@@ -197,6 +212,7 @@ class SimulatedWorker:
 
     def _prefilled(self, job: Job) -> None:
         job.first_s = self._clock.now_s - job.sent_s
+        self._tokens[job.gateway] -= job.prefill_tokens
         self._clock.after(self._model.decode_s(job.output_tokens), partial(self._finished, job))
         self._prefilling = False
         if self._waiting:
@@ -205,21 +221,36 @@ class SimulatedWorker:
     def _finished(self, job: Job) -> None:
         self._model.finish(job.running, tokenize(job.text + answer_text(job.number, job.output_tokens)))
         self.load -= 1
+        self._own[job.gateway] -= 1
         job.ended(job)
 
 
 class Simulation:
-    """One policy, its workers and `users` users who each wait for an answer before they send on."""
+    """One policy, its workers and `users` users who each wait for an answer before they send on. Requests are dealt to
+    `processes` processes of the gateway. With `added_at_s` the last worker joins at that time."""
 
-    def __init__(self, policy: str, workers: int, costs: Costs, users: int, seed: int = 1) -> None:
+    def __init__(
+        self,
+        policy: str,
+        workers: int,
+        costs: Costs,
+        users: int,
+        seed: int = 1,
+        processes: int = 1,
+        added_at_s: float = 0.0,
+    ) -> None:
         self._clock = Clock()
-        self._policy = build_policy(policy, seed=seed)
-
-        self._observer = self._policy if isinstance(self._policy, KVEventsPolicy) else None
-        self._workers = {
-            name: SimulatedWorker(name, costs, self._clock, self._published)
-            for name in (f"worker-{number}" for number in range(workers))
-        }
+        options = GatewaySettings(policy=policy, processes=processes).default_policy_options
+        self._policies = [build_policy(policy, seed=seed + number, **options) for number in range(processes)]
+        self._observers = [each for each in self._policies if isinstance(each, KVEventsPolicy)]
+        self._costs = costs
+        self._workers: dict[str, SimulatedWorker] = {}
+        for _ in range(workers - 1):
+            self._add_worker()
+        self._clock.after(added_at_s, self._add_worker)
+        if added_at_s == 0.0:
+            self._clock.run(lambda: len(self._workers) < workers)
+        self._dealt = random.Random(seed)
         self._users = users
         self._numbers = itertools.count()
         self._served: list[Served] = []
@@ -259,19 +290,28 @@ class Simulation:
 
     # ---- the gateway
 
+    def _add_worker(self) -> None:
+        name = f"worker-{len(self._workers)}"
+        self._workers[name] = SimulatedWorker(name, self._costs, self._clock, self._published)
+
     def _send(self, job: Job) -> None:
         request = RoutingRequest(model="simulated", text=job.text, token_ids=None, session=None, target=None)
-        choice = self._policy.choose([worker.view() for worker in self._workers.values()], request)
-        job.worker, job.expected = choice.worker_id, choice.expected_cached
-        self._policy.routed(choice.worker_id, request)
-        if self._observer is not None and self._observer.curious(request):
-            self._clock.after(LEARN_DELAY_S, partial(self._observer.learn, job.text, job.prompt.tolist()))
+        job.gateway = self._dealt.randrange(len(self._policies))
+        policy = self._policies[job.gateway]
+        choice = policy.choose([worker.view(job.gateway) for worker in self._workers.values()], request)
+        job.worker, job.expected, job.prefill_tokens = choice.worker_id, choice.expected_cached, choice.prefill_tokens
+        policy.routed(choice.worker_id, request)
+        if isinstance(policy, KVEventsPolicy) and policy.curious(request):
+            self._clock.after(LEARN_DELAY_S, partial(policy.learn, job.text, job.prompt.tolist()))
         self._workers[choice.worker_id].take(job)
 
     def _published(self, worker: str, event: KVEvent) -> None:
-        if self._observer is not None:
-            self._clock.after(EVENT_DELAY_S, partial(self._observer.observe, worker, event))
+        for observer in self._observers:
+            self._clock.after(EVENT_DELAY_S, partial(observer.observe, worker, event))
 
     def _tick(self) -> None:
-        self._policy.tick(self._clock.now_s)
-        self._clock.after(1.0, self._tick)
+        for number, policy in enumerate(self._policies):
+            policy.tick(self._clock.now_s)
+            for worker in self._workers.values():
+                worker.report(number)
+        self._clock.after(REPORT_S, self._tick)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bough.cli.bench import run as bench
 from bough.core.errors import SettingsError
 from bough.memory.tree.events import BlockStored, KVEvent
-from tests.bench.gateway import LOADS, LoadOptions, summarise
+from tests.bench.gateway import ADDED_AT_S, LOADS, WORKER_ADDED, LoadOptions, added_share, summarise
 from tests.bench.gateway_simulation import PAGE_TOKENS, Costs, EngineModel, Served, Simulation, answer_text, tokenize
 
 SMALL = LoadOptions(requests=400, system_prompts=64, system_tokens=512, question_tokens=64, output_tokens=32)
@@ -80,10 +80,10 @@ def test_a_load_is_as_large_as_asked_and_the_same_for_the_same_seed(load: str) -
     dialogues = LOADS[load](SMALL)
     assert dialogues == LOADS[load](SMALL)
     assert sum(map(len, dialogues)) == SMALL.requests
-    assert all(len(turn.text) % 4 == 0 and 16 <= turn.output_tokens <= 32 for each in dialogues for turn in each)
+    assert all(len(turn.text) > 0 and 16 <= turn.output_tokens <= 32 for each in dialogues for turn in each)
 
 
-@pytest.mark.parametrize("policy", ["cache_aware", "kv_events"])
+@pytest.mark.parametrize("policy", ["cache_aware", "cost", "kv_events"])
 @pytest.mark.parametrize(("load", "hits", "throughput"), [("shared-prefix", 3.0, 1.7), ("multi-turn", 2.0, 1.5)])
 def test_routing_to_the_cache_beats_taking_turns(policy: str, load: str, hits: float, throughput: float) -> None:
     turns, routed = simulated(load, "round_robin"), simulated(load, policy)
@@ -98,6 +98,47 @@ def test_exact_knowledge_helps_where_caches_are_too_small() -> None:
     known = simulated("shared-prefix", "kv_events", cache_tokens=4096)
     assert known["prediction_error"] < 0.6 * guessed["prediction_error"]
     assert known["requests_per_s"] > guessed["requests_per_s"]
+
+
+@pytest.mark.parametrize("load", ["shared-prefix", "multi-turn"])
+def test_cost_finds_as_much_cached_as_cache_aware_and_answers_as_many(load: str) -> None:
+    """At the size of the documented benchmark. The hit rates differ by which prompts met on which worker."""
+    runs = {
+        policy: summarise(Simulation(policy, 8, Costs(), users=128).run(LOADS[load](LoadOptions())), 8)
+        for policy in ("cache_aware", "cost")
+    }
+    assert runs["cost"]["hit_rate"] > 0.999 * runs["cache_aware"]["hit_rate"]
+    assert runs["cost"]["requests_per_s"] >= runs["cache_aware"]["requests_per_s"]
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_short_prompts_that_begin_alike_spread(processes: int) -> None:
+    served = Simulation("cost", 8, Costs(), users=128, processes=processes).run(LOADS["short-prompts"](LoadOptions()))
+    assert summarise(served, 8)["requests_imbalance"] <= 1.2
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_worker_that_joins_under_load_carries_its_share(processes: int) -> None:
+    load = LOADS[WORKER_ADDED](LoadOptions())
+    shares = {
+        policy: added_share(Simulation(policy, 8, Costs(), 128, 1, processes, ADDED_AT_S).run(load), 8)
+        for policy in ("cache_aware", "cost")
+    }
+    assert shares["cache_aware"] == 0.0 and 0.9 <= shares["cost"] <= 1.3
+
+
+def test_processes_that_see_only_their_own_requests_find_what_is_cached() -> None:
+    load = LOADS["multi-turn"](LoadOptions())
+    cost, hashed = (
+        summarise(Simulation(policy, 8, Costs(), 128, 1, processes=4).run(load), 8)
+        for policy in ("cost", "prefix_hash")
+    )
+    assert cost["hit_rate"] > hashed["hit_rate"] and cost["requests_per_s"] > hashed["requests_per_s"]
+
+
+def test_a_worker_joins_in_virtual_time_only() -> None:
+    with pytest.raises(SettingsError, match="add --simulate"):
+        bench(["gateway", "--loads", WORKER_ADDED])
 
 
 def test_a_hot_prefix_crowds_nobody() -> None:
@@ -128,7 +169,7 @@ def test_the_command_prints_a_line_of_json_per_run(capsys: pytest.CaptureFixture
     flags = "--simulate --json --loads shared-prefix --requests 40 --workers 2 --users 4 --system-tokens 64"
     assert bench(["gateway", *flags.split()]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["policy"] for row in rows] == ["round_robin", "cache_aware", "kv_events"]
+    assert [row["policy"] for row in rows] == ["round_robin", "cache_aware", "cost", "kv_events"]
     assert rows[0]["times_the_first"]["requests_per_s"] == 1.0 and rows[0]["simulated"] is True
     assert bench(["gateway", *flags.replace("--json", "--policies random").split()]) == 0
     assert capsys.readouterr().out.startswith("shared-prefix, random (40 requests, in virtual time):")

@@ -14,6 +14,9 @@ class Snapshot:
     url: str
     load: int
     reported_load: float
+    other_load: float = 0.0
+    prefill_tokens: float = 0.0
+    speed: float | None = None
 
 
 def worker(name: str, load: int = 0, reported: float = 0.0) -> WorkerView:

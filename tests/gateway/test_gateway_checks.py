@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 import bough.gateway.health
+from bough.gateway.worker import Lease
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, next_token, text_of, tokens_of, workers
 
@@ -127,6 +128,26 @@ def test_a_check_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(bough.gateway.health, "is_well", is_well)
         async with workers(FakeWorker()) as (fake,), desk(fake, health_failure_threshold=9) as d:
             assert not faults and d.gateway.dispatch.available(None)
+
+    asyncio.run(main())
+
+
+def test_what_others_have_sent_is_the_report_without_our_own() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(running=7)) as (fake,), desk(fake) as d:
+            (worker,) = d.gateway.registry
+            worker.note_report(7.0, None, own_before=0)
+            leases = [Lease(worker, lambda: None, prefill_tokens=100.0) for _ in range(3)]
+            assert (worker.load, worker.prefill_tokens) == (3, 300.0)
+            leases[0].prefilled()
+            assert worker.prefill_tokens == 200.0
+            worker.note_report(7.0, 2000.0, own_before=1)
+            assert (worker.reported_load, worker.other_load, worker.speed) == (7.0, 4.0, 2000.0)
+            worker.note_report(7.0, None, own_before=5)  # some of which have ended since
+            assert worker.other_load == 2.0
+            for lease in leases:
+                lease.succeed()
+            assert (worker.load, worker.prefill_tokens) == (0, 0.0)
 
     asyncio.run(main())
 

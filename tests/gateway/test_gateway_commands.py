@@ -54,7 +54,7 @@ def test_every_flag_of_the_contract() -> None:
 
 def test_defaults_variables_and_files(tmp_path: Path) -> None:
     settings = settings_from(_parser().parse([]), (), {})
-    assert (settings.default_policy, settings.retry_max_retries, settings.queue_size) == ("cache_aware", 5, 100)
+    assert (settings.default_policy, settings.retry_max_retries, settings.queue_size) == ("cost", 5, 100)
     assert (settings.cb_failure_threshold, settings.cb_success_threshold) == (10, 3)
     assert (settings.health_check_interval_secs, settings.request_timeout_secs) == (60.0, 1800.0)
     file = tmp_path / "g.yaml"

@@ -144,6 +144,6 @@ def test_a_policy_that_is_taken_out_of_the_file_gives_way_to_the_default(tmp_pat
             config.apply()
             file.write_text("queue_size: 100\n")
             config.apply()
-            assert d.gateway.policies.shown()["default"] == "cache_aware"
+            assert d.gateway.policies.shown()["default"] == "cost"
 
     asyncio.run(main())

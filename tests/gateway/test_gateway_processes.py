@@ -39,8 +39,10 @@ def test_limits_and_rates_are_divided() -> None:
 
 
 def test_several_processes_route_without_shared_memory() -> None:
-    assert GatewaySettings().default_policy == "cache_aware"
-    assert GatewaySettings(processes=2).default_policy == "prefix_hash"
+    assert GatewaySettings().default_policy == GatewaySettings(processes=2).default_policy == "cost"
+    assert GatewaySettings().default_policy_options == {}
+    assert GatewaySettings(processes=2).default_policy_options == {"home_share": 0.5}
+    assert GatewaySettings(processes=2, policy="random").default_policy_options == {}
     assert GatewaySettings(processes=2, policy="random").default_policy == "random"
 
 

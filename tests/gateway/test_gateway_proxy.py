@@ -197,3 +197,36 @@ def test_the_access_log_is_lines_of_json_without_contents(capsys: pytest.Capture
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     assert len(lines) == 1 and lines[0]["request_id"] == "r1" and lines[0]["status"] == 200
     assert lines[0]["attempts"] == 1 and "private" not in str(lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/completions", b"question 1", "text/plain"),
+        ("/v1/chat/completions", b'{"messages": [', "application/json"),
+        ("/generate", b"[1, 2]", "application/x-www-form-urlencoded"),
+        ("/v1/messages", b'{"model": "tiny"} x', "application/json"),
+        ("/v1/unheard_of", b"{", "application/json; charset=utf-8"),
+        ("/v1/completions", b'{"prompt": "' + b"x" * (2 << 20), "application/json"),
+        ("/v1/completions", b'{"prompt": "' + b"x" * (2 << 20) + b'"}}', "application/json"),
+    ],
+)
+def test_a_body_that_is_no_json_does_not_reach_a_worker(path: str, body: bytes, kind: str) -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, cb_failure_threshold=1) as d:
+            status, answer = await d.call("POST", path, data=body, headers={"content-type": kind})
+            assert status == 400 and "not a valid JSON object" in json.dumps(answer) and not fake.requests
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("headers", [{"content-type": "multipart/form-data; boundary=x"}, {"content-encoding": "gzip"}])
+def test_other_bodies_are_for_the_worker_to_read(headers: dict[str, str]) -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(mode="bad_request")) as (fake,), desk(fake) as d:
+            await d.call("POST", "/v1/audio/transcriptions", data=b'{"not": 1}--', headers=headers)
+            metrics = (await d.get("/metrics"))[1].decode()
+            assert f'bough_gateway_attempts_total{{worker="{fake.url}"}} ' in metrics
+
+    asyncio.run(main())

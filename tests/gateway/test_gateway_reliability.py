@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.fakes.gateways import Desk, desk, until
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
@@ -168,12 +169,53 @@ def test_a_foreign_stream_that_breaks_before_its_first_event_is_retried() -> Non
 
 def test_when_all_workers_fail_the_last_error_is_told_and_retries_are_counted() -> None:
     async def main() -> None:
-        bad = [FakeWorker(mode="error") for _ in range(2)]
+        bad = [FakeWorker(mode="garbage") for _ in range(2)]
         async with workers(*bad) as fakes, desk(*fakes, retry_max_retries=3) as d:
-            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 500
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 502
             assert sum(len(fake.requests) for fake in fakes) == 4
 
     asyncio.run(main())
+
+
+def test_a_request_that_two_workers_answer_with_the_same_error_is_to_blame() -> None:
+    async def main() -> None:
+        bad = [FakeWorker(mode="error") for _ in range(3)]
+        async with workers(*bad) as fakes, desk(*fakes, cb_failure_threshold=1) as d:
+            for tries in (2, 4, 6):
+                status, answer = await d.post("/v1/completions", {"prompt": "x"})
+                assert status == 500 and answer["error"]["message"] == "boom"
+                assert sum(len(fake.requests) for fake in fakes) == tries
+            assert {w.breaker.state(0.0).name for w in d.gateway.registry} == {"CLOSED"}
+            for fake in fakes[1:]:
+                fake.mode = "ok"
+            await many(d, 6)
+            states = {w.url: w.breaker.state(0.0).name for w in d.gateway.registry}
+            assert states[fakes[0].url] == "OPEN"  # the others answer what it does not
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_ends_two_workers_is_not_tried_on_a_third(stream: bool) -> None:
+    async def main() -> None:
+        deadly = [DeadlyWorker() for _ in range(3)]
+        async with workers(*deadly) as fakes, desk(*fakes) as d:
+            status, answer = await d.post("/v1/completions", {"prompt": "poison", "stream": stream})
+            assert status == 502 and "third worker" in answer["error"]["message"]
+            assert sorted(len(fake.requests) for fake in fakes) == [0, 1, 1]
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 200
+
+    asyncio.run(main())
+
+
+class DeadlyWorker(FakeWorker):
+    """Ends with a request whose prompt is `poison`."""
+
+    async def _work(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
+        if body.get("prompt") == "poison":
+            self._ending = asyncio.create_task(self.stop())
+            await asyncio.sleep(3600)
+        return await super()._work(request, path, body)
 
 
 def test_a_retry_storm_is_ended_by_the_budget() -> None:

@@ -25,6 +25,11 @@ def test_nothing_is_known_before_the_first_step_with_a_prompt() -> None:
     assert PrefillBudget(0.04, 8192, 1).budget(streaming=True) == 8192
 
 
+def test_the_speed_that_gateways_are_told_is_that_of_prompts() -> None:
+    assert PrefillBudget(0.04, 8192, 1).tokens_per_s is None
+    assert spans(PrefillBudget(0.04, 8192, 1), (8192, 2.0)).tokens_per_s == pytest.approx(4096.0)
+
+
 @pytest.mark.parametrize(
     ("tokens", "seconds", "budget"),
     [

@@ -265,6 +265,7 @@ def test_information() -> None:
                 assert reply.json()["page_size"] == 1 and "s3cret" not in reply.text
             load = (await http.get("/v1/loads")).json()["loads"][0]
             assert (load["num_running_reqs"], load["token_usage"], load["cache_hit_rate"]) == (2, 0.5, 0.25)
+            assert load["prefill_tokens_per_s"] is None  # nothing was computed yet
             brief = {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 50}
             assert (await http.get("/get_load")).json() == [brief]
             for path in ("/health", "/health_generate", "/ping", "/"):

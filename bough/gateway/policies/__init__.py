@@ -20,18 +20,22 @@ POLICIES: dict[str, tuple[str, str]] = {
     "least_loaded": ("bough.gateway.policies.plain", "LeastLoadedPolicy"),
     "consistent_hashing": ("bough.gateway.policies.plain", "ConsistentHashingPolicy"),
     "prefix_hash": ("bough.gateway.policies.plain", "PrefixHashPolicy"),
+    "cost": ("bough.gateway.policies.cost", "CostPolicy"),
     "cache_aware": ("bough.gateway.policies.cache_aware", "CacheAwarePolicy"),
     "kv_events": ("bough.gateway.policies.kv_events", "KVEventsPolicy"),
 }
 
 
 class WorkerView(Protocol):
-    """What a policy sees of a worker. `load` counts requests in flight from this gateway; `reported_load` is what the
-    worker last said in /v1/loads."""
+    """What a policy sees of a worker. `load` counts requests in flight from this gateway process; `reported_load` is
+    what the worker last said in /v1/loads."""
 
     id: str
     url: str
     reported_load: float
+    other_load: float  # of the reported load, what other senders have there
+    prefill_tokens: float  # of this process's requests there that have no first token yet
+    speed: float | None  # prompt tokens that it computes in a second
 
     @property
     def load(self) -> int: ...
@@ -48,10 +52,12 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The chosen worker, and the share of the prompt (0..1) that it is expected to have cached."""
+    """The chosen worker, the share of the prompt (0..1) that it is expected to have cached, and the tokens that are
+    left to compute, where the policy counts them."""
 
     worker_id: str
     expected_cached: float = 0.0
+    prefill_tokens: float = 0.0
 
 
 class Policy:

@@ -20,24 +20,14 @@ SPARE = 8  # requests above the mean that count for nothing, so that a quiet fle
 
 
 @dataclass(eq=False)
-class CacheAwarePolicy(Policy):
-    """Defaults are those of SGLang."""
+class TextTreePolicy(Policy):
+    """Remembers which texts each worker was sent."""
 
-    cache_threshold: float = 0.3
-    balance_abs_threshold: int = 64
-    balance_rel_threshold: float = 1.5
-    max_load_factor: float | None = None
     eviction_interval_secs: float = 60.0
     max_tree_size: int = 2**26
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.cache_threshold <= 1.0:
-            raise SettingsError(f"cache_threshold is a share between 0 and 1, got {self.cache_threshold}.")
-        if self.balance_abs_threshold < 0 or self.balance_rel_threshold < 1.0:
-            raise SettingsError("balance_abs_threshold must be at least 0, and balance_rel_threshold at least 1.")
-        if self.max_load_factor is not None and self.max_load_factor < 1.0:
-            raise SettingsError(f"max_load_factor must be at least 1, got {self.max_load_factor}.")
         self._dice = random.Random(self.seed)
         self._sent = TextTree()
         self._now_s = 0.0
@@ -47,6 +37,38 @@ class CacheAwarePolicy(Policy):
         """The share of the prompt that each worker is expected to hold."""
         chars = len(request.text)
         return {worker: length / chars for worker, length in self._sent.match(request.text).items()}
+
+    def routed(self, worker_id: str, request: RoutingRequest) -> None:
+        self._sent.insert(request.text, worker_id, self._now_s)
+        self._sent.evict(BURST * self.max_tree_size)
+
+    def removed(self, worker_id: str) -> None:
+        self._sent.remove(worker_id)
+
+    def tick(self, now_s: float) -> None:
+        self._now_s = now_s
+        if now_s - self._evicted_s >= self.eviction_interval_secs:
+            self._evicted_s = now_s
+            self._sent.evict(self.max_tree_size)
+
+
+@dataclass(eq=False)
+class CacheAwarePolicy(TextTreePolicy):
+    """Defaults are those of SGLang."""
+
+    cache_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    max_load_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.cache_threshold <= 1.0:
+            raise SettingsError(f"cache_threshold is a share between 0 and 1, got {self.cache_threshold}.")
+        if self.balance_abs_threshold < 0 or self.balance_rel_threshold < 1.0:
+            raise SettingsError("balance_abs_threshold must be at least 0, and balance_rel_threshold at least 1.")
+        if self.max_load_factor is not None and self.max_load_factor < 1.0:
+            raise SettingsError(f"max_load_factor must be at least 1, got {self.max_load_factor}.")
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         cached = self.cached(request)
@@ -63,16 +85,3 @@ class CacheAwarePolicy(Policy):
             held = best > self.cache_threshold
             taken = least_loaded([w for w in fit if not held or cached.get(w.id, 0.0) == best], self._dice)
         return Choice(taken.id, cached.get(taken.id, 0.0))
-
-    def routed(self, worker_id: str, request: RoutingRequest) -> None:
-        self._sent.insert(request.text, worker_id, self._now_s)
-        self._sent.evict(BURST * self.max_tree_size)
-
-    def removed(self, worker_id: str) -> None:
-        self._sent.remove(worker_id)
-
-    def tick(self, now_s: float) -> None:
-        self._now_s = now_s
-        if now_s - self._evicted_s >= self.eviction_interval_secs:
-            self._evicted_s = now_s
-            self._sent.evict(self.max_tree_size)

@@ -91,6 +91,7 @@ async def loads(context: ServerContext, request: Request) -> Response:
         token_usage=figures["token_usage"],
         gen_throughput=figures["gen_throughput"],
         cache_hit_rate=figures["cache_hit_rate"],
+        prefill_tokens_per_s=state.get("prefill_tokens_per_s"),
     )
     return json_response(Loads(time.time(), __version__, 1, [load]))
 

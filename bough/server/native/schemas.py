@@ -287,6 +287,7 @@ class Load(msgspec.Struct):
     token_usage: float
     gen_throughput: float
     cache_hit_rate: float
+    prefill_tokens_per_s: float | None = None  # how fast prompts are computed; null before the first
 
 
 class Loads(msgspec.Struct):

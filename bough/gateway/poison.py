@@ -1,0 +1,53 @@
+"""Whose fault it is when a request fails: the worker's, until a second worker fails at it in the same way.
+
+A request that gets the same 5xx from two workers, or that two workers end with, is poison: it is not tried on a third,
+and no breaker counts it.
+"""
+
+from __future__ import annotations
+
+from bough.gateway.worker import Lease, Worker
+
+UNAVAILABLE = 503  # says that the worker cannot serve any request
+
+
+class Faults:
+    """The failed attempts of one request."""
+
+    def __init__(self) -> None:
+        self.poison: str | None = None  # why the request is to blame
+        self._undecided: dict[int, Lease] = {}  # by the status that the worker answered
+        self._ended: set[str] = set()
+
+    def answered(self, lease: Lease, status: int, reason: str) -> None:
+        """A worker has answered with an error of its own."""
+        if status < 500 or status == UNAVAILABLE:
+            lease.fail(reason)
+            return
+        lease.fail_undecided(reason)
+        before = self._undecided.pop(status, None)
+        if before is not None and before.worker is lease.worker:
+            before.blame()
+            before = None
+        self._undecided[status] = lease
+        if before is not None or self.poison is not None:
+            self.poison = self.poison or f"two workers answered {status} to it"
+            for each in (*self._undecided.values(), *([before] if before is not None else ())):
+                each.acquit()
+            self._undecided.clear()
+
+    def ended(self, worker: Worker) -> None:
+        """The worker's process has ended while it had the request."""
+        self._ended.add(worker.id)
+        if len(self._ended) > 1:
+            self.poison = "two workers ended while they had it"
+
+    def progressed(self) -> None:
+        """The request got further than on the worker before, so it was not what ended that one."""
+        self._ended.clear()
+
+    def settle(self) -> None:
+        """No further worker is asked, or one has answered: those that failed are to blame."""
+        for lease in self._undecided.values():
+            lease.blame()
+        self._undecided.clear()

@@ -1,0 +1,93 @@
+"""Routes a request to the worker that will have computed its prompt first.
+
+The cost of a worker, in prompt tokens over its speed, is what it would have to compute of this prompt (what it was not
+sent before) and what is queued there: prompts of this process's requests that have no first token yet, and a share
+of the device for each running request, those of other senders included. Short common beginnings therefore spread as
+soon as requests queue, and long histories stay where they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bough.core.errors import SettingsError
+from bough.gateway.policies import Choice, RoutingRequest, WorkerView, ranking
+from bough.gateway.policies.cache_aware import TextTreePolicy
+from bough.gateway.policies.plain import CHARS_PER_TOKEN
+
+NEAR_TOKENS = 32  # costs that differ by less are equal: a few tokens take as long as one
+NEAR_SPEED = 0.8  # speeds are measured, so this share of the mean, or its inverse, is no difference
+STEP_TOKENS = 256  # that a step computes beside its decodes in little more time
+OTHERS_WEIGHT = 0.5  # what others had there a second ago is partly gone, and all who read it avoid the same workers
+HOME_CHARS = 256  # of the beginning of a prompt, by which processes agree on a worker
+
+
+@dataclass(eq=False)
+class CostPolicy(TextTreePolicy):
+    cache_weight: float = 8.0  # of a long prompt's tokens against queued ones: their work delays later requests too
+    home_share: float = 0.0  # of a prompt that is new here, expected at the worker that a hash of its beginning names
+    request_tokens: float = 64.0  # what a running request takes from those behind it, in prompt tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_weight < 1.0 or self.request_tokens < 0.0 or not 0.0 <= self.home_share <= 1.0:
+            raise SettingsError(
+                "cache_weight must be at least 1, request_tokens at least 0, and home_share between 0 and 1."
+            )
+        self._turns: dict[str, int] = {}  # when each worker was last chosen
+        self._numbers = itertools.count(1)
+
+    def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
+        ids = request.token_ids
+        tokens = len(request.text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
+        cached = self.cached(request)
+        held = self._with_home(workers, request, cached) if self.home_share else cached
+        speeds = [worker.speed for worker in workers if worker.speed]
+        mean_speed = sum(speeds) / len(speeds) if speeds else 1.0
+        loads = [load_of(worker) for worker in workers]
+        idle = [worker for worker, load in zip(workers, loads, strict=True) if is_idle(load, sum(loads) / len(loads))]
+        if idle:
+            workers, loads = idle, [load_of(worker) for worker in idle]
+        costs: list[float] = []
+        for worker, load in zip(workers, loads, strict=True):
+            speed = worker.speed / mean_speed if worker.speed else 1.0
+            if NEAR_SPEED < speed < 1.0 / NEAR_SPEED:
+                speed = 1.0
+            left = tokens * (1.0 - held.get(worker.id, 0.0))
+            left += (self.cache_weight - 1.0) * max(0.0, left - STEP_TOKENS)
+            costs.append((left + worker.prefill_tokens + self.request_tokens * load) / speed)
+        least = min(costs) + NEAR_TOKENS
+        near = [worker for worker, cost in zip(workers, costs, strict=True) if cost <= least]
+        taken = near[0] if len(near) == 1 else min(near, key=self._turn)
+        self._turns[taken.id] = next(self._numbers)
+        share = cached.get(taken.id, 0.0)
+        return Choice(taken.id, share, tokens * (1.0 - share))
+
+    def _with_home(
+        self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        """Another process may have sent a beginning that this one does not know: all expect it at the same worker."""
+        chars = len(request.text)
+        if chars < HOME_CHARS or any(cached.get(worker.id, 0.0) * chars >= HOME_CHARS for worker in workers):
+            return cached
+        return {**cached, ranking(request.text[:HOME_CHARS], workers)[0].id: self.home_share}
+
+    def _turn(self, worker: WorkerView) -> tuple[float, int, float]:
+        """Among equals the one with the fewest requests, then the one that has waited longest for one."""
+        return load_of(worker), self._turns.get(worker.id, 0), self._dice.random()
+
+    def removed(self, worker_id: str) -> None:
+        super().removed(worker_id)
+        self._turns.pop(worker_id, None)
+
+
+def load_of(worker: WorkerView) -> float:
+    return worker.load + OTHERS_WEIGHT * worker.other_load
+
+
+def is_idle(load: float, mean: float) -> bool:
+    """Whether a worker has so little to do beside the others that it gets the request whatever it has cached. One that
+    has just joined gets the beginnings that all requests share this way, and with them its part of the load."""
+    return 2.0 * load + 2.0 < mean

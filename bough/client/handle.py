@@ -185,7 +185,7 @@ class EngineClient:
         updates = UpdateQueue()
         answers = [
             RequestOutput(
-                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.watched else None
+                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.metered else None
             )
             for index, prompt in enumerate(inputs.prompts)
         ]

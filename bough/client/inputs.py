@@ -46,6 +46,7 @@ class Prompt:
     resumption: Resumption | None = None  # its stream broke elsewhere and goes on here
     thinking: Thinking | None = None
     processor: str | None = None  # the user's own code over its logits
+    warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,13 @@ class ThinkingMarks:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back. `watched` is off for
-    calls that are about the server itself: they are not counted, logged or traced."""
+    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back. Calls that are not
+    `watched` are neither logged nor traced; those that are not `metered` do not count in the metrics."""
 
     prompts: tuple[Prompt, ...]
     batched: bool
     watched: bool = True
+    metered: bool = True
 
 
 class InputReader:
@@ -99,6 +101,7 @@ class InputReader:
         resumption: Resumption | None = None,
         custom_logit_processor: str | Sequence[str | None] | None = None,
         thinking: ThinkingMarks | None = None,
+        warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
@@ -107,6 +110,11 @@ class InputReader:
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
         nested_ids = _is_nested(token_ids_logprob)
+        if nested_ids and not many:
+            raise RequestError(
+                "token_ids_logprob is a list of lists, which is for many prompts; give one prompt a list of token ids.",
+                field="token_ids_logprob",
+            )
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
             "rid": _rids(rid, count, many),
@@ -152,6 +160,7 @@ class InputReader:
                         resumption=resumption,
                         thinking=marks,
                         processor=_processor(columns["processor"][i]),
+                        warnings=tuple(warnings),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

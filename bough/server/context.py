@@ -17,6 +17,7 @@ from bough.core.settings import Settings
 from bough.messages.requests import GetState
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
+from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
@@ -75,8 +76,10 @@ class ServerContext:
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
-        inputs = await offload(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
+        limits = {"limit": MAX_REQUESTS_PER_CALL, "warnings": warnings_of_body()}
+        inputs = await offload(size, lambda: self.reader.read(**given, **limits))
         _check_logprobs(inputs)
+        self._check_logprob_ids(inputs)
         return inputs
 
     async def render(
@@ -122,6 +125,17 @@ class ServerContext:
             **{**given, "input_ids": prompt.ids, "sampling_params": sampling, "thinking": thinking}
         )
         return inputs, plan.answers(prompt.text, continued)
+
+    def _check_logprob_ids(self, inputs: Inputs) -> None:
+        """An id that the model does not have fails the whole call, not one prompt of a batch."""
+        last = self.model.vocab_size - 1
+        for prompt in inputs.prompts:
+            for token in () if prompt.logprobs is None else prompt.logprobs.ids:
+                if token > last:
+                    raise RequestError(
+                        f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last}).",
+                        field="token_ids_logprob",
+                    )
 
     def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""

@@ -240,7 +240,12 @@ def test_refusals_of_the_engine_keep_their_status() -> None:
 
 def test_unknown_fields_pass_unless_strict() -> None:
     async def lenient(desk: Desk) -> None:
-        await desk.post("/v1/completions", prompt="a", frobnicate=1)
+        said = ["Unknown field 'frobnicate' has no effect."]
+        answer = await desk.post("/v1/completions", prompt="a", frobnicate=1, return_meta_info=True)
+        assert answer["warnings"] == answer["choices"][0]["meta_info"]["warnings"] == said
+        chunks = await desk.stream("/v1/chat/completions", **ASK, frobnicate=1)
+        assert [chunk["warnings"] for chunk in chunks[:-1] if "warnings" in chunk] == [said]
+        assert "warnings" not in await desk.post("/v1/completions", prompt="a")
 
     async def strict(desk: Desk) -> None:
         error = (await desk.post("/v1/completions", 400, prompt="a", frobnicate=1))["error"]
